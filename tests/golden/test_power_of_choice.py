@@ -26,7 +26,7 @@ import torch
 from fedtide.cohorts import PowerOfChoice
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Cost, Moment, Reply, Shard, Weights, shared_weights
-from fedtide.learn.participation import judged
+from fedtide.learn.participation import loss_question
 from fedtide.learn.task import Task
 
 S = [0.0, math.log(3), -math.log(3), 0.5, -2.0]
@@ -65,7 +65,7 @@ class Fleet:
         x = torch.full((n, 1), S[client] if n else 0.0)
         shard = Shard(x, torch.ones(n, dtype=torch.int64), torch.arange(n))
         made = Algorithm("x", None, {}, None, shared_weights, TASK.predict)
-        answer = judged(made)(payload, None, shard, self.moment, Rng(0))
+        answer = loss_question(made)(payload, None, shard, self.moment, Rng(0))
         return None if answer is None else answer.rows["loss"]
 
 

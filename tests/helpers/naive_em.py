@@ -268,7 +268,7 @@ def pfedem_round(
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
         update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
-        floor: see `floored`.
+        floor: see `floor_variances`.
         least_share: see `pi`.
     """
     assert weights in ("participants", "members")

@@ -22,7 +22,7 @@ class By:
     def init(self, fleet):
         return None
 
-    def pick(self, memo, fleet, rng, served, among=None, m=None):
+    def pick(self, memo, fleet, rng, serve, among=None, m=None):
         return self.who(rng, fleet)
 
     def learn(self, memo, reply, moment):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.parts.assign import assign, capacities, ranked, transported
-from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
+from fedtide.parts.assign import assign, assign_by_cost, assign_by_rank, capacities
+from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, posteriors
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -43,7 +43,7 @@ def cohort(seed: int, m: int, K: int) -> tuple[torch.Tensor, torch.Tensor, torch
 def test_posteriors_are_on_the_simplex(seed, rows, K, d):
     z, mu, var, pi = mixture(seed, rows, K, d)
     for scale in (1.0, 1e4):
-        gamma, joint = posteriors(scale * z, mu, floored(var), pi)
+        gamma, joint = posteriors(scale * z, mu, floor_variances(var), pi)
         assert gamma.shape == joint.shape == (rows, K)
         assert (gamma >= 0).all()
         torch.testing.assert_close(gamma.sum(1), torch.ones(rows, dtype=torch.float64), rtol=0, atol=1e-6)
@@ -53,7 +53,7 @@ def test_posteriors_are_on_the_simplex(seed, rows, K, d):
 @given(seeds, st.integers(1, 4), st.integers(1, 40), st.floats(-1e4, 1e4))
 def test_a_common_shift_changes_nothing(seed, K, d, by):
     z, mu, var, pi = mixture(seed, 8, K, d)
-    var = floored(var, 0.1)
+    var = floor_variances(var, 0.1)
     shift = by * torch.linspace(-1, 1, d, dtype=torch.float64)
     one, other = posteriors(z, mu, var, pi), posteriors(z + shift, mu + shift, var, pi)
     for a, b in zip(one, other, strict=True):
@@ -67,7 +67,7 @@ def test_a_common_shift_changes_nothing(seed, K, d, by):
 @given(seeds, st.integers(1, 4), st.integers(1, 40), st.sampled_from([2.0**-10, 2.0**14, 1e4]))
 def test_other_units_change_no_posterior(seed, K, d, scale):
     z, mu, var, pi = mixture(seed, 8, K, d)
-    var = floored(var, 0.1)
+    var = floor_variances(var, 0.1)
     one, other = posteriors(z, mu, var, pi), posteriors(scale * z, scale * mu, scale**2 * var, pi)
     torch.testing.assert_close(one[0], other[0], rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(one[1], other[1] + d * math.log(scale), rtol=1e-9, atol=1e-7)
@@ -78,7 +78,10 @@ def test_other_units_change_no_posterior(seed, K, d, scale):
 def test_other_names_of_components_rename_the_posteriors(seed, K, d):
     z, mu, var, pi = mixture(seed, 8, K, d)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(K))
-    one, other = posteriors(z, mu, floored(var), pi), posteriors(z, mu[order], floored(var[order]), pi[order])
+    one, other = (
+        posteriors(z, mu, floor_variances(var), pi),
+        posteriors(z, mu[order], floor_variances(var[order]), pi[order]),
+    )
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a[:, order], b, rtol=1e-9, atol=1e-12)
 
@@ -87,14 +90,14 @@ def test_other_names_of_components_rename_the_posteriors(seed, K, d):
 @given(seeds, st.integers(1, 4), st.integers(1, 300))
 def test_a_row_has_the_same_density_alone_and_among_others(seed, K, d):
     z, mu, var, _ = mixture(seed, 9, K, d)
-    together = log_densities(z, mu, floored(var))
-    assert torch.equal(together, torch.cat([log_densities(row[None], mu, floored(var)) for row in z]))
+    together = log_densities(z, mu, floor_variances(var))
+    assert torch.equal(together, torch.cat([log_densities(row[None], mu, floor_variances(var)) for row in z]))
 
 
 @law
 @given(simplex)
 def test_clipped_shares_are_shares(weights):
-    pi = clipped(torch.tensor(weights, dtype=torch.float64) / sum(weights))
+    pi = clip_shares(torch.tensor(weights, dtype=torch.float64) / sum(weights))
     assert math.isclose(float(pi.sum()), 1, abs_tol=1e-12)
     assert (pi > 0.9e-6).all()
     torch.testing.assert_close(pi, torch.tensor(weights, dtype=torch.float64) / sum(weights), rtol=0, atol=1e-5)
@@ -181,7 +184,7 @@ def test_the_general_solver_reproduces_the_sort(people, q):
     first = torch.tensor([p for p, _, _ in people], dtype=torch.float64)
     joint = torch.tensor([odds for _, *odds in people], dtype=torch.float64).reshape(-1, 2)
     posterior, room = torch.stack([first, 1 - first], 1), capacities(torch.tensor([q, 1 - q]), len(people))
-    assert torch.equal(ranked(posterior, joint, room), transported(posterior, joint, room))
+    assert torch.equal(assign_by_rank(posterior, joint, room), assign_by_cost(posterior, joint, room))
 
 
 @law
@@ -190,7 +193,7 @@ def test_the_general_solver_reproduces_the_sort_without_ties(seed, m, spread):
     _, joint, room = cohort(seed, m, 2)
     first = (spread * (joint[:, 0] - joint[:, 1])).sigmoid().clamp(1e-12, 1)
     posterior = torch.stack([first, 1 - first], 1)
-    assert torch.equal(ranked(posterior, joint, room), transported(posterior, joint, room))
+    assert torch.equal(assign_by_rank(posterior, joint, room), assign_by_cost(posterior, joint, room))
 
 
 @law

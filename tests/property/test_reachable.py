@@ -14,10 +14,11 @@ from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
-from fedtide.data.saved import Replay, save
+from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import LabelSwaps, Permutation
+from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import Generated

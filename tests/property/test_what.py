@@ -288,10 +288,10 @@ def test_identity_changes_nothing():
 @pytest.mark.parametrize(
     ("angles", "shape", "line"),
     [
-        ((0, 90), (1, 4, 5), r"needs \(square\) pictures, found rows of shape \(1, 4, 5\)"),
-        ((0, 180), (20,), r"found rows of shape \(20,\)"),
-        ((0, 90, 180), (1, 4, 4), "found 3 angles, allowed: one per group, 2"),
-        ((180,), (1, 4, 4), "found 1 angles, allowed: one per group, 2"),
+        ((0, 90), (1, 4, 5), r"rows have shape \(1, 4, 5\); allowed: \(square\) images"),
+        ((0, 180), (20,), r"rows have shape \(20,\)"),
+        ((0, 90, 180), (1, 4, 4), r"found \(0, 90, 180\), allowed: one per group, 2"),
+        ((180,), (1, 4, 4), r"found \(180,\), allowed: one per group, 2"),
     ],
 )
 def test_a_rotation_that_does_not_fit_is_one_line(angles, shape, line):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.shift.who import Always, Periodic, _with_stand_ins
+from fedtide.data.shift.who import Always, Periodic, _substituted
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -289,4 +289,4 @@ def test_stand_ins_come_from_the_next_group_that_still_has_a_client(sizes, wante
         k = next((k + step) % len(sizes) for step in range(len(sizes)) if left[(k + step) % len(sizes)])
         left[k] -= 1
         naive.append(k)
-    assert _with_stand_ins(wanted, np.array(sizes)).tolist() == naive
+    assert _substituted(wanted, np.array(sizes)).tolist() == naive

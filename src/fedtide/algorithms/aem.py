@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -65,9 +65,16 @@ from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, mean_losses, stepped
+from fedtide.multi.clusters import (
+    at_most_registered,
+    in_slot,
+    init_models,
+    mean_losses,
+    refuse_equal_start,
+    step_models,
+)
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, Way, predicted
+from fedtide.multi.personal import Choice, Personal, Way, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST, UNKNOWN = 1e6, 1e9
@@ -131,18 +138,16 @@ def aem(
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
     """
     if not epsilon:
-        begin_apart(task, clusters, ", or `epsilon` above 0")
+        refuse_equal_start(task, clusters, ", or `epsilon` above 0")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     if not isinstance(personal, Way):
-        raise FedtideError(
-            f"personal: found {type(personal).__name__}, allowed: a way of fedtide.personal, like Choice()"
-        )
+        raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
     personal.check(nets, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))
-        memos = tuple(server.init(model) for model in models)
+        models = init_models(task, rng, clusters)
+        memos = tuple(map(server.init, models))
         best = models if patience else ()
         unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
         return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses, cohort.init(fleet))
@@ -183,11 +188,11 @@ def aem(
         if reply.total is None:
             return state, {"active": len(active)}
         # Algorithm 1, lines 8 to 10.
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"])
+        after = step_models(state, server, reply.total["delta"])
         chosen = reply.total["chosen"].value
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
         losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
-        after = replace(state, weights=weights, server=memos, chosen=state.chosen + chosen, last=last, losses=losses)
+        after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
             after = stopped(state, after, patience)
@@ -204,7 +209,7 @@ def aem(
         return None if kept is None else Answer({}, memory=kept)
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = predicted(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
+        found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
         return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
 
     made = Algorithm(

@@ -71,7 +71,7 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
-from fedtide.multi.clusters import by_given_model, finding, given, train_clusters
+from fedtide.multi.clusters import find_model, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -213,10 +213,12 @@ def auxo(
         usual = int(torch.bincount(cluster, minlength=len(state.weights)).argmax())
         # With one cluster all clients count as known.
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
-        return given(state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual)
+        return serve_clusters(
+            state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual
+        )
 
-    works, adapt, cost = {"train": train}, finding(task), training_cost(local, {})
-    predict = by_given_model(task)
+    works, adapt, cost = {"train": train}, find_model(task), training_cost(local, {})
+    predict = predict_by_cluster(task)
     made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 

@@ -66,7 +66,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import by_given_model, given, put, train_clusters
+from fedtide.multi.clusters import predict_by_cluster, replace_at, serve_clusters, train_clusters
 from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -198,14 +198,16 @@ def cfl(
             weights, memo = before.weights[k], before.server[k]
             if delta is not None:
                 weights, memo = server.step(weights, memo, delta)
-            state = replace(state, weights=put(state.weights, half, weights), server=put(state.server, half, memo))
+            state = replace(
+                state, weights=replace_at(state.weights, half, weights), server=replace_at(state.server, half, memo)
+            )
         return state
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client with pending splits finds its model by itself, in `adapt`.
         usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
         own = torch.where(pending(state), -1, state.model)
-        return given(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
+        return serve_clusters(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not payload.get("splits") or not len(shard):
@@ -226,7 +228,7 @@ def cfl(
         works,
         round,
         serve,
-        by_given_model(task),
+        predict_by_cluster(task),
         adapt=adapt,
         reveals=("update", "weight"),
         compute_cost=lambda question, rows: local.samples(rows),  # a client that is placed trains for it

@@ -43,16 +43,15 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean, merge
-from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.sums import mean, merge, scaled
+from fedtide.core.trees import Tree
 from fedtide.core.types import (
     Algorithm,
     Facts,
     Fleet,
     Moment,
-    Sum,
     Timed,
     Weights,
     shared_weights,
@@ -130,7 +129,7 @@ def fedbuff(
 
     over = getattr(cohort, "over_selection", 1.0)
     if over != 1.0:
-        raise FedtideError(f"cohort.over_selection: found {over:g}, allowed: 1, as `buffer` says how many count")
+        raise refused("cohort.over_selection", over, "1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
@@ -175,14 +174,13 @@ def fedbuff(
 def damped(total: Tree, staleness: int, damping: float) -> Tree:
     """Scale the updates of clients whose model was `staleness` steps old; their divisor stays.
 
+    >>> from fedtide.core.types import Sum
     >>> damped({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
     {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
     """
     if total is None or not staleness:
         return total
-    scale = (1 + staleness) ** -damping
-    delta = total["delta"]
-    return {**total, "delta": Sum(map_leaves(lambda value: value * scale, delta.value), delta.weight)}
+    return {**total, "delta": scaled(total["delta"], (1 + staleness) ** -damping)}
 
 
 def landed(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:

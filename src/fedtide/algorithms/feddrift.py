@@ -77,7 +77,15 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
-from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, stepped
+from fedtide.multi.clusters import (
+    find_model,
+    mean_losses,
+    mix_models,
+    predict_by_cluster,
+    replace_at,
+    serve_clusters,
+    step_models,
+)
 from fedtide.parts.weighting import Weighting, client_weight
 
 Criterion = Literal["error", "loss"]
@@ -242,10 +250,9 @@ def feddrift(
         if reply.total is None:
             return state, facts
         total = reduce(merge, [total for total in reply.total if total is not None])
-        weights, memos = stepped(server, state.weights, state.server, total["delta"])
         members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
         facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
-        return replace(state, weights=weights, server=memos), facts
+        return step_models(state, server, total["delta"]), facts
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
@@ -277,7 +284,7 @@ def feddrift(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         known, there = state.least >= 0, state.there
         usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
-        return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
+        return serve_clusters(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
     made = Algorithm(
         "feddrift",
@@ -285,8 +292,8 @@ def feddrift(
         {"train": train, "judge": judge},
         round,
         serve,
-        by_given_model(task),
-        adapt=finding(task),
+        predict_by_cluster(task),
+        adapt=find_model(task),
         reveals=("bad", "rows"),
         compute_cost=training_cost(local, {}),  # as if no samples were kept
     )
@@ -378,8 +385,8 @@ def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) 
     place = torch.cat([torch.where(state.place == k, -1, state.place), torch.tensor([k])])
     return replace(
         state,
-        weights=put(state.weights, k, begun),
-        server=put(state.server, k, server.init(begun)),
+        weights=replace_at(state.weights, k, begun),
+        server=replace_at(state.server, k, server.init(begun)),
         model=model,
         used=used,
         number=number,
@@ -449,13 +456,13 @@ def near(losses: Tensor, cut: float) -> list[Tensor]:
 def merged(state: State, places: Sequence[int], server: Server) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = places
-    made = mixed([state.weights[k] for k in places], state.pairs[list(places)])
-    weights, memos = put(state.weights, first, made), put(state.server, first, server.init(made))
+    made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])
+    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
     used, pairs = state.used.clone(), state.pairs.clone()
     used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
     used[rest], pairs[rest] = FREE, 0.0
     for k in rest:
-        weights, memos = put(weights, k, state.start), put(memos, k, server.init(state.start))
+        weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
     gone = torch.tensor(rest)
     model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
     return replace(state, weights=weights, server=memos, used=used, pairs=pairs, model=model, place=place)

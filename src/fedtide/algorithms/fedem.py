@@ -49,7 +49,6 @@ from fedtide.core.types import (
     Notes,
     Prediction,
     Shard,
-    Sum,
     Weighted,
     Weights,
     shared_weights,
@@ -59,9 +58,9 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import begin_apart, beginnings, joint
-from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
+from fedtide.multi.branches import blend_branches, losses_of, with_branches
+from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -99,7 +98,7 @@ def fedem(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedEM")
-    begin_apart(task, components)
+    refuse_equal_start(task, components)
     plain, task = task, with_branches(task, component_layer, components, key="component_layer")
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
@@ -111,7 +110,7 @@ def fedem(
 
     def whole(rng: Rng) -> Weights:
         """Initialize K whole models."""
-        return joint(beginnings(plain, rng, components), component_layer)
+        return join_models(init_models(plain, rng, components), component_layer)
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -134,9 +133,7 @@ def fedem(
             "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, client_weight(shard, weighting)),
-            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "log_likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
-        }
+        } | mixture_notes(q, joints)
         return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -147,8 +144,8 @@ def fedem(
             return state, {}
         got = mean(reply.total)
         if normalize_by == "everyone":
-            answered = reply.total["delta"]
-            got["delta"] = mean(Sum(answered.value, max(state.everyone, answered.weight)))
+            total = reply.total["delta"]
+            got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = averaged(state, server, got)
         return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
@@ -164,7 +161,7 @@ def fedem(
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
+        return Prediction(blend_branches(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1

@@ -66,12 +66,20 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
+from fedtide.multi.branches import blend_branches, losses_of, with_branches
+from fedtide.multi.clusters import (
+    init_models,
+    join_models,
+    receive_models,
+    refuse_equal_start,
+    send_models,
+    split_models,
+    step_models,
+)
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
-from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
+from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, enough_rows_for
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
+from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -125,7 +133,7 @@ def fedgmm(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedGMM")
-    begin_apart(task, components)
+    refuse_equal_start(task, components)
     whole = with_branches(task, component_layer, components, key="component_layer")
     own_layer = None if component_layer == WHOLE else component_layer
     opening = Opening(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
@@ -133,14 +141,12 @@ def fedgmm(
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, components, own_layer)
+        models = init_models(task, rng, components, own_layer)
         mu, cov = opening.first(models[0], rng)
-        return State(
-            models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing(), cohort.init(fleet)
-        )
+        return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
+        return {"models": send_models(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -153,21 +159,21 @@ def fedgmm(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
-        together, z = joint(models, component_layer), extract(models[0], shard.x)
+        models = receive_models(payload["models"])
+        together, z = join_models(models, component_layer), extract(models[0], shard.x)
         losses = losses_of(whole, together, shard).double().T[:, None]
         pi, mu, cov = even if memory is None else memory["pi"], payload["mu"], payload["cov"]
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses
             g = posteriors(scores)
             pi = g.mean(0)
-            mu, cov = full_fitted(z, g.sum(2), rho)
+            mu, cov = fit_full_gaussians(z, g.sum(2), rho)
         q = g.sum(1)
         trained = local(whole, Blended(q, task.loss), together, shard, moment, rng)
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
-        parts = apart(trained.delta, models[0], component_layer, components)
+        parts = split_models(trained.delta, models[0], component_layer, components)
         total = {
             "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(components)}, components),
             "gaussians": Slotted(
@@ -175,9 +181,7 @@ def fedgmm(
             ),
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
-            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "log_likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
-        }
+        } | mixture_notes(q, scores)
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -189,31 +193,31 @@ def fedgmm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], own_layer=own_layer)
+        state = step_models(state, server, reply.total["delta"], own_layer=own_layer)
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
-        return replace(state, weights=weights, server=memos, mu=mu, spread=cov), facts
+        return replace(state, mu=mu, spread=cov), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
-        losses = losses_of(whole, joint(models, component_layer), shard).double().T[:, None]
+        models = receive_models(payload["models"])
+        losses = losses_of(whole, join_models(models, component_layer), shard).double().T[:, None]
         pi, z = even if memory is None else memory["pi"], extract(models[0], shard.x)
         for _ in range(e_steps):
             pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = received(payload["models"])
+        models = receive_models(payload["models"])
         pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
         shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
-        logp, labels = blended(whole, joint(models, component_layer), x, shares, others)
+        logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
@@ -223,6 +227,6 @@ def fedgmm(
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        compute_cost=cost, check=rows_for(components=components, gaussians=gaussians),
+        compute_cost=cost, check=enough_rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

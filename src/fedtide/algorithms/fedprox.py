@@ -25,7 +25,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
-from fedtide.learn.training import varied
+from fedtide.learn.training import with_training
 from fedtide.parts.weighting import Weighting
 
 
@@ -38,4 +38,4 @@ def fedprox(
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
     """FedAvg with a pull of clients back to the model they received."""
-    return varied(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))
+    return with_training(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))

@@ -77,23 +77,22 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.branches import (
     BranchLoss,
+    Selection,
     branch_update,
-    chosen,
+    choose_branch,
     features,
+    logits_and_features,
     mean_by_owner,
-    read,
+    predict_chosen,
     step_branches,
     width,
     with_branches,
 )
-from fedtide.parts.assign import assign, capacities
-from fedtide.parts.gaussian import clipped, floored, log_densities, moments, pooled, posteriors
+from fedtide.parts.assign import assign, capacities, members_of
+from fedtide.parts.gaussian import floor_variances, moments, pool_moments, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Certainty, Update, first_whole
 from fedtide.parts.weighting import Weighting
-
-Selection = Literal["greedy", "sample", "bayes"]
-"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,14 @@ def fedtem(
         return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started, cohort.init(fleet))
 
     def broadcast(state: State) -> Payload:
-        return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, var_floor), "pi": state.pi}
+        return {"weights": state.weights, "mu": state.mu, "var": floor_variances(state.var, var_floor), "pi": state.pi}
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         weights, mixture = payload["weights"], (payload["mu"], payload["var"], payload["pi"])
         if not len(shard):
             return None
         # Line 7: the branch, by the received network (Eq. 5).
-        k = choose(selection, features(task, weights, shard.x), *mixture, rng)
+        k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -205,9 +204,9 @@ def fedtem(
         own = rows["pi"].argmax(1)
         member = own if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(own)))
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
-        n = rows["n"] * telling(member, own)
+        n = rows["n"] * members_of(member, branches, own if consistent_only else None)
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
-        found = pooled(n, rows["mu"], rows["var"], between=variance == "total")
+        found = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
@@ -215,28 +214,12 @@ def fedtem(
         state = replace(state, mu=mu, var=var, pi=pi / pi.sum(), expected=expected, started=state.started | (a > 0))
         return state, facts if q is None else facts | {"prior": q}
 
-    def telling(member: Tensor, own: Tensor) -> Tensor:
-        """Return the mask (K, m) of participants whose statistics make each component."""
-        inside = F.one_hot(member, branches).T.double()
-        agreeing = inside * F.one_hot(own, branches).T
-        return torch.where(agreeing.any(1, keepdim=True), agreeing, inside) if consistent_only else inside
-
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = read(task, payload["weights"], x)
+        logits, z = logits_and_features(task, payload["weights"], x)
         gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
-        return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
+        return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
     cost = training_cost(local, {"train": 2})  # features before training and after it
     made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
-
-
-def choose(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
-    """Choose the branch of a client whose samples have features z (rows, d); "bayes" is from appendix A.1."""
-    if selection == "bayes":
-        return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
-    own = posteriors(z, mu, var, pi)[0].mean(0)
-    if selection == "sample":
-        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
-    return int(own.argmax())

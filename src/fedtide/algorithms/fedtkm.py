@@ -66,10 +66,10 @@ from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
-    chosen,
     features,
+    logits_and_features,
     mean_by_owner,
-    read,
+    predict_chosen,
     step_branches,
     width,
     with_branches,
@@ -201,8 +201,8 @@ def fedtkm(
         return replace(state, centers=centers, log_alpha=log_alpha, expected=expected, started=started), facts
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = read(task, payload["weights"], x)
-        return chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
+        logits, z = logits_and_features(task, payload["weights"], x)
+        return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
 
     def served(state: State) -> Payload:
         return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))

@@ -58,7 +58,6 @@ Choices:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -69,7 +68,7 @@ from torch import Tensor
 
 from fedtide.algorithms.qfedavg import fairly
 from fedtide.cohorts import Cohort, Nearest, Uniform
-from fedtide.cohorts.draw import silent
+from fedtide.cohorts.draw import no_reports
 from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
@@ -78,7 +77,6 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
-    Holdings,
     Memory,
     Moment,
     Payload,
@@ -86,7 +84,6 @@ from fedtide.core.types import (
     Slot,
     Timed,
     Weights,
-    Work,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
@@ -94,8 +91,16 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, mixed, picked_per_cluster, train_clusters, validating
-from fedtide.multi.representation import Labels, Representation, has_labels, reporting
+from fedtide.multi.clusters import (
+    accuracy_question,
+    mean_accuracy,
+    mix_models,
+    pick_per_cluster,
+    predict_by_cluster,
+    serve_clusters,
+    train_clusters,
+)
+from fedtide.multi.representation import Labels, Representation, has_labels, report_question
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
@@ -103,9 +108,10 @@ from fedtide.parts.drift import (
     Fraction,
     Learned,
     Trigger,
+    center_moves,
+    has_val,
     heterogeneity,
     moves,
-    shifted,
     theta,
     transfer,
 )
@@ -199,7 +205,7 @@ def fielding(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
         reported, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
-        memo = silent(count, 0) if isinstance(cohort, Nearest) else cohort.init(fleet)
+        memo = no_reports(count, 0) if isinstance(cohort, Nearest) else cohort.init(fleet)
         state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
                       representation.compared(task), trigger.start(), memo)  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
@@ -207,7 +213,7 @@ def fielding(
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
-        payload = {"model": mixed(state.weights, state.members)} if representation.follows else {}
+        payload = {"model": mix_models(state.weights, state.members)} if representation.follows else {}
         reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
         if reply is None or not len(reply.clients):
             return state, clients[:0]
@@ -219,8 +225,8 @@ def fielding(
 
     def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
-        served = partial(serve, state)
-        return picked_per_cluster(cohort, state.cohort, fleet, rng, served, state.trains_with, len(state.weights))
+        models, cluster = partial(serve, state), state.trains_with
+        return pick_per_cluster(cohort, state.cohort, fleet, rng, models, cluster, len(state.weights))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         participants = sampled(state, fleet, rng) if reporters == "participants" else None
@@ -233,8 +239,9 @@ def fielding(
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
         if trigger.listens and reply.total is not None:
-            facts["val"] = accuracy = validation_accuracy(state, fleet)
-            state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
+            slot = state.trains_with[fleet.reachable]
+            facts["val"] = mean_accuracy(fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total)
+            state = replace(state, trigger=trigger.noted(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
@@ -256,23 +263,15 @@ def fielding(
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
         return state, facts
 
-    def validation_accuracy(state: State, fleet: Fleet) -> float:
-        """Return the accuracy of clusters' models on the validation samples of all reachable clients."""
-        slot = state.trains_with[fleet.reachable]
-        totals = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total or ()
-        right = [total["right"] for total in totals if total is not None]
-        rows = sum(each.weight for each in right)
-        return sum(float(each.value) for each in right) / rows if rows else math.nan
-
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
         cluster, more = state.trains_with, dict[str, Any]()
         if len(state.known):
-            model = mixed(state.weights, state.members) if representation.follows else None
+            model = mix_models(state.weights, state.members) if representation.follows else None
             more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
             cluster = state.cluster
         every = torch.arange(len(state.weights))
-        return given(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
+        return serve_clusters(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centers" not in payload or not has_labels(shard):
@@ -281,27 +280,13 @@ def fielding(
         own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    def check(held: Holdings) -> None:
-        if trigger.listens and not held.has_val:
-            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
-            raise refused("trigger", trigger.kind, allowed)
-
     train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
-    works: dict[str, Work] = {"report": reporting(task, representation, drift_eps), "train": train}
-    if trigger.listens:
-        works["val"] = validating(task)
+    report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
-        "fielding",
-        init,
-        works,
-        round,
-        serve,
-        by_given_model(task),
-        adapt=adapt,
-        reveals=("representation",),
-        compute_cost=training_cost(local, {"train": train.looks, "report": 3 * representation.passes}),
-        check=check,
-    )
+        "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
+        predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
+        compute_cost=training_cost(local, {"train": train.looks, "report": passes}),
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 
 
@@ -334,7 +319,7 @@ def reassigned(
         "moved": int(moved.sum()),
         "reclustered": int(fired),
         "theta": theta(centers, filled, distance),
-        "way": float(shifted(since, centers, distance)[filled].max()),
+        "way": float(center_moves(since, centers, distance)[filled].max()),
     }
 
 
@@ -343,7 +328,7 @@ def clustered(state: State, clustering: Clusterer, rng: Rng) -> State:
     known = state.known
     found = clustering.fit(state.reported[known], state.distance, rng)
     share = transfer(state.cluster[known], found.label, len(state.weights), found.k)
-    weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
+    weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
     cluster = state.cluster.index_copy(0, known, found.label)
     after = replace(state, weights=weights, server=server, cluster=cluster, distance=found.distance)
     return replace(after, centers=found.centers, baseline=found.centers)

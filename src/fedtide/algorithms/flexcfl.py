@@ -71,7 +71,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import at_most_registered, by_given_model, given, train_clusters
+from fedtide.multi.clusters import at_most_registered, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
@@ -204,7 +204,7 @@ def flexcfl(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         usual = int(torch.bincount(state.group[state.group >= 0], minlength=clusters).argmax())
         more = {"start": state.start, "directions": state.directions}
-        return given(state.weights, state.group, clients, torch.arange(clusters), usual, **more)
+        return serve_clusters(state.weights, state.group, clients, torch.arange(clusters), usual, **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):
@@ -227,7 +227,7 @@ def flexcfl(
         works,
         round,
         serve,
-        by_given_model(task),
+        predict_by_cluster(task),
         adapt=adapt,
         reveals=reveals,
         compute_cost=cost,

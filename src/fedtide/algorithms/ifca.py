@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,6 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Positive
-from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -56,7 +55,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, gradient_step, training_cost
+from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -64,15 +63,18 @@ from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
     at_most_registered,
-    begin_apart,
-    belongs,
-    by_own_model,
-    choosing,
+    best_set,
+    check_layer,
+    choose_model,
+    fit_question,
     in_slot,
+    init_models,
     mean_losses,
-    received,
-    sent,
-    stepped,
+    predict_by_choice,
+    receive_models,
+    refuse_equal_start,
+    send_models,
+    step_models,
 )
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -91,7 +93,7 @@ def ifca(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     clusters: Count = 2,
-    variant: Literal["averaging", "gradient"] = "averaging",
+    variant: LocalUpdate = "averaging",
     normalize_by: Divide | None = None,
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
@@ -120,53 +122,28 @@ def ifca(
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
     """
     if init_noise is None:
-        begin_apart(task, clusters, ", or `init_noise`")
+        refuse_equal_start(task, clusters, ", or `init_noise`")
     by: Divide = normalize_by or ("members" if variant == "averaging" else "participants")
-    if cluster_layer is not None:
-        names = list(task.init(Rng(0)).params)
-        if not any(belongs(name, cluster_layer) for name in names):
-            layers = sorted({name.rpartition(".")[0] for name in names})
-            raise FedtideError(f"cluster_layer: found '{cluster_layer}'; {nearest(cluster_layer, layers)}")
-
-    def begun(rng: Rng) -> tuple[Weights, ...]:
-        """Initialize K models, independent or around the first, which is that of FedAvg."""
-        first, keys = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
-        others = [task.init(key) if init_noise is None else perturbed(first, init_noise, key) for key in keys]
-        return tuple(received(sent([first, *others], cluster_layer)))
+    check_layer(task, cluster_layer, "cluster_layer")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo: Any = cohort.init(fleet)
-        sets = [begun(rng.at("set", place) if place else rng) for place in range(n_init)]
-        reply = fleet.ask("fit", cohort.pick(memo, fleet, rng, None), {"sets": sets}) if n_init > 1 else None
-        got = None if reply is None else mean(reply.total)
-        models = sets[0 if got is None else int(got["losses"].argmin())]
-        return State(
-            models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64), memo
-        )
-
-    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Return the lowest loss of each set of models."""
-        if not len(shard):
-            return None
-        least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
-        return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
+        keys = [rng.at("set", place) if place else rng for place in range(n_init)]
+        sets = [init_models(task, key, clusters, cluster_layer, init_noise) for key in keys]
+        models = best_set(fleet, cohort.pick(memo, fleet, rng, None), sets) if n_init > 1 else sets[0]
+        return State(models, tuple(map(server.init, models)), torch.zeros(clusters, dtype=torch.float64), memo)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
+        models = receive_models(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
-        if variant == "gradient":
-            step = gradient_step(task, local, models[j], shard, moment)
-            if step is None:
-                return None
-            delta, loss = step
-            weight = 1.0 if by == "participants" else client_weight(shard, weighting)
-        else:
-            fitted = local(task, task.loss, models[j], shard, moment, rng)
-            if not fitted.steps:
-                return None
-            delta, loss, weight = fitted.delta, fitted.loss, client_weight(shard, weighting)
+        update = local_update(task, local, variant, models[j], shard, moment, rng)
+        if update is None:
+            return None
+        delta, loss = update
+        even = variant == "gradient" and by == "participants"
+        weight = 1.0 if even else client_weight(shard, weighting)
         total = {
             "delta": in_slot(delta, weight, j, clusters, hidden=hide_choice),
             "loss": Weighted(loss, len(shard)),
@@ -176,14 +153,16 @@ def ifca(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, {"models": sent(state.weights, cluster_layer)}, reveal=cohort.reveals)
+        reply = fleet.ask(
+            "train", clients, {"models": send_models(state.weights, cluster_layer)}, reveal=cohort.reveals
+        )
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, cluster_layer)
+        state = step_models(state, server, reply.total["delta"], by, cluster_layer)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members}
-        return State(weights, memos, state.members + members, state.cohort), facts
+        return replace(state, members=state.members + members), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None
@@ -191,16 +170,9 @@ def ifca(
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
-    works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
+    works, adapt = {"train": train, "fit": fit_question(task)}, choose_model(task, choose_on)
     check = at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, compute_cost=cost, check=check)
-    return with_cohort(made, cohort, task, local)
-
-
-def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
-    """Return the weights with normal noise on every parameter."""
-    draw = rng.numpy()
-    return Weights(
-        {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},
-        weights.buffers,
+    made = Algorithm(
+        "ifca", init, works, round, serve, predict_by_choice(task), adapt=adapt, compute_cost=cost, check=check
     )
+    return with_cohort(made, cohort, task, local)

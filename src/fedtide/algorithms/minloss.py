@@ -48,12 +48,12 @@ from fedtide.multi.branches import (
     BranchLoss,
     ChoosePer,
     branch_update,
-    by_surer_branch,
     least_loss,
+    predict_by_certainty,
     step_branches,
     with_branches,
 )
-from fedtide.multi.clusters import begin_apart
+from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
 
 
@@ -86,7 +86,7 @@ def minloss(
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
     """
-    begin_apart(task, branches)
+    refuse_equal_start(task, branches)
     task = with_branches(task, branch_layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -111,6 +111,6 @@ def minloss(
 
     works, cost = {"train": train}, training_cost(local, {"train": 1})  # a forward pass of all branches
     made = Algorithm(
-        "min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), compute_cost=cost
+        "min-loss", init, works, round, shared_weights, predict_by_certainty(task, choose_per), compute_cost=cost
     )
     return with_cohort(made, cohort, task, local)

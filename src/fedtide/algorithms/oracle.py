@@ -39,7 +39,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, mixed, train_clusters
+from fedtide.multi.clusters import mix_models, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.parts.weighting import Weighting
 
 
@@ -79,9 +79,9 @@ def oracle(
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
+        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
-    works, predict = {"train": Training(task, local, weighting, extra)}, by_given_model(task)
+    works, predict = {"train": Training(task, local, weighting, extra)}, predict_by_cluster(task)
     made = Algorithm(
         "oracle", init, works, round, serve, predict, reveals=("true_groups",), compute_cost=training_cost(local, {})
     )
@@ -101,6 +101,6 @@ def regrouped(state: State, group: Tensor, server: Server, registered: int) -> S
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)
     for k in range(known, int(group.max()) + 1):
         share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
-        weights.append(mixed(state.weights, share) if share.sum() else weights[0])
+        weights.append(mix_models(state.weights, share) if share.sum() else weights[0])
         memos.append(server.init(weights[-1]))
     return State(tuple(weights), tuple(memos), group, state.cohort)

@@ -67,16 +67,17 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer, split_samples, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blended, with_branches
-from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
+from fedtide.multi.branches import blend_branches, with_branches
+from fedtide.multi.clusters import Divide, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
-from fedtide.parts.gaussian import fitted, floored, posteriors
+from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, enough_rows_for
+from fedtide.multi.mixture_loss import mixture_notes
+from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
 from fedtide.parts.step_size import Certainty, Update
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -146,35 +147,28 @@ def pfedem(
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, components, own_layer)
+        models = init_models(task, rng, components, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(
-            models,
-            tuple(server.init(model) for model in models),
-            mu,
-            var,
-            even,
-            Collected.nothing(),
-            cohort.init(fleet),
-        )
+        memos = tuple(map(server.init, models))
+        return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = sent(state.weights, own_layer)
-        return {"models": models, "mu": state.mu, "var": floored(state.spread, var_floor), "pi": state.pi}
+        models = send_models(state.weights, own_layer)
+        return {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
         mu, var = payload["mu"], payload["var"]
         pi = memory["pi"] if keep_mixture and memory is not None else payload["pi"]
         for step in range(em_steps):
-            gamma, joints = posteriors(z, mu, floored(var, var_floor) if step else var, pi)  # Eq. 8
-            mu, var, pi = fitted(z, gamma, mu, var)  # Eq. 9 to 11
+            gamma, joints = posteriors(z, mu, floor_variances(var, var_floor) if step else var, pi)  # Eq. 8
+            mu, var, pi = fit_gaussians(z, gamma, mu, var)  # Eq. 9 to 11
         return gamma, joints, (mu, var, pi)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
+        models = receive_models(payload["models"])
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
@@ -195,9 +189,7 @@ def pfedem(
             "gaussians": Slotted(gaussians, components),
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
-            "entropy": Weighted(torch.special.entr(gamma).sum(1).mean(), n),
-            "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
-        }
+        } | mixture_notes(gamma, joints)
         return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -210,9 +202,7 @@ def pfedem(
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
-        weights, memos = stepped(
-            server, state.weights, state.server, reply.total["delta"], normalize_by, own_layer, everyone
-        )
+        state = step_models(state, server, reply.total["delta"], normalize_by, own_layer, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
@@ -222,7 +212,7 @@ def pfedem(
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": pi}
-        return replace(state, weights=weights, server=memos, mu=mu, spread=var, pi=pi), facts
+        return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Estimate the client's shares from its current samples; no labels are needed."""
@@ -232,25 +222,24 @@ def pfedem(
         return Answer({}, memory={"pi": pi})
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models, mu, var, pi = received(payload["models"]), payload["mu"], payload["var"], payload["pi"]
+        models, mu, var, pi = receive_models(payload["models"]), payload["mu"], payload["var"], payload["pi"]
         z = extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         even_gamma = posteriors(z, mu, var, even)[0]
         others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(x), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
-        logp, labels = blended(whole, joint(models, component_layer), x, shares, others if components > 1 else None)
+        logp, labels = blend_branches(
+            whole, join_models(models, component_layer), x, shares, others if components > 1 else None
+        )
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
-    def parted(rows: Tensor) -> Tensor:
-        """Count the samples trained on by all models, as if they were split evenly."""
-        return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
-
+    parts = partial(split_samples, local, components)
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        compute_cost=training_cost(local, {"train": look, "collect": look}, parted),
-        check=rows_for(components=components),
+        compute_cost=training_cost(local, {"train": look, "collect": look}, parts),
+        check=enough_rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

@@ -34,8 +34,8 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Facts, Fleet, Sum, Weights, shared_weights
+from fedtide.core.weights import mul
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, averaged
@@ -91,5 +91,4 @@ def fairly(total: Any) -> Any:
     step, h = total["delta"], total["h"].value
     if not h or not step.weight:
         return {**total, "delta": replace(step, weight=0.0)}
-    kept = map_leaves(lambda value: value * (h / step.weight), step.value.buffers)
-    return {**total, "delta": Sum(Weights(step.value.params, kept), h)}
+    return {**total, "delta": Sum(Weights(step.value.params, mul(step.value.buffers, h / step.weight)), h)}

@@ -37,18 +37,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
-from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.core.weights import add, div, mul, sub, zeros_like
+from fedtide.learn.local import LocalTrainer, plain_sgd, training_cost
 from fedtide.learn.participation import with_cohort
-from fedtide.learn.server import SGD, Server
+from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
 from fedtide.parts.weighting import Weighting, client_weight
@@ -86,32 +84,27 @@ def scaffold(
     Raises:
         FedtideError: local training is not by plain SGD.
     """
-    _check(local)
+    plain_sgd(local, "as control variates are made for plain SGD")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), _zeros(weights.params), cohort.init(fleet))
+        return State(weights, server.init(weights), zeros_like(weights.params), cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        weights, c = payload["weights"], payload["control"]
-        own = _zeros(c) if memory is None else memory["control"]
-        correction = Correction([c[name] - own[name] for name in task.scratch.names])
-        fitted = local(task, task.loss, weights, shard, moment, rng, extra=correction)
+        w, c = payload["weights"], payload["control"]
+        c_i = zeros_like(c) if memory is None else memory["control"]
+        correction = Correction([c[name] - c_i[name] for name in task.scratch.names])
+        fitted = local(task, task.loss, w, shard, moment, rng, extra=correction)
         if not fitted.steps:
             return None
         delta = fitted.delta
         if variant == "I":
-            new, _ = task.gradient(weights, shard)
-            if local.weight_decay:
-                new = {name: g + local.weight_decay * weights.params[name] for name, g in new.items()}
+            new, _ = task.gradient(w, shard)
+            new = add(new, mul(w.params, local.weight_decay)) if local.weight_decay else new
         else:
-            new = {name: own[name] - c[name] - delta.params[name] / fitted.stepped for name in c}
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "control": Weighted(sub(new, own)),
-            "loss": Weighted(fitted.loss, len(shard)),
-        }
-        return Answer(total, memory={"control": new})
+            new = sub(sub(c_i, c), div(delta.params, fitted.stepped))
+        update = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(sub(new, c_i))}
+        return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
@@ -119,29 +112,12 @@ def scaffold(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        got = mean(reply.total)
-        weights, memo = server.step(state.weights, state.server, got["delta"])
         # The sum over the cohort divided by the number of all clients: not the mean over the cohort.
-        moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
-        return State(weights, memo, add(state.control, moved), state.cohort), {"loss": got["loss"]}
+        control = add(state.control, div(reply.total["control"].value, len(fleet.clients)))
+        return averaged(replace(state, control=control), server, mean(reply.total))
 
     # A pass forward and back costs three forward passes.
     cost = training_cost(local, {"train": 3 if variant == "I" else 0})
     works = {"train": train}
     made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
-
-
-def _check(local: LocalTrainer) -> None:
-    """Refuse local training that control variates are not made for."""
-    why = "as control variates are made for plain SGD"
-    if local.optimizer != "sgd":
-        raise FedtideError(f"local.optimizer: found '{local.optimizer}', allowed: 'sgd', {why}")
-    if local.momentum:
-        raise FedtideError(f"local.momentum: found {local.momentum}, allowed: 0, {why}")
-    if local.max_grad_norm is not None:
-        raise FedtideError(f"local.max_grad_norm: found {local.max_grad_norm}, allowed: none, {why}")
-
-
-def _zeros(like: Variate) -> Variate:
-    return {name: torch.zeros_like(value) for name, value in like.items()}

@@ -38,7 +38,7 @@ from fedtide.multi.branches import (
     BranchLoss,
     ChoosePer,
     branch_update,
-    by_surer_branch,
+    predict_by_certainty,
     step_branches,
     with_branches,
 )
@@ -104,5 +104,5 @@ def scsgd(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, choose_per))
+    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, predict_by_certainty(task, choose_per))
     return with_cohort(made, cohort, task, local)

@@ -50,13 +50,13 @@ from fedtide.multi.branches import (
     BranchAverage,
     BranchLoss,
     branch_update,
-    chosen,
-    read,
+    logits_and_features,
+    predict_chosen,
     step_branches,
     with_branches,
 )
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
-from fedtide.parts.prior import known
+from fedtide.parts.prior import need_period
 from fedtide.parts.weighting import Weighting
 
 
@@ -149,11 +149,13 @@ def tshot(
         return {"weights": state.weights, "centers": state.centers}, None
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        return chosen(read(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centers"]))
+        return predict_chosen(
+            logits_and_features(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centers"])
+        )
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
-    before, cost = int(known(shots, "shots")), training_cost(local, {"collect": 0})
+    before, cost = int(need_period(shots, "shots")), training_cost(local, {"collect": 0})
     made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 

@@ -20,7 +20,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, BranchCount, branched
-from fedtide.multi.clusters import begin_apart
+from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
 
 
@@ -38,6 +38,6 @@ def vanilla(
     Args:
         branch_layer: the layer to repeat.
     """
-    begin_apart(task, max(branches, 2))
+    refuse_equal_start(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
     return replace(fedavg(many, local, server, cohort, weighting), name="vanilla")

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -32,13 +32,7 @@ class Arrivals(Memoless):
     kind: Literal["arrivals"] = "arrivals"
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the clients of `among` that arrived; their number is up to the shift, not to `m`."""
         came = fleet.arrivals(asked(self))

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, by_size, chosen, sizes
-from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
+from fedtide.cohorts.draw import Known, ask_sizes, by_size, draw_clients
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -34,17 +34,17 @@ class BySize(Memoless):
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
-        return sizes(fleet)
+        return ask_sizes(fleet)
 
     def pick(
         self,
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among
-        return chosen(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))
+        return draw_clients(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))

@@ -25,50 +25,45 @@ class Known:
     heard: Tensor
 
 
-def silent(clients: int, width: int) -> Known:
+def no_reports(clients: int, width: int) -> Known:
     """Return the memo without reports."""
     return Known(torch.zeros(clients, width, dtype=torch.float64), torch.zeros(clients, dtype=torch.bool))
 
 
-def heard(memo: Known, clients: Tensor, said: Tensor) -> Known:
+def with_reports(memo: Known, clients: Tensor, said: Tensor) -> Known:
     """Add reports of `clients` to a memo; reports of another width replace it."""
-    memo = memo if memo.of.shape[1] == said.shape[1] else silent(len(memo.of), said.shape[1])
-    return Known(put(memo.of, clients, said.to(memo.of)), memo.heard.index_fill(0, clients, True))
+    memo = memo if memo.of.shape[1] == said.shape[1] else no_reports(len(memo.of), said.shape[1])
+    return Known(memo.of.index_copy(0, clients, said.to(memo.of)), memo.heard.index_fill(0, clients, True))
 
 
-def told(fleet: Fleet, question: str) -> tuple[Tensor, Tensor]:
+def ask_reachable(fleet: Fleet, question: str) -> tuple[Tensor, Tensor]:
     """Ask a question of all reachable clients; return those that answer (n,) and their answers (n, width)."""
     reply = fleet.ask(question, fleet.reachable, None, reveal=(question,))
     return reply.clients, reply.rows[question] if len(reply.clients) else torch.zeros(0, 1, dtype=torch.float64)
 
 
-def sizes(fleet: Fleet) -> Known:
+def ask_sizes(fleet: Fleet) -> Known:
     """Ask clients for their number of samples: the memo of cohorts that draw in proportion to size."""
-    clients, said = told(fleet, "count")
-    return heard(silent(len(fleet.clients), 1), clients, said[:, :1])
+    clients, said = ask_reachable(fleet, "count")
+    return with_reports(no_reports(len(fleet.clients), 1), clients, said[:, :1])
 
 
 def by_size(memo: Known, among: Tensor) -> Tensor:
     """Return log-weights (n,) in proportion to samples; a client without a report counts as having the mean."""
-    return filled(memo.of[among, 0], memo.heard[among]).log()
+    return fill_unknown(memo.of[among, 0], memo.heard[among]).log()
 
 
-def filled(values: Tensor, known: Tensor) -> Tensor:
+def fill_unknown(values: Tensor, known: Tensor) -> Tensor:
     """Fill unknown values (clients,) with the mean of the known ones; with 1 if none is known."""
     return torch.where(known, values, values[known].mean() if known.any() else 1.0)
 
 
-def put(held: Tensor, clients: Tensor, values: Tensor) -> Tensor:
-    """Return `held` (registered,) with new values for some clients."""
-    return held.index_copy(0, clients, values)
-
-
-def chosen(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
+def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
     """Draw `m` clients without replacement in proportion to exp(`likely`), sorted.
 
     Those of probability zero (minus infinity) are drawn uniformly once all others are taken.
 
-    >>> chosen(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
+    >>> draw_clients(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
     [4, 9]
     """
     waits = rng.numpy().standard_exponential(len(among))  # the first of exponential times: draws without replacement

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Memoless, Patience, Served
+from fedtide.cohorts.protocol import Memoless, Patience, Serve
 from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -24,13 +24,7 @@ class Everyone(Memoless):
     kind: Literal["everyone"] = "everyone"
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return all clients of `among`."""
         return fleet.reachable if among is None else among

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, chosen, descending, heard, silent, told
-from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
+from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, NonNegative, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -40,18 +40,18 @@ class Nearest(Memoless):
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their label distributions."""
-        return self.told(silent(len(fleet.clients), 0), *told(fleet, "labels"))
+        return self.told(no_reports(len(fleet.clients), 0), *ask_reachable(fleet, "labels"))
 
     def told(self, memo: Known, clients: Tensor, said: Tensor) -> Known:
         """Record representations (clients, width), for methods with others than label distributions."""
-        return heard(memo, clients, said) if len(clients) else memo
+        return with_reports(memo, clients, said) if len(clients) else memo
 
     def pick(
         self,
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
@@ -60,7 +60,7 @@ class Nearest(Memoless):
         far = self._distances(memo.of[among], memo.heard[among])
         heat = self.temperature * float(far.median()) if len(far) else 0.0
         if heat:
-            return chosen(among, -far / heat, m, rng.at("select"))
+            return draw_clients(among, -far / heat, m, rng.at("select"))
         order = descending(-far, rng.at("select"))
         return among[order[:m]].sort().values
 

@@ -30,8 +30,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.draw import chosen, descending, filled, put, told
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.draw import ask_reachable, descending, draw_clients, fill_unknown
+from fedtide.cohorts.protocol import Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
@@ -119,8 +119,8 @@ class Oort:
         zeros = torch.zeros(len(fleet.clients), dtype=torch.float64)
         never = torch.zeros(len(fleet.clients), dtype=torch.int64)
         memo = Tried(zeros, zeros.clone(), zeros.clone(), never, zeros[:0].clone(), self.round_threshold)
-        clients, said = told(fleet, "count")
-        return replace(memo, reward=put(memo.reward, clients, said[:, -1].to(memo.reward)))
+        clients, said = ask_reachable(fleet, "count")
+        return replace(memo, reward=memo.reward.index_copy(0, clients, said[:, -1].to(memo.reward)))
 
     def share(self, t: int) -> float:
         """Return the share of new clients in round `t`, from 1.
@@ -138,7 +138,7 @@ class Oort:
         memo: Tried,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
@@ -182,13 +182,13 @@ class Oort:
         score = self.scores(memo, clients, t)
         order = descending(score, rng.at("order"))
         order = order[score[order] >= self.cut_off_util * score[order[k - 1]]][: max(WIDEST * k, k)]
-        return chosen(clients[order], score[order].log(), k, rng)
+        return draw_clients(clients[order], score[order].log(), k, rng)
 
     def _fresh(self, memo: Tried, clients: Tensor, k: int, rng: Rng) -> Tensor:
         """Draw `k` clients that were never tried, in proportion to their reward."""
-        reward = filled(memo.reward[clients], memo.reward[clients] > 0) * self._slowness(memo, clients)
+        reward = fill_unknown(memo.reward[clients], memo.reward[clients] > 0) * self._slowness(memo, clients)
         order = descending(reward, rng.at("order"))[: self.sample_window * k]
-        return chosen(clients[order], reward[order].log(), k, rng)
+        return draw_clients(clients[order], reward[order].log(), k, rng)
 
     def learn(self, memo: Tried, reply: Reply, moment: Moment) -> Tried:
         """Record the utilities (see `utility`) and durations of the clients that answered."""
@@ -197,9 +197,9 @@ class Oort:
         worth, t = reply.rows["utility"].flatten().to(memo.utility), moment.round + 1
         known = replace(
             memo,
-            utility=put(memo.utility, reply.clients, worth),
-            seconds=put(memo.seconds, reply.clients, reply.seconds.to(memo.seconds)),
-            last=put(memo.last, reply.clients, torch.full_like(reply.clients, t)),
+            utility=memo.utility.index_copy(0, reply.clients, worth),
+            seconds=memo.seconds.index_copy(0, reply.clients, reply.seconds.to(memo.seconds)),
+            last=memo.last.index_copy(0, reply.clients, torch.full_like(reply.clients, t)),
             sums=torch.cat([memo.sums, worth.sum().reshape(1)])[-2 * self.pacer_step :],
         )
         return replace(known, percent=self._paced(known, t))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Memoless, Served
+from fedtide.cohorts.protocol import Memoless, Serve
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment
@@ -30,13 +30,7 @@ class PickedBy(Memoless):
     clients_per_round: int = 10
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the clients that the function selects, sorted.
 

@@ -31,8 +31,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, by_size, chosen, descending, sizes
-from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
+from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -60,24 +60,24 @@ class PowerOfChoice(Memoless):
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
-        return sizes(fleet)
+        return ask_sizes(fleet)
 
     def pick(
         self,
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
-        d = m if served is None else max(2 * m if self.d is None else self.d, m)
-        candidates = chosen(among, by_size(memo, among), d, rng.at("candidates"))
-        if served is None or len(candidates) <= m:
+        d = m if serve is None else max(2 * m if self.d is None else self.d, m)
+        candidates = draw_clients(among, by_size(memo, among), d, rng.at("candidates"))
+        if serve is None or len(candidates) <= m:
             return candidates
-        payload, slot = served(candidates)
+        payload, slot = serve(candidates)
         reply = fleet.ask("loss", candidates, payload, slot=slot, reveal=("loss",))
         if not len(reply.clients):
             return reply.clients

@@ -15,8 +15,9 @@ from fedtide.core.types import Fleet, Moment, Payload, Reply, Slot
 Patience = Annotated[float, Field(strict=True, gt=0)]
 """Deadline in seconds; infinity waits for all clients, which is the default."""
 
-Served = Callable[[Tensor], tuple[Payload, Slot | None]]
-"""Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` with the state."""
+Serve = Callable[[Tensor], tuple[Payload, Slot | None]] | None
+"""Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` of an algorithm with
+its state; None if there is no model yet."""
 
 
 class Picking(Protocol):
@@ -37,13 +38,7 @@ class Picking(Protocol):
         """Return the first memo; None if there is none."""
 
     def pick(
-        self,
-        memo: Any,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the clients that participate, sorted.
 
@@ -51,7 +46,7 @@ class Picking(Protocol):
             memo: the cohort's memo.
             fleet: the clients.
             rng: the round's key.
-            served: models that clients would be evaluated with now; None if there is no model yet.
+            serve: models that clients would be evaluated with now; None if there is no model yet.
             among: ids to choose from, sorted, for one cluster of several; None means all reachable clients.
             m: number of clients; None means the cohort's own number.
         """

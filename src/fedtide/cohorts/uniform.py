@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import chosen
-from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
+from fedtide.cohorts.draw import draw_clients
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
@@ -31,18 +31,12 @@ class Uniform(Memoless):
     kind: Literal["uniform"] = "uniform"
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         m = asked(self) if m is None else m
         if among is not None:
-            return chosen(among, torch.zeros(len(among)), m, rng.at("select"))
+            return draw_clients(among, torch.zeros(len(among)), m, rng.at("select"))
         reachable = fleet.reachable
         drawn = rng.at("cohort").numpy().choice(len(reachable), min(m, len(reachable)), replace=False)
         return reachable[torch.from_numpy(drawn)].sort().values

@@ -2,10 +2,13 @@
 
 import dataclasses
 import unicodedata
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+
+from fedtide.core.errors import shown
 
 T = TypeVar("T")
 
@@ -31,6 +34,18 @@ def _visible(text: str) -> str:
 BIDIRECTIONAL = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 Text = Annotated[str, AfterValidator(_visible)]
 """Text that is shown to people: in a terminal, on a page."""
+
+
+def _distinct(values: Any) -> Any:
+    if not values:
+        raise ValueError("found [], allowed: one value or more")
+    if (twice := next((i for i, value in enumerate(values) if value in values[:i]), None)) is not None:
+        raise ValueError(f"found {values[twice]!r} twice, allowed: each once")
+    return values
+
+
+Distinct = AfterValidator(_distinct)
+"""Mark of a list of one value or more, without repetition."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +91,18 @@ def ingredient(made: type[T]) -> type[T]:
     """
     checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
     return cast("type[T]", checked(made))
+
+
+def explained(allowed: str) -> WrapValidator:
+    """Return a validator with a single message for a union of types, for which pydantic would give several."""
+
+    def check(value: Any, parsed: Callable[[Any], Any]) -> Any:
+        try:
+            return parsed(value)
+        except ValidationError:
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}") from None
+
+    return WrapValidator(check)
 
 
 def by_kind(value: Any) -> Any:

@@ -65,6 +65,10 @@ def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: clusters: found 0, allowed: an integer of 1 or more
+    >>> raise refused("shift.what.by", "time", "labels, order", "rows have no time")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: shift.what.by: found 'time', but rows have no time; allowed: labels, order
     """
     reason = f", but {but};" if but else ","
     return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
 from fedtide.core.types import Slotted, Sum, Weighted
+from fedtide.core.weights import mul
 
 
 def add(partial: Tree, total: Tree) -> Tree:
@@ -102,6 +103,15 @@ def finish(partial: Tree) -> Tree:
     if partial is None or isinstance(partial, Sum):
         return partial
     return rebuild(partial, [finish(child) for _, child in children(partial)])
+
+
+def scaled(total: Sum, factor: float) -> Sum:
+    """A Sum times a factor, so that its mean is, too: the weight stays.
+
+    >>> scaled(Sum(6.0, 3.0), 0.5)
+    Sum(value=3.0, weight=3.0)
+    """
+    return Sum(mul(total.value, factor), total.weight)
 
 
 def mean(total: Tree) -> Tree:

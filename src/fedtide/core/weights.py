@@ -25,6 +25,25 @@ def add(weights: Tree, delta: Tree) -> Tree:
     return map_leaves(lambda held, change: held + change.to(held.dtype), weights, delta)
 
 
+def mul(weights: Tree, factor: float) -> Tree:
+    """`weights * factor`, leaf by leaf.
+
+    >>> mul({"w": torch.ones(2)}, 3.0)
+    {'w': tensor([3., 3.])}
+    """
+    return map_leaves(lambda value: value * factor, weights)
+
+
+def div(weights: Tree, divisor: float) -> Tree:
+    """`weights / divisor`, leaf by leaf; its last bit may differ from that of `mul` with the inverse."""
+    return map_leaves(lambda value: value / divisor, weights)
+
+
+def zeros_like(weights: Tree) -> Tree:
+    """Zeros in the shapes and types of `weights`."""
+    return map_leaves(torch.zeros_like, weights)
+
+
 def flat(params: Mapping[str, Tensor]) -> Tensor:
     """All parameters as one vector (P,), in their order.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
-from fedtide.data.generated_population import generated_population
+from fedtide.data.generated_population import check_generated, generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
@@ -27,7 +28,7 @@ from fedtide.data.partition import (
     limited,
 )
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged
+from fedtide.data.ragged import Ragged, part_sizes
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
@@ -71,17 +72,8 @@ def build(
     (4, [8, 8, 8, 8])
     """
     if isinstance(rows, GeneratedRows):
-        return generated_population(
-            rows,
-            partition,
-            groups,
-            split,
-            held_out_clients,
-            shift,
-            seed,
-            transforms=transforms,
-            public_samples=public_samples,
-        )
+        check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
+        return generated_population(rows, split, shift, seed, transforms)
     made: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(made, Saved):
         return replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms)
@@ -90,33 +82,33 @@ def build(
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(made, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(made.angles))
-    told = rows if rows.steps is None else _unlabeled(rows, made, groups)
-    shown = _public(told, groups, public_samples, rng.at("public"))
-    free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, shown, False)
-    with _beside(public_samples):
+    samples = rows if rows.steps is None else _unlabeled(rows, made, groups)
+    public = _public(samples, groups, public_samples, rng.at("public"))
+    free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
+    with _rewording(lambda line: _with_public_samples(line, public_samples)):
         if isinstance(made, Natural):
-            dealt = _natural(told, free, made, groups, held_out_clients, rng)
+            dealt = _natural(samples, free, made, groups, held_out_clients, rng)
         else:
-            dealt = _by_group(told, free, made, groups, held_out_clients, rng)
-        _nobody_empty(dealt.seen, getattr(made, "min_samples", 1))
+            dealt = _by_group(samples, free, made, groups, held_out_clients, rng)
+        empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
+        if empty and len(dealt.seen.rows) and getattr(made, "min_samples", 1):
+            raise FedtideError(f"data.partition: client {empty[0]} has no rows; allowed: fewer clients, or more rows")
     own_test = 0.0 if len(dealt.test.rows) or (held_out_clients.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
     if fraction and len(dealt.test.rows):
-        raise FedtideError(
-            f"data.split.test: found {fraction}, but {rows.name} has a test set of its own, which is dealt to the "
-            "clients; allowed: 0, or data.held_out_clients.clients of 1 or more"
-        )
+        but = f"{rows.name} has a test set of its own, which is dealt to the clients"
+        raise refused("data.split.test", fraction, "0, or data.held_out_clients.clients of 1 or more", but)
     train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
     if len(dealt.test.rows):
         test = dealt.test
-    known, checked, judged = (Ragged.empty(len(dealt.held_out_clients)),) * 2 + (dealt.held_out_clients,)
-    if held_out_clients.labeled:
-        known, checked, judged = divide(
-            dealt.held_out_clients, split.val, 1 - held_out_clients.labeled, rng.at("unseen").numpy()
-        )
+    outside, labeled = dealt.held_out_clients, held_out_clients.labeled
+    known, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
+    if labeled:
+        known, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
     parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
-    people = (dealt.group, dealt.names, len(dealt.seen))
-    return Population(rows, parts, *people, shift, seed, names=dealt.called, transforms=transforms, public=shown)
+    clients = dealt.group, dealt.names, len(dealt.seen)
+    names = dealt.client_names
+    return Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -129,18 +121,16 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
 
 def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
-    many = isinstance(partition, ByGroup)
-    parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
-    for name, part in parts.items():
+    parts: dict[str, Any] = {"data.partition.kind": partition}
+    if isinstance(partition, ByGroup):
+        parts = {f"data.partition.of.{name}.kind": part for name, part in partition.of.items()}
+    but = f"rows of {rows.name} are sequences"
+    for key, part in parts.items():
         if part.by_labels:
-            raise FedtideError(
-                f"data.partition{f'.of.{name}' if many else ''}.kind: '{part.kind}' deals by labels, and rows of "
-                f"{rows.name} are sequences; allowed: {'iid' if many else 'iid, natural, resample, saved'}"
-            )
+            allowed = "iid" if isinstance(partition, ByGroup) else "iid, natural, resample, saved"
+            raise refused(key, part.kind, allowed, f"it deals by labels, and {but}")
     if isinstance(groups, ByLabels):
-        raise FedtideError(
-            f"data.groups.by: found 'labels', but rows of {rows.name} are sequences; allowed: none, domain"
-        )
+        raise refused("data.groups.by", "labels", "none, domain", but)
     return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
 
 
@@ -153,10 +143,8 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
         trained &= ~rows.held_out.numpy()
     order = rng.numpy().permutation(np.flatnonzero(trained))
     if not 0 <= wanted < len(order):
-        raise FedtideError(
-            f"data.public_samples: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows "
-            f"of {rows.name}"
-        )
+        allowed = f"0 or more and fewer than {len(order)}, the training rows of {rows.name}"
+        raise refused("data.public_samples", wanted, allowed)
     domain = np.zeros(len(order), dtype=np.int64) if rows.domain is None else rows.domain.numpy()[order]
     turn = np.empty(len(order), dtype=np.int64)
     for k in np.unique(domain):
@@ -165,35 +153,37 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
 
 
 @contextmanager
-def _beside(public_samples: int) -> Iterator[None]:
-    """Add the number of public rows to the message of a partition error, since they may cause it."""
+def _rewording(change: Callable[[str], str]) -> Iterator[None]:
+    """Change the line of an error."""
     try:
         yield
     except FedtideError as error:
-        if not public_samples or not str(error).startswith("data.partition"):
-            raise
-        raise FedtideError(f"{error} (data.public_samples keeps {public_samples} rows from the clients)") from None
+        raise FedtideError(change(str(error))) from None
+
+
+def _with_public_samples(line: str, public_samples: int) -> str:
+    """Add the number of public rows to the line of a partition error, since they may cause it."""
+    if not public_samples or not line.startswith("data.partition"):
+        return line
+    return f"{line} (data.public_samples keeps {public_samples} rows from the clients)"
 
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
-    shown = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
-    if public_samples not in (0, len(shown)):
-        raise FedtideError(
-            f"data.public_samples: found {public_samples}, allowed: 0, or as many as in {partition.path}, which has "
-            f"{len(shown)}"
-        )
+    public = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
+    if public_samples not in (0, len(public)):
+        raise refused("data.public_samples", public_samples, f"0, or as many as in {partition.path}, {len(public)}")
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
-    groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
-    people = (saved["group"], groups, saved["registered"])
-    return Population(rows, parts, *people, shift, seed, names=called, public=shown[:public_samples])
+    clients = saved["group"], tuple(saved["group_names"]), saved["registered"]
+    names = tuple(saved.get("names", ()))
+    return Population(rows, parts, *clients, shift, seed, names=names, public=public[:public_samples])
 
 
 @dataclass(frozen=True)
 class _Dealt:
     """Rows of each client before the division into parts: training clients, their given test rows, held-out clients.
 
-    names: names of the groups. called: the source's own names of the clients, in their order.
+    names: names of the groups. client_names: the source's own names of the clients, in their order.
     """
 
     seen: Ragged
@@ -201,7 +191,7 @@ class _Dealt:
     held_out_clients: Ragged
     group: Tensor
     names: tuple[str, ...]
-    called: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
 
 def _by_group(
@@ -213,46 +203,32 @@ def _by_group(
     parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
     seen, test, outside, sizes = [], [], [], []
     for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
-        n = part.clients if isinstance(partition, ByGroup) else _part(partition.clients, k, len(masks))
-        n_unseen = _part(held_out_clients.clients, k, len(masks))
+        n = part.clients if isinstance(partition, ByGroup) else _part_size(partition.clients, k, len(masks))
+        n_unseen = _part_size(held_out_clients.clients, k, len(masks))
         own, given = mask & free & ~held_out, mask & held_out
         if not n or not own.any():
-            why = "no clients" if not n else "no rows"
-            raise FedtideError(
-                f"data.partition.clients: {partition.clients} for {len(masks)} groups: '{names[k]}' gets {why}"
-            )
-        with _said_of(names[k] if isinstance(partition, ByGroup) else None):
+            but = f"of {len(masks)} groups '{names[k]}' gets no {'rows' if n else 'clients'}"
+            raise refused("data.partition.clients", partition.clients, "rows and clients for each group", but)
+        prefix = f"data.partition.of.{names[k]}" if isinstance(partition, ByGroup) else "data.partition"
+        with _rewording(lambda line, prefix=prefix: line.replace("data.partition", prefix, 1)):  # type: ignore[misc]
             if n_unseen:
                 out_of = given if given.any() else own
-                taken = _to_unseen(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
+                taken = _deal_held_out(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
                 own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
                 outside.append(taken)
             seen.append(_deal(part, rows, own, n, rng.at(k)))
         if given.any() and not n_unseen:
-            where = given.nonzero().flatten()
-            test.append(follow(rows.y[where].numpy(), _profile(seen[-1], rows), rng.at(k, "test")).translated(where))
+            where, counts = given.nonzero().flatten(), _class_counts(seen[-1], rows)
+            test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
+        allowed = f"data.held_out_clients.clients of {len(masks)} or more, or a test set for every group"
         raise FedtideError(
-            f"{rows.name}: some groups have test rows of their own and some have none; allowed: "
-            f"data.held_out_clients.clients of {len(masks)} or more, or a test set for every group"
+            f"{rows.name}: some groups have test rows of their own and some have none; allowed: {allowed}"
         )
-    which = [k for k, (n, _) in enumerate(sizes) for _ in range(n)] + [
-        k for k, (_, u) in enumerate(sizes) for _ in range(u)
-    ]
+    which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
     none = Ragged.empty(sum(n for n, _ in sizes))
-    return _Dealt(_all(seen), _all(test) if test else none, _all(outside), torch.tensor(which), names)
-
-
-@contextmanager
-def _said_of(group: str | None) -> Iterator[None]:
-    """Name the group in the error message of its own partition; None leaves the message as it is."""
-    try:
-        yield
-    except FedtideError as error:
-        if group is None:
-            raise
-        raise FedtideError(str(error).replace("data.partition", f"data.partition.of.{group}", 1)) from None
+    return _Dealt(_joined(seen), _joined(test) if test else none, _joined(outside), which, names)
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -261,7 +237,7 @@ def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[T
     if not isinstance(partition, Rotation):
         return [torch.from_numpy(row_group == k) for k in range(len(names))], names
     if len(names) > 1:
-        raise FedtideError("data.groups.by: kind 'rotation' makes the groups itself; allowed: 'none'")
+        raise refused("data.groups.by", groups.by, "'none'", "the partition 'rotation' makes the groups itself")
     angles = partition.angles
     return [torch.ones(len(rows), dtype=torch.bool)] * len(angles), tuple(f"{angle} degrees" for angle in angles)
 
@@ -274,7 +250,7 @@ def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> R
     return dealt.translated(where)
 
 
-def _to_unseen(
+def _deal_held_out(
     partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
 ) -> Ragged:
     """Deal rows to the held-out clients: `samples` each, else a whole given test set, else their share of all rows."""
@@ -292,7 +268,7 @@ def _to_unseen(
     return _deal(partition, rows, mask, held_out_clients, rng)
 
 
-def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
+def _class_counts(dealt: Ragged, rows: Rows) -> np.ndarray:
     """Count the rows of each class of each client (clients, classes), in blocks because of up to a million clients."""
     counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
     for first in range(0, len(dealt), BLOCK):
@@ -309,28 +285,24 @@ def _natural(
 ) -> _Dealt:
     """Draw clients of the source at random and hold some out; a client's group is that of most of its rows."""
     if rows.client is None:
-        raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
+        raise refused("data.partition.kind", "natural", "a kind that deals rows", f"{rows.name} names no clients")
     row_group, names = groups.of(rows)
     client, kept = rows.client.numpy(), (row_group >= 0) & free.numpy()
     held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
     n = int(client.max()) + 1
     large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_samples)
-    wanted = (partition.clients or len(large) - held_out_clients.clients) + held_out_clients.clients
-    if wanted > len(large) or wanted <= held_out_clients.clients:
-        raise FedtideError(
-            f"data.partition: {rows.name} has {len(large)} clients with {partition.min_samples} rows or more; "
-            f"{wanted} are asked for (data.partition.clients and data.held_out_clients.clients)"
-        )
+    seen = partition.clients or len(large) - held_out_clients.clients
+    wanted = seen + held_out_clients.clients
+    if wanted > len(large) or seen <= 0:
+        allowed = f"at most {len(large)}, the clients of {rows.name} with {partition.min_samples} rows or more"
+        raise refused("data.partition.clients and data.held_out_clients.clients", wanted, allowed)
     chosen = rng.at("natural").numpy().permutation(large)[:wanted]
-    chosen = np.concatenate(
-        [np.sort(chosen[: wanted - held_out_clients.clients]), np.sort(chosen[wanted - held_out_clients.clients :])]
-    )
+    chosen = np.concatenate([np.sort(chosen[:seen]), np.sort(chosen[seen:])])
     number = np.full(n, -1)
     number[chosen] = np.arange(wanted)
     owner = np.where(kept, number[client], -1)
     votes = np.zeros((wanted, len(names)), dtype=np.int64)
     np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
-    seen = wanted - held_out_clients.clients
     inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
     return _Dealt(
         Ragged.from_owner(np.where(held_out, -1, inside), seen),
@@ -351,12 +323,8 @@ def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> t
     if not val and not test:
         return own, Ragged.empty(len(own)), Ragged.empty(len(own))
     counts = own.counts.numpy()
-    n_test = (
-        np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
-    )
+    n_test, n_val = part_sizes(counts, val, test)
     left = counts - n_test
-    n_val = np.maximum((left * val).round().astype(np.int64), left >= 10) if val else counts * 0
-    n_val = np.minimum(n_val, np.maximum(left - 1, 0))
     sizes = (n_test, n_val, left - n_val)
     out = [np.empty(int(size.sum()), dtype=own.rows.numpy().dtype) for size in sizes]
     filled = [0, 0, 0]
@@ -385,19 +353,10 @@ def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_val: np.ndarray, draw: n
     return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_val)[owner])
 
 
-def _nobody_empty(seen: Ragged, least: int) -> None:
-    if least and len(seen.rows) and (seen.counts == 0).any():
-        client = int((seen.counts == 0).nonzero()[0])
-        raise FedtideError(f"data.partition: client {client} has no data; allowed: fewer clients, or more rows")
-
-
-def _part(total: int, k: int, parts: int) -> int:
+def _part_size(total: int, k: int, parts: int) -> int:
     """Return the size of the k-th of `parts` nearly equal parts of `total`."""
     return total // parts + (k < total % parts)
 
 
-def _all(lists: list[Ragged]) -> Ragged:
-    joined = Ragged.empty(0)
-    for ragged in lists:
-        joined = joined.joined(ragged)
-    return joined
+def _joined(lists: list[Ragged]) -> Ragged:
+    return reduce(Ragged.joined, lists, Ragged.empty(0))

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedtide.core.config_types import Count, OpenFraction, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.data.rows import Rows
 
 
@@ -32,7 +32,7 @@ class ByDomain:
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the group of each row and the names of the groups."""
         if rows.domain is None or len(rows.domain_names) < 2:
-            raise FedtideError(f"data.groups.by: found 'domain', but {rows.name} has one domain; allowed: none, labels")
+            raise refused("data.groups.by", "domain", "none, labels", f"{rows.name} has one domain")
         return rows.domain.numpy(), rows.domain_names
 
 
@@ -55,12 +55,11 @@ class ByLabels:
         for k, labels in enumerate(self.labels):
             for label in labels:
                 if label >= rows.classes or table[label] >= 0:
-                    why = "stands twice" if label < rows.classes else f"is not one of the {rows.classes} classes"
-                    raise FedtideError(f"data.groups.labels: label {label} {why}")
+                    raise refused("data.groups.labels", label, f"each from 0 to {rows.classes - 1} at most once")
                 table[label] = k
         names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
         if len(names) != len(self.labels):
-            raise FedtideError(f"data.groups.names: found {len(names)} names, allowed: {len(self.labels)}")
+            raise refused("data.groups.names", list(names), f"{len(self.labels)}, one for each group")
         return table[rows.y.numpy()], names
 
 

@@ -61,9 +61,7 @@ class Population:
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
         if self.availability is not None and not self.availability.awake(0.0).any():
-            raise FedtideError(
-                "shift.who.path: no registered client is awake at 0, when algorithms begin; allowed: one or more"
-            )
+            raise FedtideError("shift.who.path: no registered client is awake at 0, allowed: one or more")
         classes = None if self.rows.steps else self.rows.classes
         self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)

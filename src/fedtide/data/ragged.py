@@ -131,3 +131,11 @@ class Spans:
     def sizes(self, clients: Tensor) -> Tensor:
         """Count the rows of each of some clients (clients,)."""
         return torch.full((len(clients),), self.count)
+
+
+def part_sizes(counts: np.ndarray, val: float, test: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of test rows and of validation rows of clients with `counts` rows."""
+    n_test = np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) * (test > 0)
+    left = counts - n_test
+    n_val = np.maximum((left * val).round().astype(np.int64), left >= 10) * (val > 0)
+    return n_test, np.minimum(n_val, np.maximum(left - 1, 0))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 
 
@@ -55,7 +55,7 @@ class Rows:
         for name in ("y", "domain", "client", "time", "held_out"):
             column = getattr(self, name)
             if column is not None and len(column) != n:
-                raise FedtideError(f"{self.name}: {name} has {len(column)} rows, x has {n}")
+                raise refused(f"{self.name}: rows of {name}", len(column), f"{n}, as in x")
         if n == 0:
             raise FedtideError(f"{self.name}: no rows")
         _check_labels(self.name, self.y, self.classes)
@@ -110,36 +110,34 @@ class Rows:
 
     def pick(self, where: Tensor) -> Rows:
         """Return some of the rows, by mask or by position."""
-        columns: dict[str, Any] = {n: getattr(self, n) for n in ("x", "y", "domain", "client", "time", "held_out")}
+        columns = {name: getattr(self, name) for name in ("x", "y", "domain", "client", "time", "held_out")}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         return replace(self, **picked)
 
 
 def _check_labels(name: str, y: Tensor, classes: int) -> None:
     if y.dtype != torch.int64:
-        raise FedtideError(f"{name}: labels are {y.dtype}, allowed: int64")
+        raise refused(f"{name}: type of labels", y.dtype, "torch.int64")
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
         row = int(wrong.nonzero()[0, 0])
-        raise FedtideError(f"{name}: row {row}: label {int(y[wrong][0])}, allowed: 0 to {classes - 1}")
+        raise refused(f"{name}: row {row}: label", int(y[wrong][0]), f"0 to {classes - 1}")
 
 
 def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
     if y.dim() > 2 or not y.shape[1:].numel():
-        raise FedtideError(f"{name}: labels of shape {tuple(y.shape)}, allowed: (rows,), of sequences (rows, steps)")
+        raise refused(f"{name}: shape of labels", tuple(y.shape), "(rows,), of sequences (rows, steps)")
     if padding is None:
         return
     if y.dim() == 1:
-        raise FedtideError(f"{name}: padding is for sequences, labels (rows, steps); found one label in a row")
+        raise refused(f"{name}: padding", padding, "None, as a row has one label")
     empty = (y == padding).all(1)
     if empty.any():
         raise FedtideError(f"{name}: row {int(empty.nonzero()[0])}: every step is padding; leave such rows out")
 
 
 def _check_features(name: str, x: Tensor) -> None:
-    if not x.is_floating_point():
-        return
-    if torch.isfinite(x.sum()):
+    if not x.is_floating_point() or torch.isfinite(x.sum()):
         return
     wrong = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     if wrong.any():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import DataFile, OpenFraction, ingredient
+from fedtide.core.config_types import DataFile, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 
@@ -96,7 +94,7 @@ def check(population: Any, path: Path) -> None:
     Raises:
         FedtideError: the data differ, or the file is damaged.
     """
-    made = _content(str(path), "shift", "rows")["rows"]
+    made = content_of(str(path), "shift", "rows")["rows"]
     if made.get("digest") != population.rows.digest:
         raise FedtideError(f"{population.rows.name}: the data have changed since {path} was written; start a new run")
 
@@ -116,91 +114,13 @@ def domains_of(path: Path) -> list[str]:
     return list(codec.piece(path, "domain_names") or [])
 
 
-def _content(path: str, key: str, needed: str) -> dict[str, Any]:
+def content_of(path: str, key: str, needed: str) -> dict[str, Any]:
     """Return the content that `save` wrote to a file."""
     content = codec.from_file(Path(path))
     if not isinstance(content, dict) or needed not in content or "registered" not in content:
-        raise FedtideError(
-            f"{key}: {path} is not a saved population; allowed: shift/<seed>.safetensors of a run folder"
-        )
+        allowed = "shift/<seed>.safetensors of a run folder"
+        raise FedtideError(f"{key}: {path} is not a saved population; allowed: {allowed}")
     return content
-
-
-@ingredient
-class Replay:
-    """Arrivals of another run, round by round, from `shift/<seed>.safetensors` in its folder.
-
-    Args:
-        path: the file.
-        dropout_rate: share of the asked clients that never answer.
-    """
-
-    path: DataFile
-    dropout_rate: OpenFraction = 0.0
-    kind: Literal["replay"] = "replay"
-    changes: ClassVar[bool] = True
-    recorded: ClassVar[bool] = True
-
-    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Accept any groups."""
-
-    def plan(self, view: Any) -> None:
-        """Return None, since the file lists the available clients."""
-
-    def rhythm(self, turns: int) -> dict[str, float]:
-        """Return an empty rhythm, since none is known."""
-        return {}
-
-    def words(self, groups: Sequence[str], unit: str) -> str:
-        """Return no sentences."""
-        return ""
-
-    @cached_property
-    def saved(self) -> dict[str, Any]:
-        """Content of the file."""
-        return _content(self.path, "shift.who.path", "arrivals")
-
-    def _round(self, time: float) -> int:
-        number, rounds = int(time), len(self.saved["arrivals"])
-        if not rounds:
-            raise FedtideError(
-                f"shift.who.path: {self.path} has no arrivals, as its rounds took seconds that were not known in "
-                "advance; allowed: a run with clock = 'rounds' or steady devices"
-            )
-        if number >= rounds:
-            raise FedtideError(
-                f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: rounds up to {rounds}"
-            )
-        return max(number, 0)
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,)."""
-        return self.saved["expected"][self._round(time)].numpy()
-
-    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return the first `m` recorded arrivals."""
-        came = self.saved["arrivals"][self._round(time)]
-        came = came[came >= 0]
-        registered = sum(len(group) for group in groups)
-        # A round may have fewer arrivals if all clients arrived, provided that there are as many clients here.
-        short = len(came) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
-        if (short and len(came) < min(m, registered)) or (len(came) and int(came.max()) >= registered):
-            raise FedtideError(
-                f"shift.who.path: {self.path} has {len(came)} arrivals a round among "
-                f"{self.saved['registered']} clients; {m} among {registered} are asked for"
-            )
-        return came[:m]
-
-    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Count the recorded arrivals that replace clients of an exhausted group."""
-        return int(self.saved["substituted"][self._round(time)])
-
-    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return the recorded reachable clients."""
-        if self.saved["awake"] is None:
-            return torch.cat(groups).sort().values
-        bits = np.unpackbits(self.saved["awake"][self._round(time)].numpy(), count=sum(len(group) for group in groups))
-        return torch.from_numpy(np.flatnonzero(bits))
 
 
 @ingredient
@@ -220,7 +140,7 @@ class Saved:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """Content of the file."""
-        content = _content(self.path, "data.partition.path", "parts")
+        content = content_of(self.path, "data.partition.path", "parts")
         if content["parts"] is None:
             raise FedtideError(f"data.partition.path: {self.path} was too large to hold who has what")
         return content

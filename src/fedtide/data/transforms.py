@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Finite, Positive, Spelled, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 
 
 @ingredient
@@ -36,10 +36,8 @@ class CenterCrop:
         """Return the new shape (channels, height, width) of an image; raise if the image is too small."""
         depth, height, width = shape
         if self.size > min(height, width):
-            raise FedtideError(
-                f"{where}.size: found {self.size}, allowed: at most {min(height, width)}, as rows of {name} are "
-                f"pictures of {height} x {width}"
-            )
+            allowed = f"at most {min(height, width)}, as images of {name} are {height} x {width}"
+            raise refused(f"{where}.size", self.size, allowed)
         return depth, self.size, self.size
 
     def apply(self, x: Tensor) -> Tensor:
@@ -66,9 +64,10 @@ class Downscale:
         """Return the new shape (channels, height, width) of an image; raise if no pixel is left."""
         depth, height, width = shape
         if self.factor > min(height, width):
-            raise FedtideError(
-                f"{where}.factor: found {self.factor}, allowed: 2 to {min(height, width)}, as rows of {name} are "
-                f"pictures of {height} x {width}"
+            raise refused(
+                f"{where}.factor",
+                self.factor,
+                f"at most {min(height, width)}, as images of {name} are {height} x {width}",
             )
         return depth, height // self.factor, width // self.factor
 
@@ -125,8 +124,7 @@ class Normalize:
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the unchanged shape (channels, height, width) of an image; raise for another number of channels."""
         if len(self.mean) != shape[0]:
-            numbers = "1 number" if len(self.mean) == 1 else f"{len(self.mean)} numbers"
-            raise FedtideError(f"{where}.mean: found {numbers}, allowed: one per channel, {shape[0]}")
+            raise refused(f"{where}.mean", list(self.mean), f"one number per channel, {shape[0]}")
         return shape
 
     def apply(self, x: Tensor) -> Tensor:
@@ -157,10 +155,8 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
     for number, step in enumerate(steps):
         where = f"data.transforms[{number}]"
         if len(shape) != 3:
-            raise FedtideError(
-                f"{where}.kind: found '{step.kind}', but rows of {name} have shape {shape}; "
-                "allowed: pictures (channels, height, width)"
-            )
+            but = f"rows of {name} have shape {shape}"
+            raise refused(f"{where}.kind", step.kind, "images (channels, height, width)", but)
         shape = step.shape_after(where, name, (shape[0], shape[1], shape[2]))
     return shape
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtide.core.types import Scores
-from fedtide.parts.assign import fitted
+from fedtide.parts.assign import best_assignment
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
 """Axis of a curve: rounds, times or values."""
@@ -174,7 +174,7 @@ def matched(table: np.ndarray) -> tuple[int, ...]:
     square[:groups, :branches] = table
     # Among equally good matches, prefer the one that keeps most groups in order.
     values = square.astype(object) * (side + 1) + np.eye(side, dtype=np.int64).astype(object)
-    return tuple(fitted(values, [1] * side)[:groups])
+    return tuple(best_assignment(values, [1] * side)[:groups])
 
 
 def mean_of_known(values: Iterable[float | None]) -> float:

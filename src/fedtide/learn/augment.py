@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Finite, Fraction, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 
 
 @ingredient
@@ -44,17 +44,13 @@ class RandomCrop:
         """
         depth, height, width = _picture(self.kind, shape, key)
         if isinstance(self.fill, tuple) and len(self.fill) != depth:
-            raise FedtideError(
-                f"{key}.augment: 'random-crop' found fill {list(self.fill)}, allowed: {depth} numbers, one per channel"
-            )
+            raise refused(f"{key}.augment: 'random-crop': fill", list(self.fill), f"{depth} numbers, one per channel")
         largest = min(height, width) + 2 * self.padding
         if self.size is None:
             return shape
         if self.size > largest:
-            raise FedtideError(
-                f"{key}.augment: 'random-crop' found size {self.size}, allowed: at most {largest}, the smaller side of "
-                f"pictures of {height} x {width} with the padding of {self.padding}"
-            )
+            side = f"the smaller side of pictures of {height} x {width} with the padding of {self.padding}"
+            raise refused(f"{key}.augment: 'random-crop': size", self.size, f"at most {largest}, {side}")
         return depth, self.size, self.size
 
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:

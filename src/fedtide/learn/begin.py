@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.checkpoint import newest_state
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Weights
 
 STATE = "state.safetensors"
@@ -46,7 +46,7 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
             raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
     more = [name for name, value in held.items() if name not in wanted and value.is_floating_point()]
     if more:
-        raise FedtideError(f"{key}: {path}: found '{more[0]}', allowed: {', '.join(wanted)}, as the model has")
+        raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
     return Weights(
         {name: held[name].to(value.dtype) for name, value in like.params.items()},
         {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
@@ -62,8 +62,8 @@ def _held(path: Path, key: str) -> dict[str, Tensor]:
         if file.name != STATE:
             return load(file.read_bytes())
     except OSError as error:
-        said = error.strerror or "cannot be read"
-        raise FedtideError(f"{key}: {path}: {said}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
+        reason = error.strerror or "cannot be read"
+        raise FedtideError(f"{key}: {path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
     except SafetensorError as error:
         raise FedtideError(
             f"{key}: {path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED"

@@ -23,6 +23,9 @@ from fedtide.learn.task import Scratch, Task
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
+LocalUpdate = Literal["averaging", "gradient"]
+"""How a client makes its update: by local training, or by one gradient over all its samples."""
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -165,7 +168,7 @@ class LocalTrainer:
             value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if alone:
-                gradient = apart(gradient)
+                gradient = unshare(gradient)
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
             if self.max_grad_norm is not None:
@@ -252,6 +255,19 @@ class LocalTrainer:
         return None
 
 
+def plain_sgd(local: LocalTrainer, why: str) -> None:
+    """Refuse local training other than by SGD without momentum and clipping.
+
+    >>> plain_sgd(LocalTrainer(momentum=0.9), "as the method infers gradients")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: local.momentum: found 0.9, allowed: 0, as the method infers gradients
+    """
+    for key, plain, words in (("optimizer", "sgd", "'sgd'"), ("momentum", 0, "0"), ("max_grad_norm", None, "none")):
+        if getattr(local, key) != plain:
+            raise refused(f"local.{key}", getattr(local, key), f"{words}, {why}")
+
+
 def gradient_step(
     task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:
@@ -274,6 +290,16 @@ def gradient_step(
     # The forward pass has moved the running statistics; they are averaged like any buffer.
     moved = sub(task.scratch.weights.buffers, weights.buffers)
     return Weights({name: part.mul(-rate) for name, part in gradient.items()}, moved), loss
+
+
+def local_update(
+    task: Task, local: LocalTrainer, variant: LocalUpdate, weights: Weights, shard: Shard, moment: Moment, rng: Rng
+) -> tuple[Weights, float] | None:
+    """Return a client's update and its training loss, by local training or by one gradient; None without a step."""
+    if variant == "gradient":
+        return gradient_step(task, local, weights, shard, moment)
+    fitted = local(task, task.loss, weights, shard, moment, rng)
+    return (fitted.delta, fitted.loss) if fitted.steps else None
 
 
 def training_cost(
@@ -299,6 +325,15 @@ def training_cost(
     return cost
 
 
+def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
+    """Count the samples that clients process who split theirs evenly among several models and train each (clients,).
+
+    >>> split_samples(LocalTrainer(epochs=2), 2, torch.tensor([30]))
+    tensor([60])
+    """
+    return torch.stack([local.samples((rows + k) // parts) for k in range(parts)]).sum(0)
+
+
 def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
     """Take one step of a torch optimizer along a given gradient."""
     for param, part in zip(params, gradient, strict=True):
@@ -308,11 +343,11 @@ def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gra
         param.grad = None
 
 
-def apart(gradient: list[Tensor]) -> list[Tensor]:
+def unshare(gradient: list[Tensor]) -> list[Tensor]:
     """Return a gradient that can be changed in place: autograd lets added parameters share one storage.
 
     >>> one = torch.ones(2)
-    >>> [part.add_(1).tolist() for part in apart([one, one])]
+    >>> [part.add_(1).tolist() for part in unshare([one, one])]
     [[2.0, 2.0], [2.0, 2.0]]
     """
     seen: set[int] = set()

@@ -34,13 +34,13 @@ def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: Loca
     works, train = dict(algorithm.works), algorithm.works["train"]
     base = algorithm.compute_cost or training_cost(local, {"train": train.looks if isinstance(train, Training) else 0})
     if "count" in cohort.asks:
-        works["count"] = counting(local.distinct)
+        works["count"] = count_question(local.distinct)
     if "labels" in cohort.asks:
-        works["labels"] = labeled(classes_of(task))
+        works["labels"] = label_question(classes_of(task))
     if "loss" in cohort.asks:
-        works["loss"] = judged(algorithm)
+        works["loss"] = loss_question(algorithm)
     if "utility" in cohort.reveals:
-        works["train"] = replace(train, utility=True) if isinstance(train, Training) else useful(train, local)
+        works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
     looks = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
 
     def cost(question: str, rows: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: Loca
     return replace(algorithm, works=works, reveals=reveals, compute_cost=cost)
 
 
-def counting(trained: Callable[[Tensor], Tensor]) -> Work:
+def count_question(trained: Callable[[Tensor], Tensor]) -> Work:
     """Build the question "count": a client's samples, and how many of them a round uses; no answer without samples.
 
     Args:
@@ -68,7 +68,7 @@ def counting(trained: Callable[[Tensor], Tensor]) -> Work:
     return count
 
 
-def labeled(classes: int) -> Work:
+def label_question(classes: int) -> Work:
     """Build the question "labels": the fraction of each of `classes` classes among a client's labels that count."""
 
     def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -80,7 +80,7 @@ def labeled(classes: int) -> Work:
     return labels
 
 
-def judged(algorithm: Algorithm) -> Work:
+def loss_question(algorithm: Algorithm) -> Work:
     """Build the question "loss": mean cross-entropy of the algorithm's predictions on a client's training samples."""
 
     def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -96,7 +96,7 @@ def judged(algorithm: Algorithm) -> Work:
     return loss
 
 
-def useful(train: Work, local: LocalTrainer) -> Work:
+def with_utility(train: Work, local: LocalTrainer) -> Work:
     """Add Oort's utility, computed from the mean training loss, to a "train" question that does more than train."""
 
     def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from fedtide.core.config_types import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.trees import all_finite
 from fedtide.core.types import Facts, Weights
-from fedtide.core.weights import add
+from fedtide.core.weights import add, zeros_like
 
 Params = dict[str, Tensor]
 
@@ -63,7 +63,7 @@ class SGD:
 
     def init(self, weights: Weights) -> Params | None:
         """Return zero momentum; None without momentum."""
-        return _zeros(weights.params) if self.momentum else None
+        return zeros_like(weights.params) if self.momentum else None
 
     def step(self, weights: Weights, memo: Params | None, delta: Weights | None) -> tuple[Weights, Params | None]:
         """Take one step."""
@@ -205,10 +205,6 @@ def averaged(state: Moved, server: Server, got: dict[str, Any] | None) -> tuple[
     return replace(state, weights=weights, server=memo), facts
 
 
-def _zeros(params: Params) -> Params:
-    return {name: torch.zeros_like(param) for name, param in params.items()}
-
-
 def _like(params: Params, delta: Params) -> Params:
     unknown = delta.keys() - params.keys()
     if unknown:
@@ -222,7 +218,7 @@ def _means(weights: Weights, delta: Weights) -> Params:
 
 def _moments(weights: Weights, start: float) -> Moments:
     second = {name: torch.full_like(param, start) for name, param in weights.params.items()}
-    return Moments(_zeros(weights.params), second, dict.fromkeys(weights.params, 0))
+    return Moments(zeros_like(weights.params), second, dict.fromkeys(weights.params, 0))
 
 
 def _adaptive(

@@ -21,7 +21,7 @@ from torch.fx.graph import CodeGen, Graph
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalTrainer, Term, apart
+from fedtide.learn.local import LocalTrainer, Term, unshare
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
@@ -252,7 +252,7 @@ def together(
                     into[who] = each
         now = [value[:active] for value in params]
         if term is not None or local.weight_decay:
-            gradient = apart(gradient)
+            gradient = unshare(gradient)
         if term is not None:
             torch._foreach_add_(
                 gradient, term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])

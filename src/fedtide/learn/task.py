@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
@@ -109,12 +109,10 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
-            raise FedtideError(
-                f"Task: found {type(self.build).__name__}, allowed: a function that makes a fresh module, such as "
-                "lambda: nn.Linear(3, 2)"
-            )
+            allowed = "a function that makes a fresh module, such as lambda: nn.Linear(3, 2)"
+            raise refused("Task.build", type(self.build).__name__, allowed)
         if self.bfloat and self.dtype != torch.float32:
-            raise FedtideError(f"Task: found bfloat with parameters of {self.dtype}, allowed: torch.float32")
+            raise refused("Task.dtype", self.dtype, "torch.float32, with bfloat")
         object.__setattr__(self, "loss", as_loss(self.loss))
 
     @cached_property
@@ -169,7 +167,7 @@ class Task:
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
-        return joined(self.outputs(weights, x), len(x))
+        return concat_passes(self.outputs(weights, x), len(x))
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain cross-entropy of each sample (samples,), in evaluation mode; for sequences the mean."""
@@ -235,7 +233,7 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
     return (slice(i, i + size) for i in range(0, rows, size))
 
 
-def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+def concat_passes(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     """Concatenate the outputs of several passes, with all `rows` along `dim`.
 
     Each pass is copied to its place as it comes, so that there is never a second copy of everything: a vocabulary has
@@ -253,11 +251,21 @@ def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     return first if whole is None else whole
 
 
+def example_of(task: Task, purpose: str) -> Tensor:
+    """Return the task's example sample (1, ...); refuse a task without one.
+
+    Args:
+        task: the task.
+        purpose: what needs to know how samples look, for the message.
+    """
+    if task.example is None:
+        raise refused("Task.example", None, f"a sample, such as x[:1], for {purpose}")
+    return task.example
+
+
 def classes_of(task: Task) -> int:
     """Return the number of classes of a task."""
-    if task.example is None:
-        raise FedtideError("labels: the algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    made = next(iter(task.outputs(task.init(Rng(0)), task.example)))
+    made = next(iter(task.outputs(task.init(Rng(0)), example_of(task, "labels"))))
     return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # branch networks also return features
 
 

@@ -85,11 +85,11 @@ class Training:
         }
 
 
-def varied(algorithm: Algorithm[S], name: str, **changes: Any) -> Algorithm[S]:
+def with_training(algorithm: Algorithm[S], name: str, **changes: Any) -> Algorithm[S]:
     """Rename an algorithm whose clients only train, and change settings of that training.
 
     >>> from fedtide.algorithms.fedavg import fedavg
-    >>> made = varied(fedavg(Task(lambda: torch.nn.Linear(3, 2))), "fairer", q=1.0)
+    >>> made = with_training(fedavg(Task(lambda: torch.nn.Linear(3, 2))), "fairer", q=1.0)
     >>> made.name, made.works["train"].q
     ('fairer', 1.0)
     """

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.config_types import Flag, NonNegative, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.types import Shard
 from fedtide.learn.loss import Columns, each, keep_counted, mask_of
 
@@ -95,7 +95,7 @@ class WSM:
         """
         classes = outputs.shape[-1]
         if len(counts) > classes:
-            raise FedtideError(f"loss: 'wsm' found label {len(counts) - 1}, allowed: 0 to {classes - 1}, the model's")
+            raise refused("loss: 'wsm': label", len(counts) - 1, f"0 to {classes - 1}, the model's")
         held = _padded(counts, classes) + self.smoothing
         return (held / held.max()).log().to(outputs.dtype)
 

@@ -18,14 +18,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
 from fedtide.learn.server import Moved, Server
-from fedtide.learn.task import Task, joined, parts, row_losses
+from fedtide.learn.task import Task, concat_passes, example_of, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
-from fedtide.multi.clusters import joint
+from fedtide.multi.clusters import join_models
+from fedtide.parts.gaussian import clip_shares, log_densities, posteriors
 from fedtide.parts.weighting import Weighting, client_weight
 
 BranchAverage = Annotated[
@@ -37,6 +39,10 @@ ChoosePer = Annotated[
     Literal["row", "client"],
     Field(description='whether each "row" or each "client" picks the more certain branch at inference.'),
 ]
+
+
+Selection = Literal["greedy", "sample", "bayes"]
+"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 def with_branches(
@@ -63,13 +69,11 @@ def with_branches(
     Raises:
         FedtideError: the model has no such layer, or its features are not vectors; raised before anything runs.
     """
-    begin = None if task.begin is None else joint([task.begin] * count, layer)
+    begin = None if task.begin is None else join_models([task.begin] * count, layer)
     made = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
     scratch = made.scratch
     if all(branch_of(name) is None for name in scratch.names):
-        raise FedtideError(
-            f"{key}: found '{layer}', which has nothing to train; allowed: a layer with weights, e.g. 'head'"
-        )
+        raise refused(key, layer, "a layer with parameters, such as 'head'")
     if vectors and made.example is not None:
         width(made, scratch.weights, key)
     return made
@@ -81,16 +85,13 @@ def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
     Raises:
         FedtideError: the task has no example sample, or its features are not vectors.
     """
-    if task.example is None:
-        raise FedtideError("this algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    found = read(task, weights, task.example)[1].shape[1:]
-    if len(found) != 1:
-        shape = tuple(found)
-        raise FedtideError(f"{key}: found features of shape {shape}, allowed: a layer that takes vectors, e.g. 'head'")
-    return found[0]
+    shape = tuple(logits_and_features(task, weights, example_of(task, "features"))[1].shape[1:])
+    if len(shape) != 1:
+        raise refused(f"{key}: shape of its features", shape, "a layer that takes vectors, such as 'head'")
+    return shape[0]
 
 
-def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+def logits_and_features(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (K, rows, classes) and features (rows, d) of a branched task, in evaluation mode."""
     features = []
 
@@ -99,7 +100,7 @@ def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
             features.append(z)
             yield made
 
-    return joined(logits(), len(x), dim=1), torch.cat(features)
+    return concat_passes(logits(), len(x), dim=1), torch.cat(features)
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,32 @@ class BranchLoss:
 
 
 def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
-    """Return the features (rows, d) like `read`, without storing logits, which are large for large vocabularies."""
+    """Return the features (rows, d) without storing logits, which are large for large vocabularies."""
     return torch.cat([z for _, z in task.outputs(weights, x)])
 
 
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
     """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
     return int(losses_of(task, weights, shard).mean(1).argmin())
+
+
+def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
+    """Choose the branch of a client by the Gaussians of FedTEM's modes; "bayes" is from appendix A.1 of the paper.
+
+    Args:
+        selection: kind of choice.
+        z: (rows, d) features of the client's samples.
+        mu: (K, d) means.
+        var: (K, d) variances.
+        pi: (K,) shares.
+        rng: the client's key.
+    """
+    if selection == "bayes":
+        return int((clip_shares(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
+    own = posteriors(z, mu, var, pi)[0].mean(0)
+    if selection == "sample":
+        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
+    return int(own.argmax())
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
@@ -166,7 +186,7 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
     return torch.cat(losses, 1)
 
 
-def blended(
+def blend_branches(
     task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels predicted under other shares.
@@ -200,7 +220,7 @@ def blended(
             done += len(made)
             yield made
 
-    return joined(mixed(), len(x)), {name: torch.cat(found) for name, found in labels.items()}
+    return concat_passes(mixed(), len(x)), {name: torch.cat(found) for name, found in labels.items()}
 
 
 def branch_losses(logits: Tensor, shard: Shard) -> Tensor:
@@ -218,7 +238,7 @@ def certainty(logits: Tensor) -> Tensor:
     return math.log(logits.shape[-1]) + logp.exp().mul_(logp).sum(-1)
 
 
-def counted(task: Task, x: Tensor) -> Tensor | None:
+def counted_steps(task: Task, x: Tensor) -> Tensor | None:
     """Return the mask of steps that count (rows, steps): the model's own, else all but token 0; None for rows."""
     says = getattr(getattr(task.scratch.module, "model", None), "counted", None)
     if says is not None:
@@ -226,7 +246,7 @@ def counted(task: Task, x: Tensor) -> Tensor | None:
     return None if x.is_floating_point() or x.dim() != 2 else x != 0
 
 
-def by_certainty(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | None = None) -> Tensor:
+def most_certain(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | None = None) -> Tensor:
     """Return the most certain branch (rows,) of each row, or of all rows of an owner together; ties: the first.
 
     For sequences certainty is the mean over the steps that count.
@@ -245,7 +265,7 @@ def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
     return total / torch.bincount(owner, minlength=owners).clamp(min=1)[:, None]
 
 
-def chosen(logits: Tensor, choice: Tensor) -> Prediction:
+def predict_chosen(logits: Tensor, choice: Tensor) -> Prediction:
     """Predict each row by its chosen branch (rows,)."""
     logp, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
@@ -258,7 +278,7 @@ def _parts(logits: Tensor) -> Iterator[slice]:
     return parts(max(logits.shape[1], 1), logits.shape[2:-1].numel())
 
 
-def step(
+def step_trained(
     server: Server, weights: Weights, memo: Any, delta: Weights | None, trained: Tensor, shares: Tensor | None = None
 ) -> tuple[Weights, Any]:
     """Take a server step that leaves untrained branches unchanged, moments included.
@@ -323,15 +343,15 @@ def step_branches(
     shares = got["branches"]
     divisor = torch.where(shares > 0, shares, 1.0) if average == "members" else None
     active = (shares > 0) | (lam > 0)
-    weights, memo = step(server, state.weights, state.server, got["delta"], active, divisor)
+    weights, memo = step_trained(server, state.weights, state.server, got["delta"], active, divisor)
     return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}
 
 
-def by_surer_branch(task: Task, choose_per: ChoosePer) -> Any:
+def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
     """Build the `predict` of methods that choose a branch by the certainty of its predictions."""
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, _ = read(task, payload, x)
-        return chosen(logits, by_certainty(logits, owner, choose_per == "client", counted(task, x)))
+        logits, _ = logits_and_features(task, payload, x)
+        return predict_chosen(logits, most_certain(logits, owner, choose_per == "client", counted_steps(task, x)))
 
     return predict

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, asked
-from fedtide.cohorts.protocol import Served
-from fedtide.core.errors import FedtideError, refused
+from fedtide.cohorts.protocol import Serve
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -35,6 +35,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.core.weights import zeros_like
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
@@ -84,18 +85,60 @@ def train_clusters(
         return state, reply, {}
     made = reply.total if totals is None else [totals(total) for total in reply.total]
     sums = [None if total is None else total["delta"] for total in made]
-    weights, memos = stepped(server, state.weights, state.server, sums)
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
-    return replace(state, weights=weights, server=memos), reply, {"loss": loss_of(reply.total), "members": trained}
+    return step_models(state, server, sums), reply, {"loss": loss_of(reply.total), "members": trained}
 
 
-def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -> tuple[Weights, ...]:
-    """Initialize K models, the first like FedAvg's; with `own_layer` they differ only in that layer."""
-    keys = [rng, *(rng.at("model", k) for k in range(1, count))]
-    return tuple(received(sent([task.init(key) for key in keys], own_layer)))
+def init_models(
+    task: Task, rng: Rng, count: int, own_layer: str | None = None, noise: float | None = None
+) -> tuple[Weights, ...]:
+    """Initialize K models, the first like FedAvg's.
+
+    Args:
+        task: model and loss.
+        rng: the key of the first model.
+        count: K.
+        own_layer: the only layer in which the models differ; None means all.
+        noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
+    """
+    first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
+    others = [task.init(key) if noise is None else perturb(first, noise, key) for key in keys]
+    return tuple(receive_models(send_models([first, *others], own_layer)))
 
 
-def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
+def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
+    """Add normal noise to every parameter."""
+    draw = rng.numpy()
+    params = {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()}
+    return Weights(params, weights.buffers)
+
+
+def fit_question(task: Task) -> Work:
+    """Build the question "fit": a client's lowest mean loss among the models of each of several "sets"."""
+
+    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
+        return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
+
+    return fit
+
+
+def best_set(fleet: Fleet, clients: Tensor, sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
+    """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
+    got = mean(fleet.ask("fit", clients, {"sets": list(sets)}).total)
+    return sets[0 if got is None else int(got["losses"].argmin())]
+
+
+def check_layer(task: Task, layer: str | None, key: str) -> None:
+    """Refuse a layer, written at `key`, that the task's model does not have; None is no layer."""
+    names = [] if layer is None else list(task.init(Rng(0)).params)
+    if layer is not None and not any(in_layer(name, layer) for name in names):
+        raise unknown(key, layer, sorted({name.rpartition(".")[0] for name in names}))
+
+
+def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
     """Refuse given initial weights if several models would begin equal and stay so.
 
     Args:
@@ -105,12 +148,12 @@ def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
     """
     if task.begin is not None and models > 1:
         raise FedtideError(
-            f"weights: found weights to begin with, and {models} models that would stay alike; allowed: none{otherwise}"
+            f"init_from: found weights, with which {models} models would stay equal; allowed: none{otherwise}"
         )
 
 
-def picked_per_cluster(
-    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, served: Served, cluster: Tensor, count: int
+def pick_per_cluster(
+    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
 ) -> Tensor:
     """Pick equally many participants from each cluster (clients,), sorted.
 
@@ -119,7 +162,7 @@ def picked_per_cluster(
         memo: the cohort's memo.
         fleet: the clients.
         rng: the round's key.
-        served: models that clients would be evaluated with now.
+        serve: models that clients would be evaluated with now.
         cluster: (registered,) the cluster of each client.
         count: number of clusters.
     """
@@ -127,7 +170,7 @@ def picked_per_cluster(
     each = [reachable[cluster[reachable] == k] for k in range(count)]
     wanted = asked(cohort, len(reachable))
     picked = [
-        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, served, among, m)
+        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, serve, among, m)
         for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))
     ]
     return torch.cat(picked).sort().values
@@ -149,7 +192,7 @@ def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
     return out
 
 
-def validating(task: Task) -> Work:
+def accuracy_question(task: Task) -> Work:
     """Build the question "val": accuracy of a client's model on its validation samples."""
 
     def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -161,6 +204,13 @@ def validating(task: Task) -> Work:
         return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
 
     return val
+
+
+def mean_accuracy(totals: Sequence[Any] | None) -> float:
+    """Return the accuracy over all slots' validation samples, from the answers to "val"; NaN without any."""
+    right = [total["right"] for total in totals or () if total is not None]
+    rows = sum(each.weight for each in right)
+    return sum(float(each.value) for each in right) / rows if rows else math.nan
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
@@ -211,16 +261,17 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
     """
     if not hidden:
         return Slotted({k: Weighted(delta, weight)}, models)
-    nothing = map_leaves(torch.zeros_like, delta)
+    nothing = zeros_like(delta)
     return Slotted({j: Weighted(delta, weight) if j == k else Weighted(nothing, 0.0) for j in range(models)}, models)
 
 
-def mixed(trees: Sequence[Any], share: Tensor) -> Any:
+def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
     """Return the mean of several trees, such as models, weighted by shares (K,) of any sum.
 
     Leaves without a mean, such as step counts of an optimizer, come from the tree of largest share; ties: the first.
 
-    >>> mixed([{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}], torch.tensor([1.0, 3.0]))
+    >>> trees = [{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}]
+    >>> mix_models(trees, torch.tensor([1.0, 3.0]))
     {'w': tensor(4.), 'steps': 2}
     """
     parts = share.double() / share.sum()
@@ -235,30 +286,28 @@ def mixed(trees: Sequence[Any], share: Tensor) -> Any:
     return map_leaves(mean_of, *trees)
 
 
-def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
+def replace_at(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
     """Return a tuple with another value at position k.
 
-    >>> put((1, 2, 3), 1, 9)
+    >>> replace_at((1, 2, 3), 1, 9)
     (1, 9, 3)
     """
     return (*held[:k], value, *held[k + 1 :])
 
 
-def stepped(
+def step_models(
+    state: S,
     server: Server,
-    models: Sequence[Weights],
-    memos: Sequence[Any],
     sums: Sequence[Sum | None],
     divide: Divide = "members",
     own_layer: str | None = None,
     everyone: float | None = None,
-) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
+) -> S:
     """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
 
     Args:
+        state: the state, with K models.
         server: the optimizer.
-        models: K models.
-        memos: the optimizer's memo of each model.
         sums: sums of the updates of each model's members; None if there are none.
         divide: divide a model's update by the weights of its members, or by those of all participants.
         own_layer: the only layer in which the models differ; None means all. Other layers move by the mean over all
@@ -271,54 +320,54 @@ def stepped(
     deltas = [
         None
         if total is None or not total.weight
-        else mean(total if divide == "members" else Sum(total.value, everyone))
+        else mean(total if divide == "members" else replace(total, weight=everyone))
         for total in sums
     ]
     if own_layer is not None and everyone:
-        deltas = [with_shared(delta, sums, own_layer) for delta in deltas]
+        deltas = [add_shared_layers(delta, sums, own_layer) for delta in deltas]
     steps = [
         (model, memo) if delta is None else server.step(model, memo, delta)
-        for model, memo, delta in zip(models, memos, deltas, strict=True)
+        for model, memo, delta in zip(state.weights, state.server, deltas, strict=True)
     ]
-    return tuple(weights for weights, _ in steps), tuple(memo for _, memo in steps)
+    return replace(state, weights=tuple(weights for weights, _ in steps), server=tuple(memo for _, memo in steps))
 
 
-def with_shared(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:
+def add_shared_layers(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:
     """Return a model's mean update in its own layer, if it has one, and that of all participants elsewhere."""
     there = [total for total in sums if total is not None]
     value = there[0].value
     for total in there[1:]:
         value = map_leaves(torch.add, value, total.value)
     shared = mean(Sum(value, sum(total.weight for total in there)))
-    own = {} if delta is None else {name: d for name, d in delta.params.items() if belongs(name, own_layer)}
-    rest = {name: d for name, d in shared.params.items() if not belongs(name, own_layer)}
+    own = {} if delta is None else {name: d for name, d in delta.params.items() if in_layer(name, own_layer)}
+    rest = {name: d for name, d in shared.params.items() if not in_layer(name, own_layer)}
     return Weights(rest | own, shared.buffers)
 
 
-def belongs(name: str, layer: str) -> bool:
+def in_layer(name: str, layer: str) -> bool:
     """Tell whether a parameter belongs to a layer.
 
-    >>> belongs("head.weight", "head"), belongs("header.weight", "head")
+    >>> in_layer("head.weight", "head"), in_layer("header.weight", "head")
     (True, False)
     """
     return name.startswith(f"{layer}.")
 
 
-def sent(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
+def send_models(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
     """Return K models as they are sent: shared layers only in the first."""
     if own_layer is None:
         return list(models)
-    rest = [{name: p for name, p in model.params.items() if belongs(name, own_layer)} for model in models[1:]]
+    rest = [{name: p for name, p in model.params.items() if in_layer(name, own_layer)} for model in models[1:]]
     return [models[0], *(Weights(params) for params in rest)]
 
 
-def received(models: Sequence[Weights]) -> list[Weights]:
-    """Return K models as a client uses them: the reverse of `sent`."""
+def receive_models(models: Sequence[Weights]) -> list[Weights]:
+    """Return K models as a client uses them: the reverse of `send_models`."""
     first = models[0]
     return [first, *(Weights(first.params | model.params, first.buffers | model.buffers) for model in models[1:])]
 
 
-def joint(models: Sequence[Weights], layer: str) -> Weights:
+def join_models(models: Sequence[Weights], layer: str) -> Weights:
     """Merge K models of one task into the weights of one network with `layer` repeated, as of `with_branches`.
 
     Shared layers are run once, and taken from the first model.
@@ -328,7 +377,7 @@ def joint(models: Sequence[Weights], layer: str) -> Weights:
         layer: the layer in which they differ, or "*" for all.
 
     >>> one, two = (Weights({"conv.w": torch.ones(1), "head.w": torch.full((1,), k)}) for k in (1.0, 2.0))
-    >>> list(joint([one, two], "head").params)
+    >>> list(join_models([one, two], "head").params)
     ['model.conv.w', 'model.head.copies.0.w', 'model.head.copies.1.w']
     """
     params: dict[str, Tensor] = {}
@@ -339,8 +388,8 @@ def joint(models: Sequence[Weights], layer: str) -> Weights:
     return Weights(params, buffers)
 
 
-def apart(weights: Weights, like: Weights, layer: str, count: int) -> list[Weights]:
-    """Split merged weights into each model, or its part of an update, by the names in `like`: the reverse of `joint`.
+def split_models(weights: Weights, like: Weights, layer: str, count: int) -> list[Weights]:
+    """Split joined weights into each model, or its part of an update, by the names in `like`.
 
     Shared layers are in all of them.
     """
@@ -354,30 +403,30 @@ def apart(weights: Weights, like: Weights, layer: str, count: int) -> list[Weigh
 
 
 def _own(name: str, layer: str) -> bool:
-    return layer == WHOLE or belongs(name, layer)
+    return layer == WHOLE or in_layer(name, layer)
 
 
 def _in_branch(name: str, layer: str, k: int) -> str:
     """Return the name of a parameter of model k in the merged network."""
     if layer == WHOLE:
         return f"model.copies.{k}.{name}"
-    return f"model.{layer}.copies.{k}{name[len(layer) :]}" if belongs(name, layer) else f"model.{name}"
+    return f"model.{layer}.copies.{k}{name[len(layer) :]}" if in_layer(name, layer) else f"model.{name}"
 
 
-def deciding(shard: Shard, on: ChooseOn) -> Shard:
+def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
     """Return the samples for decisions: validation samples if wanted and available, else training samples."""
     val = shard.val if on == "val" else None
     return val if val is not None and len(val) else shard
 
 
-def choosing(task: Task, on: ChooseOn) -> Work:
+def choose_model(task: Task, on: ChooseOn) -> Work:
     """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
 
     The payload has the "models"; the memory gets the index of the "model". A client without labeled samples keeps none.
     """
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
-        rows = deciding(shard, on)
+        rows = decision_rows(shard, on)
         if not len(rows):
             return None
         return Answer({}, memory={"model": mean_losses(task, payload["models"], rows).argmin()})
@@ -385,8 +434,8 @@ def choosing(task: Task, on: ChooseOn) -> Work:
     return adapt
 
 
-def by_own_model(task: Task) -> Any:
-    """Build the `predict` for `choosing`: by each client's own model, or by the payload's "usual" one."""
+def predict_by_choice(task: Task) -> Any:
+    """Build the `predict` for `choose_model`: by each client's own model, or by the payload's "usual" one."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         usual = int(payload["usual"])
@@ -403,7 +452,7 @@ def by_own_model(task: Task) -> Any:
     return predict
 
 
-def given(
+def serve_clusters(
     models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor, usual: int, **more: Any
 ) -> tuple[list[Payload], Slot]:
     """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
@@ -412,7 +461,7 @@ def given(
         models: K models.
         model: (registered,) the model of each client; -1 if unknown.
         clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
-            model by themselves (by `finding`, or the method's own way).
+            model by themselves (by `find_model`, or the method's own way).
         among: (n,) the models that they may find.
         usual: index in `among` of the model for clients that find none.
         more: further entries of the last slot.
@@ -427,11 +476,11 @@ def given(
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
 
-def finding(task: Task, on: ChooseOn = "val") -> Work:
-    """Build the `adapt` for `given`: a client takes the model with the lowest loss on its labeled samples."""
+def find_model(task: Task, on: ChooseOn = "val") -> Work:
+    """Build the `adapt` for `serve_clusters`: a client takes the model with the lowest loss on its labeled samples."""
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = deciding(shard, on)
+        rows = decision_rows(shard, on)
         if len(payload["models"]) == 1 or not len(rows):
             return None
         return Answer({}, memory={"found": mean_losses(task, payload["models"], rows).argmin()})
@@ -439,13 +488,13 @@ def finding(task: Task, on: ChooseOn = "val") -> Work:
     return adapt
 
 
-def by_given_model(task: Task) -> Any:
-    """Build the `predict` for `given`: by the model that a client was given, or has "found"."""
+def predict_by_cluster(task: Task) -> Any:
+    """Build the `predict` for `serve_clusters`: by the model that a client was given, or has "found"."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         found = [None if memory is None or "found" not in memory else {"model": memory["found"]} for memory in memories]
         made = choose(payload, found, x, owner)
         return Prediction(made.logp, payload["numbers"][made.choice])
 
-    choose = by_own_model(task)
+    choose = predict_by_choice(task)
     return predict

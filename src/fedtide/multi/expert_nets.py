@@ -14,7 +14,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.bfloat import full
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
 from fedtide.multi.early_stopping import early_stopped
 
@@ -48,16 +48,14 @@ class Networks:
 
     def _built(self, model: Model, classes: int | None) -> Task:
         task = self.task
-        if task.example is None:
-            raise FedtideError("Task: found no example, allowed: some row (1, ...), for networks of a client's own")
-        shape = tuple(task.example.shape[1:])
-        outputs = task.logits(task.init(Rng(0)), task.example).shape[-1] if classes is None else classes
+        example = example_of(task, "networks of a client's own")
+        shape = tuple(example.shape[1:])
+        outputs = task.logits(task.init(Rng(0)), example).shape[-1] if classes is None else classes
         made = Task(
-            lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, task.example,
-            bfloat=task.bfloat,
-        )  # fmt: skip
+            lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, example, bfloat=task.bfloat
+        )
         try:
-            made.logits(made.init(Rng(0)), task.example)
+            made.logits(made.init(Rng(0)), example)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise FedtideError(f"personal: a network of clients does not fit rows of shape {shape}: {error}") from None
         return made

@@ -19,8 +19,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task
-from fedtide.multi.branches import read, width, with_branches
-from fedtide.multi.clusters import joint
+from fedtide.multi.branches import logits_and_features, width, with_branches
+from fedtide.multi.clusters import join_models
 
 Extract = Callable[[Weights, Tensor], Tensor]
 """Feature extractor: (current first model, rows) -> features (rows, d), float64."""
@@ -104,10 +104,12 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
-    width(one, joint([task.drawn(Rng(0))], layer), f"{key}.layer")  # raises for a layer whose inputs are not vectors
+    width(
+        one, join_models([task.drawn(Rng(0))], layer), f"{key}.layer"
+    )  # raises for a layer whose inputs are not vectors
 
     def extract(model: Weights, x: Tensor) -> Tensor:
-        return read(one, joint([model], layer), x)[1].double()
+        return logits_and_features(one, join_models([model], layer), x)[1].double()
 
     return extract
 
@@ -115,7 +117,7 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
 def wide(task: Task, layer: str, key: str) -> int:
     """Return the width of the inputs of a layer of the task's network; `key` is where the layer stands, for errors."""
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
-    return width(one, joint([task.drawn(Rng(0))], layer), f"{key}.layer")
+    return width(one, join_models([task.drawn(Rng(0))], layer), f"{key}.layer")
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:

@@ -85,7 +85,7 @@ class Collected:
         )
 
 
-def collecting(extract: Extract, count: int) -> Work:
+def collect_question(extract: Extract, count: int) -> Work:
     """Build a client's work before training: `count` centers of its features, their counts and their variances."""
 
     def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -169,7 +169,7 @@ class Opening:
     @property
     def work(self) -> Work:
         """Work of a client in these rounds."""
-        return collecting(self.extract, self.count)
+        return collect_question(self.extract, self.count)
 
     def first(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads, float64, available before any round: from public samples, or random."""
@@ -185,7 +185,7 @@ class Opening:
 
     def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads from the collection."""
-        mu, var = tightest(held, self.count, rng.at("centres"))
+        mu, var = fit_centers(held, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
     def round(self, state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> State:
@@ -198,7 +198,7 @@ class Opening:
         return replace(state, mu=mu, spread=spread, collected=Collected.nothing())
 
 
-def rows_for(**counts: int) -> Callable[[Holdings], None]:
+def enough_rows_for(**counts: int) -> Callable[[Holdings], None]:
     """Build the `check` of methods that divide a client's samples into parts: every client must hold enough of them.
 
     Args:
@@ -215,7 +215,7 @@ def rows_for(**counts: int) -> Callable[[Holdings], None]:
     return check
 
 
-def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
+def fit_centers(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
     """Return means and variances (K, d) of weighted k-means from the best of several k-means++ seeds.
 
     An empty component gets the variance of all.

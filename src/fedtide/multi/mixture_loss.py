@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
-from fedtide.core.types import Shard
+from fedtide.core.errors import refused
+from fedtide.core.types import Shard, Weighted
 from fedtide.learn.loss import Columns, CrossEntropy, mask_of
 
 LEAST = 1e-12
@@ -19,10 +19,22 @@ LEAST = 1e-12
 def weighs_rows(loss: Any, method: str) -> None:
     """Refuse a loss that has only a mean, for a method that weights samples."""
     if not hasattr(loss, "each"):
-        raise FedtideError(
-            f"loss: found {type(loss).__name__}, allowed with {method}: CrossEntropy, WSM, or one with `each`, as it "
-            "weighs rows"
-        )
+        allowed = f"CrossEntropy, WSM, or one with `each`, as {method} weights samples"
+        raise refused("loss", type(loss).__name__, allowed)
+
+
+def mixture_notes(posteriors: Tensor, joints: Tensor) -> dict[str, Weighted]:
+    """Build the part of an answer by which a mixture is watched: mean entropy and mean log-likelihood of its rows.
+
+    Args:
+        posteriors: (rows, K).
+        joints: (rows, ...) log-joints of components and row.
+    """
+    n = len(posteriors)
+    return {
+        "entropy": Weighted(torch.special.entr(posteriors).sum(1).mean(), n),
+        "log_likelihood": Weighted(joints.flatten(1).logsumexp(1).mean(), n),
+    }
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.multi.clusters import ChooseOn, deciding, mean_losses
+from fedtide.multi.clusters import ChooseOn, decision_rows, mean_losses
 from fedtide.multi.early_stopping import early_stopped
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 from fedtide.multi.mixture import Mixture
@@ -69,7 +69,7 @@ class Choice:
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the index of the best model."""
-        rows = deciding(shard, self.choose_on)
+        rows = decision_rows(shard, self.choose_on)
         return {"model": mean_losses(nets.task, models, rows).argmin()} if len(rows) else None
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
@@ -100,7 +100,7 @@ class FineTuned:
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the model's index and the client's fine-tuned copy."""
-        rows = deciding(shard, self.choose_on)
+        rows = decision_rows(shard, self.choose_on)
         if not len(rows):
             return None
         k = mean_losses(nets.task, models, rows).argmin()
@@ -182,7 +182,7 @@ class Ensemble:
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture, Field(discriminator="kind")]
 
 
-def predicted(
+def predict_personal(
     way: Way,
     nets: Networks,
     models: Sequence[Weights],

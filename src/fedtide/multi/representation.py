@@ -269,7 +269,7 @@ class Combined:
 Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]
 
 
-def reporting(task: Task, representation: Representation, eps: float) -> Work:
+def report_question(task: Task, representation: Representation, eps: float) -> Work:
     """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
 
     The payload has the "model" for the representation, if it needs one.

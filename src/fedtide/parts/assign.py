@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_POSTERIOR = 1e-12
@@ -48,7 +49,7 @@ def capacities(shares: Tensor, m: int) -> Tensor:
 
 
 def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
-    """Assign a component to each participant within capacities `room`: `ranked` for K = 2, else `transported`.
+    """Assign a component to each participant within capacities `room`: by rank for K = 2, else by cost.
 
     Args:
         posterior: (m, K) mean posteriors, participants in the order of their ids.
@@ -62,17 +63,35 @@ def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     >>> assign(posterior, posterior.log(), torch.tensor([1, 2]))
     tensor([0, 1, 1])
     """
-    return (ranked if posterior.shape[1] == 2 else transported)(posterior, joint, room)
+    return (assign_by_rank if posterior.shape[1] == 2 else assign_by_cost)(posterior, joint, room)
 
 
-def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
+def members_of(member: Tensor, groups: int, own: Tensor | None = None) -> Tensor:
+    """Return the mask (K, m) of each component's members; only of those that agree, where there are any.
+
+    Args:
+        member: (m,) assigned components.
+        groups: K.
+        own: (m,) components that participants prefer themselves; None asks for no agreement.
+
+    >>> members_of(torch.tensor([0, 0, 1]), 2, torch.tensor([0, 1, 0])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    inside = F.one_hot(member, groups).T.double()
+    if own is None:
+        return inside
+    agreeing = inside * F.one_hot(own, groups).T
+    return torch.where(agreeing.any(1, keepdim=True), agreeing, inside)
+
+
+def assign_by_rank(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     """Assign to two components: the first `room[0]` by posterior, then mean log-odds, then id go to component 0.
 
     Arguments and result are those of `assign`.
 
     >>> saturated = torch.tensor([[1.0, 0.0]]).repeat(3, 1)
     >>> joint = torch.tensor([[0.0, -50.0], [0.0, -70.0], [0.0, -60.0]])
-    >>> ranked(saturated, joint, torch.tensor([1, 2]))
+    >>> assign_by_rank(saturated, joint, torch.tensor([1, 2]))
     tensor([1, 0, 1])
     """
     _check(posterior, room)
@@ -84,7 +103,7 @@ def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     return place
 
 
-def transported(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
+def assign_by_cost(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     """Assign to any number of components: the exact maximum of sum_i log max(posterior_i, 1e-12) within `room`.
 
     Ties are broken by the sum of log-joints, then by sum_i i*k(i): lower ids go to lower components. Method: successive
@@ -95,11 +114,11 @@ def transported(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     Arguments and result are those of `assign`.
 
     >>> posterior = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3]])
-    >>> transported(posterior, posterior.log(), torch.tensor([1, 1, 1]))
+    >>> assign_by_cost(posterior, posterior.log(), torch.tensor([1, 1, 1]))
     tensor([0, 1, 2])
     """
     _check(posterior, room)
-    return torch.tensor(fitted(_values(posterior, joint), room.tolist()), dtype=torch.int64)
+    return torch.tensor(best_assignment(_values(posterior, joint), room.tolist()), dtype=torch.int64)
 
 
 def _check(posterior: Tensor, room: Tensor) -> None:
@@ -131,17 +150,17 @@ def _whole(x: Tensor, digits: int) -> np.ndarray:
     return (x * 2.0**digits).round().to(torch.int64).numpy().astype(object)
 
 
-def fitted(values: np.ndarray, room: list[int]) -> list[int]:
+def best_assignment(values: np.ndarray, room: list[int]) -> list[int]:
     """Return the component of each participant (m,) that maximizes the sum of `values` (m, K) within `room`.
 
-    >>> fitted(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
+    >>> best_assignment(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
     [0, 1]
     """
     return _placed(values, room)[0]
 
 
 def _placed(values: np.ndarray, room: list[int]) -> tuple[list[int], list[list[int | None]]]:
-    """Assign like `fitted`; also return the cost of moving one participant from component (row) to another (column).
+    """Assign like `best_assignment`; also return the cost of moving one participant between components (from, to).
 
     Prices may be subtracted from the values of components. Whatever the prices are, if all participants are in their
     preferred components, no other placement with the same counts has a larger value: its prices have the same sum. So

@@ -14,6 +14,7 @@ can be saved.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
@@ -22,6 +23,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
+from fedtide.core.errors import refused
+from fedtide.core.types import Holdings
 from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summed
 
 THIRD = 1 / 3
@@ -73,10 +76,10 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     return float(pairs(some, first, some, second, kind).mean(dtype=torch.float64))
 
 
-def shifted(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
+def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     """Return the distance that each center moved (K,).
 
-    >>> shifted(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
+    >>> center_moves(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
     tensor([1.])
     """
     here = torch.arange(len(before))
@@ -97,12 +100,12 @@ def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Te
     return counts / counts.sum(1, keepdim=True)
 
 
-def apart(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
+def distances_within(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
     """Return the mean distance of each row from the other members of its cluster (rows,) float64; 0 if it is alone.
 
     For L1, sums over pairs come from sorted columns in O(n log n) each; for other distances from all pairs.
 
-    >>> apart(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
+    >>> distances_within(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
     [1.0, 1.0, 0.0]
     """
     out = torch.zeros(len(x), dtype=torch.float64)
@@ -127,12 +130,12 @@ def _summed_l1(x: Tensor) -> Tensor:
 
 
 def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
-    """Return the mean over clients (not clusters) of `apart`, the distance to the rest of the cluster; 0 without rows.
+    """Return the mean over clients (not clusters) of the distance to the rest of the cluster; 0 without rows.
 
     >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
     0.6667
     """
-    return float(apart(x, label, kind).mean()) if len(x) else 0.0
+    return float(distances_within(x, label, kind).mean()) if len(x) else 0.0
 
 
 def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
@@ -186,6 +189,11 @@ class Trigger(Protocol):
     """The condition of a global re-clustering; see the module's description."""
 
     @property
+    def kind(self) -> str:
+        """Name of the kind in a configuration."""
+        ...
+
+    @property
     def listens(self) -> bool:
         """Tell whether the trigger uses validation accuracies."""
         ...
@@ -205,6 +213,17 @@ class Trigger(Protocol):
     def noted(self, kept: Any, accuracy: float) -> Any:
         """Return the memo after a validation accuracy."""
         ...
+
+
+def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
+    """Build the `check` of methods with a trigger: one that uses validation accuracies needs validation samples."""
+
+    def check(held: Holdings) -> None:
+        if trigger.listens and not held.has_val:
+            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
+            raise refused("trigger", trigger.kind, allowed)
+
+    return check
 
 
 @ingredient
@@ -404,5 +423,5 @@ class Learned:
 
 def _far(event: Event, tau: float) -> bool:
     """Tell whether some center of a cluster with members moved by tau theta or more; never for infinity."""
-    moved = float(shifted(event.before, event.after, event.kind)[event.filled].max())
+    moved = float(center_moves(event.before, event.after, event.kind)[event.filled].max())
     return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind)

@@ -27,7 +27,7 @@ def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
     Args:
         z: (rows, d) features.
         mu: (K, d) means.
-        var: (K, d) variances above zero; see `floored`.
+        var: (K, d) variances above zero; see `floor_variances`.
 
     Returns:
         (rows, K), float64.
@@ -45,13 +45,13 @@ def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
 def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
     """Return the posterior of each component for each row, and the log-joint of component and row.
 
-    Shares are kept away from 0 and 1 (`clipped`). A row that is impossible under all components, or not finite, has the
-    posterior pi.
+    Shares are kept away from 0 and 1 (`clip_shares`). A row that is impossible under all components, or not finite, has
+    the posterior pi.
 
     Args:
         z: (rows, d) features.
         mu: (K, d) means.
-        var: (K, d) variances above zero; see `floored`.
+        var: (K, d) variances above zero; see `floor_variances`.
         pi: (K,) shares of the components.
 
     Returns:
@@ -63,28 +63,28 @@ def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, 
     tensor([[0.8808, 0.1192],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
-    pi = clipped(pi)
+    pi = clip_shares(pi)
     joint = log_densities(z, mu, var) + pi.log()
     gamma = joint.softmax(1)
     return torch.where(gamma.isfinite().all(1, keepdim=True), gamma, pi), joint
 
 
-def clipped(pi: Tensor) -> Tensor:
+def clip_shares(pi: Tensor) -> Tensor:
     """Clip shares (K,) to [1e-6, 1 - 1e-6], sum 1, float64, so that no component is lost forever; K = 1 stays 1.
 
-    >>> clipped(torch.tensor([0.0, 1.0]))
+    >>> clip_shares(torch.tensor([0.0, 1.0]))
     tensor([1.0000e-06, 1.0000e+00], dtype=torch.float64)
     """
     pi = pi.double().clamp(LEAST_SHARE, 1 - LEAST_SHARE)
     return pi / pi.sum()
 
 
-def floored(var: Tensor, floor: float = 1e-3) -> Tensor:
+def floor_variances(var: Tensor, floor: float = 1e-3) -> Tensor:
     """Raise variances (K, d) to at least max(1e-6, floor * their mean over components and dimensions), float64.
 
     A unit behind a ReLU that is dead on a client has variance 0, and would alone decide every posterior.
 
-    >>> floored(torch.tensor([[4.0, 0.0]]))
+    >>> floor_variances(torch.tensor([[4.0, 0.0]]))
     tensor([[4.0000e+00, 2.0000e-03]], dtype=torch.float64)
     """
     var = var.double()
@@ -102,7 +102,7 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (z - mean).square_().mean(0)
 
 
-def pooled(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
+def pool_moments(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
     """Return mean and variance (K, d) of the pooled rows of several clients, for each of K groups of clients.
 
     Args:
@@ -112,7 +112,7 @@ def pooled(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tupl
         between: include the spread of the clients' means in the variance.
 
     >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
-    >>> pooled(n, mu, var), pooled(n, mu, var, between=True)[1]
+    >>> pool_moments(n, mu, var), pool_moments(n, mu, var, between=True)[1]
     ((tensor([[3.]]), tensor([[1.]])), tensor([[4.]]))
     """
     share = n / n.sum(1).clamp(min=1.0)[:, None]
@@ -145,7 +145,7 @@ def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
     return torch.stack(found, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
 
 
-def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fit_gaussians(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Take the M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) from rows and posteriors.
 
     A component with total posterior below 1e-8 keeps its mean and variance.
@@ -157,7 +157,7 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
         var: (K, d) current variances.
 
     >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    >>> [part.flatten().tolist() for part in fitted(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
+    >>> [part.flatten().tolist() for part in fit_gaussians(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
     [[2.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
     """
     z, gamma = z.double(), gamma.double()
@@ -170,7 +170,7 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
     return torch.where(there, center, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
 
 
-def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+def fit_full_gaussians(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     """Take the M-step of FedGMM: means (K, d) and full covariances (K, d, d) from rows and posteriors.
 
     sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; rho = 0 gives
@@ -181,7 +181,7 @@ def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
         r: (rows, K) posteriors.
         rho: strength of the pull of components towards a unit ball around 0.
 
-    >>> mu, cov = full_fitted(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
+    >>> mu, cov = fit_full_gaussians(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
     >>> round(mu.item(), 6), round(cov.item(), 6)
     (2.0, 1.000001)
     """

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, ingredient
 from fedtide.core.curves import periodic_shares
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
 
 Period = Annotated[Positive | None, OfShift("period")]
@@ -41,12 +41,12 @@ class _Turns:
         """Return the expected share of each group (groups,), float64; 1 for a single group."""
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
-        cycle = known(self.period, "prior.period")
+        cycle = need_period(self.period, "prior.period")
         return torch.from_numpy(periodic_shares(self.kind, moment.round - (self.phase or 0.0), cycle, 1.0, groups))
 
     def check(self, groups: int) -> None:
         """Refuse a missing period."""
-        known(self.period, "prior.period")
+        need_period(self.period, "prior.period")
 
 
 @ingredient
@@ -127,7 +127,7 @@ class Measured:
         _at_most_two(self.kind, groups)
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
-        period = known(self.period, "prior.period")
+        period = need_period(self.period, "prior.period")
         place = (moment.round - (self.phase or 0.0)) % period / period * len(self.curve)
         here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
         q = here + (place - int(place)) * (there - here)
@@ -136,7 +136,7 @@ class Measured:
     def check(self, groups: int) -> None:
         """Refuse more than two groups, whose shares one curve does not determine, and a missing period."""
         _at_most_two(self.kind, groups)
-        known(self.period, "prior.period")
+        need_period(self.period, "prior.period")
 
 
 @ingredient
@@ -224,7 +224,7 @@ class Soft:
         _at_most_two(self.kind, groups)
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
-        period = known(self.period, "prior.period")
+        period = need_period(self.period, "prior.period")
         s, trough = int((moment.round - (self.phase or 0.0)) % period), int(period / 2)
         before = now if before is None else before
         q = 1.0 if s == 0 else 0.0 if s == trough else min(before, now) if s < trough else max(before, now)
@@ -233,7 +233,7 @@ class Soft:
     def check(self, groups: int) -> None:
         """Refuse more than two groups, and a missing period."""
         _at_most_two(self.kind, groups)
-        known(self.period, "prior.period")
+        need_period(self.period, "prior.period")
 
 
 Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
@@ -242,7 +242,7 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
 
-def known(value: float | None, key: str) -> float:
+def need_period(value: float | None, key: str) -> float:
     """Return a value that may come from the experiment's periodic shift.
 
     Raises:
@@ -255,4 +255,4 @@ def known(value: float | None, key: str) -> float:
 
 def _at_most_two(kind: str, groups: int) -> None:
     if groups > 2:
-        raise FedtideError(f"prior: found '{kind}' with {groups} groups, allowed: at most 2 groups, or another prior")
+        raise refused("prior", kind, f"at most 2 groups, not {groups}; or another prior")

@@ -31,7 +31,6 @@ from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.sources import uncached
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
@@ -69,7 +68,7 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
-    return _rows(json.dumps(data, sort_keys=True), own if getattr(experiment.data.source, "drawn", False) else 0)
+    return _rows(json.dumps(data, sort_keys=True), own if experiment.data.source.drawn else 0)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
@@ -382,7 +381,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
         "description": "",
         "seeds": (seed,),
     }
-    source = uncached(experiment.data.source)
+    source = experiment.data.source.uncached()
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [digest(path) for path in _files(experiment, method)]}

@@ -25,7 +25,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
-from fedtide.multi.branches import branch_losses, certainty, losses_of, read, with_branches
+from fedtide.multi.branches import branch_losses, certainty, logits_and_features, losses_of, with_branches
 from fedtide.parts.prior import Block, Linear
 from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
@@ -136,7 +136,7 @@ def test_scsgd_answers_by_the_surer_branch():
         x = 8 * rows(30).x
         owner = torch.arange(30) // 5
         made = algorithm.predict(weights, [None] * 6, x, owner)
-        logits, _ = read(with_branches(task(), "head", 2), weights, x)
+        logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, x)
         certain = certainty(logits)
         if sure == "row":
             expected = certain.argmax(0)
@@ -254,7 +254,7 @@ def test_min_loss_chooses_as_plain_losses_say():
     for step, trained in zip(run.steps, branches, strict=True):
         for client, k in trained.items():
             shard = population.shard(client, step.moment)
-            logits, _ = read(branched_task, step.received.weights, shard.x)
+            logits, _ = logits_and_features(branched_task, step.received.weights, shard.x)
             losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
             assert k == losses.index(min(losses))
             seen.add(k)
@@ -266,7 +266,7 @@ def test_min_loss_by_hand_for_one_client():
     algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
     weights, shard = begun(algorithm).weights, rows()
     answer = trained_by(algorithm, weights, shard)
-    logits, _ = read(with_branches(task(), "head", 2), weights, shard.x)
+    logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
     k = losses.index(min(losses))
     assert answer.total["branches"].value.tolist() == [float(k == 0), float(k == 1)]
@@ -456,7 +456,7 @@ def test_the_likelihood_does_not_fall_over_adaptation():
         algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps)
         weights, shard = begun(algorithm).weights, rows(12)
         answer = algorithm.adapt(weights, None, shard, Moment(0, 10), Rng(0))
-        losses = branch_losses(read(with_branches(task(), "head", 3), weights, shard.x)[0], shard)
+        losses = branch_losses(logits_and_features(with_branches(task(), "head", 3), weights, shard.x)[0], shard)
         pi = [1 / 3] * 3
         for _ in range(steps):
             _, pi = e_step(losses, pi)
@@ -497,7 +497,7 @@ def test_a_blend_weighs_probabilities():
     owner = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 2])
     blends = [{"pi": torch.tensor([0.8, 0.2]).double()}, None, {"pi": torch.tensor([0.0, 1.0]).double()}]
     made = algorithm.predict(weights, blends, shard.x, owner)
-    logits, _ = read(with_branches(task(), "head", 2), weights, shard.x)
+    logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     pi = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]).double()[owner]
     expected = (pi.T[:, :, None] * F.softmax(logits, -1)).sum(0)
     torch.testing.assert_close(made.logp.exp(), expected)

@@ -22,8 +22,8 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
-from fedtide.multi.branches import read, with_branches
-from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
+from fedtide.multi.branches import logits_and_features, with_branches
+from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.parts.step_size import Certainty, Overwrite
 from fedtide.runs.build import host_of, task_of
@@ -116,7 +116,7 @@ def test_a_single_participants_features_are_the_component(update, a0, rounds, pr
     branched = with_branches(task_of(experiment, experiment.method[0], population.rows), "head", 2)
     moment = run.steps[-1].moment
     (client,) = population.arrivals(1, moment).tolist()
-    _, z = read(branched, run.state.weights, population.shard(client, moment).x)
+    _, z = logits_and_features(branched, run.state.weights, population.shard(client, moment).x)
     torch.testing.assert_close(run.state.mu[alone], z.mean(0), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(run.state.var[alone], z.var(0, correction=0), rtol=1e-10, atol=1e-12)
 
@@ -386,7 +386,7 @@ def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
         "var": torch.full((2, WIDTH), 0.3, dtype=torch.float64),
         "pi": torch.tensor(pi, dtype=torch.float64),
     }
-    _, z = read(with_branches(task(), "head", 2), state.weights, x)
+    _, z = logits_and_features(with_branches(task(), "head", 2), state.weights, x)
     own = posteriors(z, payload["mu"], payload["var"], payload["pi"])[0].mean(0)
     return algorithm.works["train"], payload, shard, z, own
 
@@ -417,7 +417,7 @@ def test_components_that_are_alike_are_drawn_as_the_shares_say():
 def test_greedy_takes_the_largest_mean_posterior_and_bayes_that_of_all_rows_together(share):
     for selection in ("greedy", "bayes"):
         work, payload, shard, z, own = client([share, 1 - share], selection=selection)
-        together = clipped(payload["pi"]).log() + log_densities(z, payload["mu"], payload["var"]).sum(0)
+        together = clip_shares(payload["pi"]).log() + log_densities(z, payload["mu"], payload["var"]).sum(0)
         expected = own.argmax() if selection == "greedy" else together.argmax()
         assert branch_at(work, payload, shard, Rng(0)) == int(expected)
 
@@ -455,7 +455,7 @@ def test_statistics_are_those_of_the_updated_network_under_the_received_mixture(
     answer = work(payload, None, shard, Moment(0, 10), Rng(0))
     delta = answer.total["delta"].value
     weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
-    _, z = read(with_branches(task(), "head", 2), weights, shard.x)
+    _, z = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     assert not torch.allclose(z, z_before)
     gamma, joint = posteriors(z, payload["mu"], payload["var"], payload["pi"])
     torch.testing.assert_close(answer.rows["pi"], gamma.mean(0), rtol=1e-10, atol=1e-12)
@@ -501,7 +501,7 @@ def test_variances_are_floored_where_they_are_used_and_not_where_they_are_kept()
     state = replace(state, var=var)
     fleet = Answering(None)
     algorithm.round(state, fleet, Rng(0))
-    assert torch.equal(fleet.asked[0][1]["var"], floored(var, 1e-3))
+    assert torch.equal(fleet.asked[0][1]["var"], floor_variances(var, 1e-3))
     assert float(fleet.asked[0][1]["var"][0, 0]) == pytest.approx(1e-3 * 0.9, abs=1e-15)
     assert float(state.var[0, 0]) == 0.0
 
@@ -526,8 +526,8 @@ def test_all_rows_of_an_owner_choose_together_with_uniform_shares():
     x = 3 * torch.randn(30, DIMS, generator=draw, dtype=torch.float64)
     owner = torch.randint(6, (30,), generator=draw)
     made = algorithm.predict(payload, [None] * 6, x, owner)
-    logits, z = read(with_branches(task(), "head", 2), state.weights, x)
-    gamma, _ = posteriors(z, state.mu, floored(state.var), torch.tensor([0.5, 0.5]))
+    logits, z = logits_and_features(with_branches(task(), "head", 2), state.weights, x)
+    gamma, _ = posteriors(z, state.mu, floor_variances(state.var), torch.tensor([0.5, 0.5]))
     for i in range(6):
         k = int(gamma[owner == i].mean(0).argmax())
         assert made.choice[owner == i].unique().tolist() == [k]

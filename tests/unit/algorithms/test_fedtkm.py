@@ -15,7 +15,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard, Sum
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import read, with_branches
+from fedtide.multi.branches import logits_and_features, with_branches
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
 from fedtide.parts.step_size import Certainty
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
@@ -305,7 +305,7 @@ def test_what_is_sent_by_hand():
     answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalTrainer(0.1, batch_size=3, epochs=2))
     delta = answer.total["delta"].value
     weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
-    _, z = read(with_branches(task(), "head", 2), weights, shard.x)
+    _, z = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     far = torch.stack([(z - c).norm(dim=1).mean() for c in payload["centers"]])
     r = [1.0, 0.0] if far[0] < far[1] else [0.0, 1.0]
     total = answer.total
@@ -371,7 +371,7 @@ def test_at_inference_owners_choose_by_distance_and_alpha_only_where_it_is_wante
     x = 1.5 * torch.randn(40, DIMS, generator=draw, dtype=torch.float64)
     owner = torch.arange(40) // 4
     made = algorithm.predict(payload, [None] * 10, x, owner)
-    logits, z = read(with_branches(task(), "head", 2), state.weights, x)
+    logits, z = logits_and_features(with_branches(task(), "head", 2), state.weights, x)
     far = (z[:, None] - levels).norm(dim=2) * (log_alpha.exp() if rescale else 1.0)
     for i in range(10):
         mine = far[owner == i]

@@ -19,7 +19,7 @@ from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
-from fedtide.multi.clusters import mixed, quotas
+from fedtide.multi.clusters import mix_models, quotas
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, preflight, task_of
@@ -151,14 +151,14 @@ def test_static_clusters_never_change():
 
 def test_a_model_is_the_mean_of_those_that_the_members_had():
     one, two = (Weights({"w": torch.tensor([v])}) for v in (1.0, 4.0))
-    assert mixed([one, two], torch.tensor([2.0, 1.0])).params["w"].item() == 2.0
-    assert same(mixed([one, one], torch.tensor([0.3, 0.7])), one)
+    assert mix_models([one, two], torch.tensor([2.0, 1.0])).params["w"].item() == 2.0
+    assert same(mix_models([one, one], torch.tensor([0.3, 0.7])), one)
 
 
 @pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
 def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
     one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
-    made = mixed([one, two], torch.tensor(share))
+    made = mix_models([one, two], torch.tensor(share))
     assert (made["steps"], made["seen"].item()) == (count, count)
     assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
 

@@ -139,7 +139,7 @@ def without_head(weights: Weights) -> dict:
 
 
 def test_a_layer_that_is_not_there_is_one_line():
-    with pytest.raises(FedtideError, match=r"cluster_layer: found 'heads'; .*did you mean 'head'"):
+    with pytest.raises(FedtideError, match=r"cluster_layer: found 'heads', .*did you mean 'head'"):
         preflight(toy("ifca", {"cluster_layer": "heads"}))
 
 

@@ -411,5 +411,5 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
 
 
 def test_fedgmm_refuses_a_loss_that_has_only_a_mean():
-    with pytest.raises(FedtideError, match="allowed with FedGMM"):
+    with pytest.raises(FedtideError, match="as FedGMM weights samples"):
         fedgmm(replace(TASK, loss=nn.CrossEntropyLoss()), features=Identity())

@@ -19,7 +19,7 @@ from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import read, with_branches
+from fedtide.multi.branches import logits_and_features, with_branches
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.parts.step_size import Certainty
 from fedtide.runs.build import host_of, task_of
@@ -326,7 +326,9 @@ def test_the_least_of_three_losses_decides():
         state, _ = run.host.algorithm.round(received, run.fleet, Rng(0).at(t, "server"))
         for client, k in branches_of(run.fleet).items():
             shard = population.shard(client, moment)
-            losses = [float(F.cross_entropy(z, shard.y)) for z in read(network, received.weights, shard.x)[0]]
+            losses = [
+                float(F.cross_entropy(z, shard.y)) for z in logits_and_features(network, received.weights, shard.x)[0]
+            ]
             assert k == losses.index(min(losses))
             seen.add(k)
     assert len(seen) > 1

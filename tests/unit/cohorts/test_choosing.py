@@ -14,7 +14,7 @@ import torch
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import BySize, Nearest, Oort, PowerOfChoice, Uniform
-from fedtide.cohorts.draw import chosen
+from fedtide.cohorts.draw import draw_clients
 from fedtide.cohorts.oort import utility
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
@@ -122,10 +122,10 @@ def test_a_memo_travels_and_is_left_as_it_was(select):
 def test_draws_are_in_proportion_and_the_hopeless_come_last():
     """The first of two drawn with weights 3 and 1 is the former three times in four."""
     weights = torch.tensor([3.0, 1.0, 0.0, 0.0]).log()
-    drawn = [chosen(torch.arange(4), weights, 1, Rng(seed)).item() for seed in range(2000)]
+    drawn = [draw_clients(torch.arange(4), weights, 1, Rng(seed)).item() for seed in range(2000)]
     assert np.bincount(drawn, minlength=4) / 2000 == pytest.approx([0.75, 0.25, 0, 0], abs=0.03)
-    assert chosen(torch.arange(4), weights, 2, Rng(0)).tolist() == [0, 1]
-    last = Counter(chosen(torch.arange(4), weights, 3, Rng(seed)).tolist()[-1] for seed in range(400))
+    assert draw_clients(torch.arange(4), weights, 2, Rng(0)).tolist() == [0, 1]
+    last = Counter(draw_clients(torch.arange(4), weights, 3, Rng(seed)).tolist()[-1] for seed in range(400))
     assert abs(last[2] - 200) < 50
 
 
@@ -379,7 +379,7 @@ def test_by_size_asks_once_and_sees_rows_alone():
 
 
 def test_nearest_has_to_know_the_classes():
-    with pytest.raises(FedtideError, match=r"^labels: the algorithm needs to know how rows look"):
+    with pytest.raises(FedtideError, match=r"^Task\.example: found None, .*for labels"):
         fedavg(Task(lambda: torch.nn.Linear(4, 3)), cohort=Nearest())
     run = played(toy("fedavg", {"cohort": "nearest"}, shift=STILL), rounds=1)
     assert run.state.cohort.of.sum(1).tolist() == pytest.approx([1.0] * 8)

@@ -81,7 +81,7 @@ def test_rounds_are_read_where_the_clock_says_so(tmp_path):
 def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
     population = people(trace(tmp_path, "bob,0,2", "eve,1,4"), partition=Natural())
     assert [population.reachable(at(time)).tolist() for time in (0, 1, 3)] == [[1], [1, 4], [4]]
-    with pytest.raises(FedtideError, match=r"awake.csv: client is 'zoe'; allowed: ann, .*, or match = 'drawn'"):
+    with pytest.raises(FedtideError, match=r"awake.csv: client: found 'zoe', allowed: ann, .*, or match = 'drawn'"):
         people(trace(tmp_path, "zoe,0,2"), partition=Natural())
 
 

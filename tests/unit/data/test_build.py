@@ -218,11 +218,15 @@ def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
 @pytest.mark.parametrize(
     ("partition", "unseen", "line"),
     [
-        (Natural(clients=6), 0, "letters has 5 clients with 1 rows or more; 6 are asked for"),
-        (Natural(clients=4), 2, "letters has 5 clients with 1 rows or more; 6 are asked for"),
-        (Natural(min_samples=25, clients=2), 0, "letters has 1 clients with 25 rows or more; 2 are asked for"),
-        (Natural(min_samples=99), 0, "letters has 0 clients with 99 rows or more"),
-        (Natural(), 5, "letters has 5 clients with 1 rows or more"),
+        (Natural(clients=6), 0, "found 6, allowed: at most 5, the clients of letters with 1 rows or more"),
+        (Natural(clients=4), 2, "found 6, allowed: at most 5, the clients of letters with 1 rows or more"),
+        (
+            Natural(min_samples=25, clients=2),
+            0,
+            "found 2, allowed: at most 1, the clients of letters with 25 rows",
+        ),
+        (Natural(min_samples=99), 0, "at most 0, the clients of letters with 99 rows or more"),
+        (Natural(), 5, "at most 5, the clients of letters with 1 rows or more"),
     ],
 )
 def test_too_few_natural_clients_are_one_line(partition, unseen, line):
@@ -242,9 +246,9 @@ def test_natural_needs_a_source_with_clients():
     ("groups", "line"),
     [
         (ByDomain(), "found 'domain', but toy has one domain; allowed: none, labels"),
-        (ByLabels(labels=((0, 1), (1, 2))), "label 1 stands twice"),
-        (ByLabels(labels=((0, 1), (10,))), "label 10 is not one of the 10 classes"),
-        (ByLabels(labels=((0,), (1,)), names=("a",)), "data.groups.names: found 1 names, allowed: 2"),
+        (ByLabels(labels=((0, 1), (1, 2))), "found 1, allowed: each from 0 to 9 at most once"),
+        (ByLabels(labels=((0, 1), (10,))), "found 10, allowed: each from 0 to 9 at most once"),
+        (ByLabels(labels=((0,), (1,)), names=("a",)), "data.groups.names: found .'a'., allowed: 2"),
     ],
 )
 def test_groups_that_do_not_fit_are_one_line(groups, line):
@@ -253,7 +257,7 @@ def test_groups_that_do_not_fit_are_one_line(groups, line):
 
 
 def test_rotation_makes_its_own_groups():
-    with pytest.raises(FedtideError, match="kind 'rotation' makes the groups itself"):
+    with pytest.raises(FedtideError, match="the partition 'rotation' makes the groups itself"):
         build(balanced(domains=2), Rotation(clients=4), ByDomain())
 
 
@@ -276,7 +280,7 @@ def test_a_group_without_rows_is_one_line(kind):
 
 
 def test_more_unseen_clients_than_rows_of_the_test_set_is_one_line():
-    with pytest.raises(FedtideError, match="30 clients need 30 rows and there are 20"):
+    with pytest.raises(FedtideError, match="found 30, but they need 30 rows and there are 20"):
         build(balanced(test=20), IID(clients=4), held_out_clients=HeldOutClients(clients=30))
 
 
@@ -331,5 +335,5 @@ def test_settings_out_of_range_are_refused(setting, value):
 @pytest.mark.parametrize("clients", [10**13, 10**18, 10**20])
 def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
-    with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
+    with pytest.raises(FedtideError, match=rf"^data.partition.clients: found {clients}, but their {rows} rows each"):
         build(balanced(), Resample(clients=clients, samples=rows))

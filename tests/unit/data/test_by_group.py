@@ -124,12 +124,12 @@ def test_clients_without_rows_are_allowed_where_a_group_allows_them():
 
 
 @pytest.mark.parametrize(("partition", "groups", "said"), [
-    (two(), OneGroup(), "data.partition.of: found day, night; allowed: one for each group, all"),
-    (ByGroup(of={"day": IID(2)}), ByDomain(), "data.partition.of: found day; allowed: one for each group, day, night"),
-    (ByGroup(of={"day": IID(2), "nigth": IID(2)}), ByDomain(), "data.partition.of: found day, nigth; allowed"),
-    (ByGroup(of={}), ByDomain(), "data.partition.of: found nothing; allowed: one for each group, day, night"),
-    (two(night=IID(400)), ByDomain(), "data.partition.of.night: 400 clients need 400 rows and there are 300"),
-    (two(day=Majority(2, samples=90)), ByDomain(), "data.partition.of.day: 2 clients need 180 rows and there are 120"),
+    (two(), OneGroup(), "data.partition.of: found .'day', 'night'., allowed: one for each group, all"),
+    (ByGroup(of={"day": IID(2)}), ByDomain(), "data.partition.of: found .'day'., allowed: one for each group, day"),
+    (ByGroup(of={"day": IID(2), "nigth": IID(2)}), ByDomain(), "data.partition.of: found .'day', 'nigth'., allowed"),
+    (ByGroup(of={}), ByDomain(), "data.partition.of: found .., allowed: one for each group, day, night"),
+    (two(night=IID(400)), ByDomain(), "data.partition.of.night.clients: found 400, but they need 400 rows and there"),
+    (two(day=Majority(2, samples=90)), ByDomain(), "data.partition.of.day.clients: found 2, but they need 180 rows"),
     (two(day=Pachinko(2, groups=((0,), (1,)))), ByDomain(), "data.partition.of.day.groups: label 2 is in none"),
     (two(), ByLabels(labels=((0, 1, 2, 3, 4, 5), ()), names=("day", "night")), "'night' gets no rows"),
 ])  # fmt: skip
@@ -143,7 +143,7 @@ def test_sequences_can_be_dealt_by_no_labels():
     words = torch.ones(40, 5, dtype=torch.int64)
     text = Rows("words", words, words, 4, torch.arange(40) % 2, ("day", "night"), padding=0)
     assert build(text, two(IID(2), IID(3)), ByDomain()).registered == 5
-    with pytest.raises(FedtideError, match=r"data.partition.of.night.kind: 'dirichlet' deals by labels.*allowed: iid$"):
+    with pytest.raises(FedtideError, match=r"data.partition.of.night.kind: found 'dirichlet', but .*allowed: iid$"):
         build(text, two(), ByDomain())
 
 

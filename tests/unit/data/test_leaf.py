@@ -156,28 +156,31 @@ def test_another_file_is_one_line(tmp_path, content):
         ({"num_samples": [], "user_data": {}}, "no 'users'"),
         ({"users": [], "user_data": {}}, "no 'num_samples'"),
         ({"users": [], "num_samples": [], "user_data": []}, "no 'user_data'"),
-        (leaf({"ann": ANN}, users=["ann", "bob"]), "2 users, but 1 numbers in num_samples"),
+        (leaf({"ann": ANN}, users=["ann", "bob"]), "number of num_samples: found 1, allowed: 2, as there are users"),
         (leaf({"ann": ANN}, users=["bob"]), "user 'bob': no lists x and y in user_data"),
         (leaf({"ann": ANN}, users=["ann", "ann"], num_samples=[2, 2]), "user 'ann': no lists x and y in user_data"),
         (leaf({"ann": ANN}, users=[["ann"]]), "users: found ['ann'], allowed: names"),
         (leaf({"ann": ANN}, user_data={"ann": [1]}), "user 'ann': no lists x and y in user_data"),
         (leaf({"ann": {"x": ANN["x"], "y": 1}}, num_samples=[1], users=["ann"]), "user 'ann': no lists x and y"),
-        (leaf({"ann": ANN}, num_samples=[3]), "user 'ann': 2 rows in x and 2 in y, num_samples says 3"),
-        (leaf({"ann": {**ANN, "x": ANN["x"][:1]}}), "user 'ann': 1 rows in x and 2 in y, num_samples says 2"),
-        (leaf({"ann": {**ANN, "x": []}}), "user 'ann': 0 rows in x and 2 in y"),
+        (leaf({"ann": ANN}, num_samples=[3]), "user 'ann': found 2 rows in x and 2 in y, allowed: 3, as"),
+        (leaf({"ann": {**ANN, "x": ANN["x"][:1]}}), "user 'ann': found 1 rows in x and 2 in y, allowed: 2"),
+        (leaf({"ann": {**ANN, "x": []}}), "user 'ann': found 0 rows in x and 2 in y"),
         (leaf({"ann": {**ANN, "x": [[1.0], [1.0, 2.0]]}}), "user 'ann': allowed: in x lists of equally many numbers"),
         (leaf({"ann": {**ANN, "x": ["some", "words"]}}), "user 'ann': allowed: in x lists of equally many numbers"),
-        (leaf({"ann": {**ANN, "x": [1.0, 2.0]}}), "user 'ann': found shapes (2,) of x and (2,) of y"),
-        (leaf({"ann": {**ANN, "y": [[1], [2]]}}), "user 'ann': found shapes (2, 4) of x and (2, 1) of y"),
-        (leaf({"ann": {**ANN, "y": [0, 0.5]}}), "user 'ann', row 1: label 0.5, allowed: whole numbers from 0"),
-        (leaf({"ann": {**ANN, "y": [0, -1]}}), "user 'ann', row 1: label -1.0, allowed: whole numbers from 0"),
-        (leaf({"ann": {**ANN, "y": [0, 1e30]}}), "user 'ann', row 1: label 1e+30, allowed: whole numbers from 0"),
-        (leaf({"ann": {**ANN, "y": [0, 1_000_000]}}), "user 'ann', row 1: label 1000000, allowed: 0 to 999999"),
+        (leaf({"ann": {**ANN, "x": [1.0, 2.0]}}), "user 'ann': shapes of x and y: found ((2,), (2,)), allowed"),
+        (leaf({"ann": {**ANN, "y": [[1], [2]]}}), "user 'ann': shapes of x and y: found ((2, 4), (2, 1)), allowed"),
+        (leaf({"ann": {**ANN, "y": [0, 0.5]}}), "user 'ann', row 1: label: found 0.5, allowed: whole numbers from 0"),
+        (leaf({"ann": {**ANN, "y": [0, -1]}}), "user 'ann', row 1: label: found -1.0, allowed: whole numbers from 0"),
+        (
+            leaf({"ann": {**ANN, "y": [0, 1e30]}}),
+            "user 'ann', row 1: label: found 1e+30, allowed: whole numbers",
+        ),
+        (leaf({"ann": {**ANN, "y": [0, 1_000_000]}}), "user 'ann', row 1: label: found 1000000, allowed: 0 to 999999"),
         (leaf({"ann": {**ANN, "x": [[0.0] * 4, [math.nan] * 4]}}), "user 'ann', row 1: a feature is NaN or infinite"),
         (leaf({"ann": {**ANN, "x": [[1e300] * 4, [0.0] * 4]}}), "user 'ann', row 0: a feature is NaN or infinite"),
         (
             leaf({"ann": ANN, "bob": {"x": [[1.0]], "y": [0]}}),
-            "user 'bob': found 1 features in a row, the first",
+            "user 'bob': number of features: found 1, allowed: 4, as in the first",
         ),
     ],
     ids=lambda v: v[:40] if isinstance(v, str) else "",
@@ -190,7 +193,8 @@ def test_a_damaged_file_is_one_line_that_names_the_user(tmp_path, content, line)
 
 def test_labels_beyond_the_classes_are_named(tmp_path):
     path = write(tmp_path / "all.json", leaf({"ann": ANN}))
-    assert one_line(path, classes=2) == f"{path}: user 'ann', row 0: label 2, allowed: 0 to 1 (data.source.classes)"
+    line = f"{path}: user 'ann', row 0: label: found 2, allowed: 0 to 1 (data.source.classes)"
+    assert one_line(path, classes=2) == line
 
 
 def test_a_shape_that_does_not_fit_is_one_line(tmp_path):

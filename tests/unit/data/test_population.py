@@ -207,17 +207,17 @@ def test_without_dropout_everybody_answers():
 
 
 def test_taking_turns_needs_two_groups():
-    with pytest.raises(FedtideError, match="'periodic' needs two groups of clients or more, found 1"):
+    with pytest.raises(FedtideError, match="found 'periodic', but there is a single group of clients"):
         build(toy(), IID(clients=4), shift=DAY_NIGHT)
 
 
 def test_taking_turns_needs_clients_in_every_group():
-    with pytest.raises(FedtideError, match="group 'night' has no clients"):
+    with pytest.raises(FedtideError, match="'night' has no clients"):
         build(replace(toy(), domain=toy().client.clamp(max=0)), Natural(), ByDomain(), shift=DAY_NIGHT)
 
 
 def test_a_mixture_needs_two_domains():
-    with pytest.raises(FedtideError, match="'domain-mixture' needs a source with two domains"):
+    with pytest.raises(FedtideError, match="'domain-mixture', but toy has a single domain"):
         build(replace(toy(), domain=None, domain_names=("all",)), IID(clients=4), shift=Shift(what=DomainMixture()))
 
 
@@ -226,7 +226,7 @@ def test_a_mixture_needs_rows_of_both_domains_at_every_client(day, name):
     # Client 3 has rows of one domain, the others of both.
     i = torch.arange(400)
     domain = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
-    with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of domain '{name}'"):
+    with pytest.raises(FedtideError, match=f"client 3 has no rows of domain '{name}'"):
         build(replace(toy(), domain=domain), Natural(), shift=Shift(what=DomainMixture()))
 
 
@@ -234,7 +234,7 @@ def test_a_mixture_needs_rows_of_both_domains_at_every_client(day, name):
 def test_a_mixture_needs_samples_of_every_domain(name):
     rows = three()
     held_out = rows.domain == rows.domain_names.index(name)
-    with pytest.raises(FedtideError, match=f"shift.what: domain '{name}' has no samples: no client has a training row"):
+    with pytest.raises(FedtideError, match=f"no client has a training row of domain '{name}'"):
         build(replace(rows, held_out=held_out), IID(clients=4), shift=Shift(what=DomainMixture()))
 
 

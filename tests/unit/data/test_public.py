@@ -150,9 +150,13 @@ def test_more_public_rows_than_there_are_is_one_line(public, most):
 @pytest.mark.parametrize(
     ("partition", "groups", "line"),
     [
-        (IID(8), OneGroup(), "data.partition: 8 clients need 8 rows and there are 5"),
-        (Natural(clients=9, min_samples=2), OneGroup(), "data.partition: toy has . clients with 2 rows or more; 9 are"),
-        (ByGroup({"day": IID(2), "night": IID(20)}), ByDomain(), "data.partition.of.night: 20 clients need"),
+        (IID(8), OneGroup(), "data.partition.clients: found 8, but they need 8 rows and there are 5"),
+        (
+            Natural(clients=9, min_samples=2),
+            OneGroup(),
+            "found 9, allowed: at most ., the clients of toy with 2 rows",
+        ),
+        (ByGroup({"day": IID(2), "night": IID(20)}), ByDomain(), "data.partition.of.night.clients: found 20, but they"),
     ],
 )
 def test_public_rows_that_clients_would_need_are_named(partition, groups, line):
@@ -177,17 +181,13 @@ def test_a_saved_population_keeps_its_public_rows(tmp_path, name):
     assert torch.equal(again.public, first.public)
     assert not set(again.public.tolist()) & dealt(again)
     assert len(build(toy(), Saved(path)).public) == 0
-    with pytest.raises(
-        FedtideError, match=r"data.public_samples: found 26, allowed: 0, or as many as in .*, which has 25"
-    ):
+    with pytest.raises(FedtideError, match=r"data.public_samples: found 26, allowed: 0, or as many as in .*, 25"):
         build(toy(), Saved(path), public_samples=26)
 
 
 def test_a_saved_population_without_public_rows_has_none_to_show(tmp_path):
     save(build(toy(), IID(4)), tmp_path / "0.safetensors", rounds=2, cohort=2)
-    with pytest.raises(
-        FedtideError, match=r"data.public_samples: found 5, allowed: 0, or as many as in .*, which has 0"
-    ):
+    with pytest.raises(FedtideError, match=r"data.public_samples: found 5, allowed: 0, or as many as in .*, 0"):
         build(toy(), Saved(str(tmp_path / "0.safetensors")), public_samples=5)
 
 

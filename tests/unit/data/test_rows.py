@@ -27,7 +27,7 @@ def rows(**columns) -> Rows:
 def test_a_label_out_of_range_names_the_row(label, row):
     y = torch.tensor([0, 1, 2, 1])
     y[row] = label
-    with pytest.raises(FedtideError, match=f"^toy: row {row}: label {label}, allowed: 0 to 2$"):
+    with pytest.raises(FedtideError, match=f"^toy: row {row}: label: found {label}, allowed: 0 to 2$"):
         rows(y=y)
 
 
@@ -51,7 +51,7 @@ def test_infinities_that_cancel_are_found():
 
 @pytest.mark.parametrize("column", ["y", "domain", "client", "time", "held_out"])
 def test_columns_of_another_length_are_named(column):
-    with pytest.raises(FedtideError, match=f"^toy: {column} has 3 rows, x has 4$"):
+    with pytest.raises(FedtideError, match=f"^toy: rows of {column}: found 3, allowed: 4, as in x$"):
         rows(**{column: torch.zeros(3, dtype=torch.int64)})
 
 
@@ -61,7 +61,7 @@ def test_no_rows_is_one_line():
 
 
 def test_labels_of_another_type_are_one_line():
-    with pytest.raises(FedtideError, match=r"labels are torch.float32, allowed: int64"):
+    with pytest.raises(FedtideError, match=r"type of labels: found torch.float32, allowed: torch.int64"):
         rows(y=torch.zeros(4))
 
 

@@ -53,12 +53,12 @@ def test_rows_with_one_label_have_no_mask_and_may_leave_labels_out():
 
 
 @pytest.mark.parametrize(("columns", "line"), [
-    ({"y": torch.zeros(4, 2, 2, dtype=torch.int64)}, r"^toy: labels of shape \(4, 2, 2\), allowed: \(rows,\), of"),
-    ({"y": torch.zeros(4, 0, dtype=torch.int64)}, r"^toy: labels of shape \(4, 0\)"),
-    ({"y": torch.zeros(4, dtype=torch.int64), "padding": 0}, "^toy: padding is for sequences"),
+    ({"y": torch.zeros(4, 2, 2, dtype=torch.int64)}, r"^toy: shape of labels: found \(4, 2, 2\), allowed: \(rows,\)"),
+    ({"y": torch.zeros(4, 0, dtype=torch.int64)}, r"^toy: shape of labels: found \(4, 0\)"),
+    ({"y": torch.zeros(4, dtype=torch.int64), "padding": 0}, "^toy: padding: found 0, allowed: None"),
     ({"padding": 3, "y": Y.index_fill(0, torch.tensor([2]), 3)}, "^toy: row 2: every step is padding"),
-    ({"classes": 3}, "^toy: row 1: label 3, allowed: 0 to 2$"),
-    ({"y": Y.float()}, "labels are torch.float32"),
+    ({"classes": 3}, "^toy: row 1: label: found 3, allowed: 0 to 2$"),
+    ({"y": Y.float()}, "type of labels: found torch.float32"),
 ])  # fmt: skip
 def test_labels_that_are_no_sequences_are_one_line(columns, line):
     with pytest.raises(FedtideError, match=line):
@@ -74,14 +74,16 @@ def test_picked_sequences_keep_their_padding():
     Dirichlet(2), DirichletClass(2, min_samples=1), LabelShards(2), Majority(2), Pachinko(2),
 ], ids=lambda p: p.kind)  # fmt: skip
 def test_partitions_by_label_refuse_sequences(partition):
-    with pytest.raises(FedtideError, match=f"data.partition.kind: '{partition.kind}' deals by labels, .* allowed: iid"):
+    with pytest.raises(
+        FedtideError, match=f"data.partition.kind: found '{partition.kind}', but it deals by .* allowed: iid"
+    ):
         build(rows(padding=0), partition)
 
 
 def test_groups_by_label_and_turned_pictures_refuse_sequences():
     with pytest.raises(FedtideError, match=r"data.groups.by: found 'labels', but rows of toy are sequences"):
         build(rows(padding=0), IID(2), ByLabels(((0, 1), (2, 3))))
-    with pytest.raises(FedtideError, match=r"rotation needs \(square\) pictures"):
+    with pytest.raises(FedtideError, match=r"found 'rotation', but rows have shape \(3,\)"):
         build(rows(padding=0), Rotation(2), OneGroup())
 
 
@@ -92,5 +94,5 @@ def test_the_rows_of_a_population_are_the_sequences_and_not_their_stand_ins():
 
 def test_sequences_of_two_sources_are_not_put_together():
     source = Python("unit.data.test_sequences:sequences")
-    with pytest.raises(FedtideError, match=r"data.source.sources: 'b' gives sequences"):
+    with pytest.raises(FedtideError, match=r"data.source.sources: found 'b', but it gives sequences"):
         Domains(("a", "b"), (Gaussians(samples=4, dims=3, classes=4), source)).load(None, 0)

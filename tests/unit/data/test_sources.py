@@ -120,11 +120,14 @@ def test_a_function_is_called_with_its_options(mine):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("misspelt", "my_rows_for_tests:misspelt: 'clients': allowed: .*; did you mean 'client'"),
+        ("misspelt", "my_rows_for_tests:misspelt: found 'clients', allowed: .*; did you mean 'client'"),
         ("unlabeled", "my_rows_for_tests:unlabeled: .*y"),
-        ("short", "my_rows_for_tests:short: y has 2 rows, x has 4"),
+        ("short", "my_rows_for_tests:short: rows of y: found 2, allowed: 4, as in x"),
         ("words", "my_rows_for_tests:words: x: not an array of numbers"),
-        ("number", r"my_rows_for_tests:number: returned int; allowed: Rows, a mapping, a pair \(x, y\)"),
+        (
+            "number",
+            r"my_rows_for_tests:number: found .*, allowed: a function that returns Rows, a mapping",
+        ),
         ("absent", "data.source.function: cannot import 'my_rows_for_tests:absent'"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_border_may_repeat_the_edge():
 
 
 def test_a_fill_has_a_number_for_each_channel():
-    with pytest.raises(FedtideError, match=r"found fill \[0.0\], allowed: 2 numbers, one per channel"):
+    with pytest.raises(FedtideError, match=r"fill: found \[0.0\], allowed: 2 numbers, one per channel"):
         RandomCrop(1, fill=(0.0,)).shape((2, 5, 4))
 
 
@@ -285,7 +285,7 @@ def test_rows_that_are_no_pictures_are_refused_before_anything_runs():
 def test_a_window_larger_than_the_padded_picture_is_refused():
     with pytest.raises(FedtideError) as raised:
         preflight(experiment([{"kind": "random-crop", "padding": 1, "size": 31}]))
-    line = "found size 31, allowed: at most 30, the smaller side of pictures of 28 x 28 with the padding of 1"
+    line = "size: found 31, allowed: at most 30, the smaller side of pictures of 28 x 28 with the padding of 1"
     assert line in str(raised.value)
     with pytest.raises(FedtideError, match="at most 12, the smaller side of pictures of 10 x 10 with"):
         preflight(experiment([{"kind": "random-crop", "size": 10}, {"kind": "random-crop", "padding": 1, "size": 13}]))

@@ -56,7 +56,7 @@ def test_every_method_begins_with_the_weights_that_it_is_given(name, saved):
 
 @pytest.mark.parametrize("name", sorted(ALIKE))
 def test_models_that_would_stay_alike_are_refused(name, saved):
-    with pytest.raises(FedtideError, match="models that would stay alike; allowed: none"):
+    with pytest.raises(FedtideError, match="models would stay equal; allowed: none"):
         preflight(toy(named(name), {"init_from": str(saved[0])}))
 
 

@@ -147,7 +147,7 @@ def test_branches_and_networks_of_clients_are_lowered_too():
 
 
 def test_parameters_of_another_type_are_refused():
-    with pytest.raises(FedtideError, match=r"found bfloat with parameters of torch\.float64, allowed: torch\.float32"):
+    with pytest.raises(FedtideError, match=r"Task.dtype: found torch\.float64, allowed: torch\.float32, with bfloat"):
         Task(lambda: nn.Linear(1, 1), dtype=torch.float64, bfloat=True)
 
 

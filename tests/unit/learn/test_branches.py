@@ -22,14 +22,14 @@ from fedtide.learn.wsm import WSM
 from fedtide.models.images import MLP
 from fedtide.multi.branches import (
     BranchLoss,
-    by_certainty,
     certainty,
-    chosen,
     least_loss,
+    logits_and_features,
     mean_by_owner,
-    read,
-    step,
+    most_certain,
+    predict_chosen,
     step_branches,
+    step_trained,
     width,
     with_branches,
 )
@@ -240,7 +240,7 @@ def test_the_base_loss_gets_its_own_columns_and_the_other_branch_plain_cross_ent
 def test_logits_and_features_are_those_of_the_network_by_hand():
     task, shard = task_of(2), rows()
     weights = task.init(Rng(0))
-    logits, features = read(task, weights, shard.x)
+    logits, features = logits_and_features(task, weights, shard.x)
     p = weights.params
     hidden = (shard.x @ p["model.dense1.weight"].T + p["model.dense1.bias"]).clamp(min=0)
     torch.testing.assert_close(features, hidden, rtol=1e-13, atol=1e-14)
@@ -260,7 +260,7 @@ def test_no_example_is_one_clear_line():
 def test_the_branch_with_the_least_loss_is_chosen_and_the_first_of_equals():
     task, shard = task_of(3), rows()
     weights = task.init(Rng(0))
-    logits, _ = read(task, weights, shard.x)
+    logits, _ = logits_and_features(task, weights, shard.x)
     plain = [float(F.cross_entropy(z, shard.y)) for z in logits]
     assert least_loss(task, weights, shard) == plain.index(min(plain))
     same_heads = {
@@ -290,9 +290,9 @@ def test_ties_go_to_the_lowest_branch():
     one = logits_of(1)[0]
     owner = torch.zeros(ROWS, dtype=torch.int64)
     for together in (False, True):
-        assert not by_certainty(torch.stack([one, one, one]), owner, together).any()
+        assert not most_certain(torch.stack([one, one, one]), owner, together).any()
         # Sure of another class by as much is a tie too.
-        assert not by_certainty(torch.stack([one, one.roll(1, -1)]).mul(0), owner, together).any()
+        assert not most_certain(torch.stack([one, one.roll(1, -1)]).mul(0), owner, together).any()
 
 
 def test_each_row_or_all_rows_of_an_owner():
@@ -303,10 +303,10 @@ def test_each_row_or_all_rows_of_an_owner():
 
     logits = torch.stack([sure_of(1.0, 8.0, 1.0, 0.0, 0.0), sure_of(1.5, 0.0, 1.5, 1.0, 1.0)])
     owner = torch.tensor([0, 0, 0, 1, 1])
-    assert by_certainty(logits, owner, together=False).tolist() == [1, 0, 1, 1, 1]
-    assert by_certainty(logits, owner, together=True).tolist() == [0, 0, 0, 1, 1]
+    assert most_certain(logits, owner, together=False).tolist() == [1, 0, 1, 1, 1]
+    assert most_certain(logits, owner, together=True).tolist() == [0, 0, 0, 1, 1]
     order = torch.tensor([3, 1, 4, 0, 2])
-    mixed = by_certainty(logits[:, order], owner[order], together=True)
+    mixed = most_certain(logits[:, order], owner[order], together=True)
     assert mixed.tolist() == [1, 0, 1, 0, 0]
 
 
@@ -318,7 +318,7 @@ def test_means_by_owner():
 
 def test_every_row_is_predicted_by_its_branch():
     logits, choice = logits_of(3), torch.tensor([0, 2, 1, 1, 0, 2])
-    made = chosen(logits, choice)
+    made = predict_chosen(logits, choice)
     assert torch.equal(made.choice, choice)
     for b, k in enumerate(choice.tolist()):
         torch.testing.assert_close(made.logp[b], F.log_softmax(logits[k, b], -1))
@@ -339,13 +339,13 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
     weights = task_of(2).init(Rng(0))
     memo = server.init(weights)
     both = torch.ones(2, dtype=torch.bool)
-    weights, memo = step(server, weights, memo, ones(weights), both)
+    weights, memo = step_trained(server, weights, memo, ones(weights), both)
     active = both.clone()
     active[idle] = False
-    moved, after = step(server, weights, memo, ones(weights, 0.0), active)
-    moved, after = step(server, moved, after, ones(weights), active)
-    whole, whole_memo = step(server, weights, memo, ones(weights, 0.0), both)
-    whole, _ = step(server, whole, whole_memo, ones(weights), both)
+    moved, after = step_trained(server, weights, memo, ones(weights, 0.0), active)
+    moved, after = step_trained(server, moved, after, ones(weights), active)
+    whole, whole_memo = step_trained(server, weights, memo, ones(weights, 0.0), both)
+    whole, _ = step_trained(server, whole, whole_memo, ones(weights), both)
     for name in weights.params:
         if f"copies.{idle}." in name:
             assert torch.equal(moved.params[name], weights.params[name])
@@ -368,9 +368,9 @@ def test_a_branch_that_comes_back_goes_on_from_its_own_last_step():
     start = server.init(weights)
     straight, interrupted = (weights, start), (weights, start)
     for _ in range(2):
-        straight = step(server, *straight, ones(weights), both)
-        interrupted = step(server, *interrupted, ones(weights), both)
-        interrupted = step(server, *interrupted, ones(weights, -2.0), first)
+        straight = step_trained(server, *straight, ones(weights), both)
+        interrupted = step_trained(server, *interrupted, ones(weights), both)
+        interrupted = step_trained(server, *interrupted, ones(weights, -2.0), first)
     for name in weights.params:
         if "copies.1." in name:
             assert torch.equal(interrupted[0].params[name], straight[0].params[name])
@@ -379,7 +379,7 @@ def test_a_branch_that_comes_back_goes_on_from_its_own_last_step():
 def test_no_mean_is_no_step():
     weights = task_of(2).init(Rng(0))
     memo = Adam().init(weights)
-    assert step(Adam(), weights, memo, None, torch.ones(2, dtype=torch.bool)) == (weights, memo)
+    assert step_trained(Adam(), weights, memo, None, torch.ones(2, dtype=torch.bool)) == (weights, memo)
 
 
 def test_members_divide_a_branch_by_its_own_share():
@@ -387,8 +387,8 @@ def test_members_divide_a_branch_by_its_own_share():
     weights = task_of(2).init(Rng(0))
     delta, shares = ones(weights), torch.tensor([0.25, 0.75], dtype=torch.float64)
     both = torch.ones(2, dtype=torch.bool)
-    plain, _ = step(SGD(), weights, None, delta, both)
-    members, _ = step(SGD(), weights, None, delta, both, shares)
+    plain, _ = step_trained(SGD(), weights, None, delta, both)
+    members, _ = step_trained(SGD(), weights, None, delta, both, shares)
     for name in weights.params:
         factor = 4.0 if "copies.0." in name else 4 / 3 if "copies.1." in name else 1.0
         moved = plain.params[name] - weights.params[name]
@@ -436,8 +436,8 @@ def test_relabeling_puts_branch_k_in_the_place_of_its_new_number():
             assert torch.equal(state["weights"].params[new], weights.params[old])
     assert torch.equal(state["weights"].params["model.dense1.weight"], weights.params["model.dense1.weight"])
     shard = rows()
-    before, features = read(task, weights, shard.x)
-    after, alike = read(task, state["weights"], shard.x)
+    before, features = logits_and_features(task, weights, shard.x)
+    after, alike = logits_and_features(task, state["weights"], shard.x)
     assert torch.equal(features, alike)
     for k, to in enumerate(order):
         assert torch.equal(before[k], after[to])
@@ -449,8 +449,8 @@ def test_relabeling_back_is_the_identity_and_steps_commute_with_it():
     held = Held(weights, memo)
     swapped = branches_relabeled(held, [1, 0])
     assert same(branches_relabeled(swapped, [1, 0]), held)
-    moved = step(Adam(style="keras"), weights, memo, ones(weights), torch.tensor([True, False]))
-    mirrored = step(
+    moved = step_trained(Adam(style="keras"), weights, memo, ones(weights), torch.tensor([True, False]))
+    mirrored = step_trained(
         Adam(style="keras"), swapped.weights, swapped.server, branches_relabeled(ones(weights), [1, 0]),
         torch.tensor([False, True]),
     )  # fmt: skip

@@ -26,7 +26,7 @@ def test_a_function_or_a_module_of_torch_is_a_loss():
 
 
 def test_a_module_in_the_place_of_the_function_that_makes_it_is_one_clear_line():
-    with pytest.raises(FedtideError, match="found Linear, allowed: a function that makes a fresh module"):
+    with pytest.raises(FedtideError, match="found 'Linear', allowed: a function that makes a fresh module"):
         ft.Task(nn.Linear(4, 2))
 
 

@@ -29,7 +29,15 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, label_count
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.text import LSTM
-from fedtide.multi.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
+from fedtide.multi.branches import (
+    blend_branches,
+    features,
+    least_loss,
+    logits_and_features,
+    most_certain,
+    predict_chosen,
+    with_branches,
+)
 from fedtide.runs.simulate import simulate
 from helpers.texts import Network, tiny
 
@@ -125,14 +133,14 @@ def test_branches_on_text_do_not_depend_on_how_many_steps_pass_at_once(monkeypat
     weights, given, owner = task.init(Rng(0)), shard(), torch.tensor([0, 0, 1, 1, 1])
 
     def everything():
-        logits, z = read(task, weights, given.x)
+        logits, z = logits_and_features(task, weights, given.x)
         blend = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)[:, None] ** torch.arange(1.0, branches + 1)
         blend = blend / blend.sum(1, keepdim=True)
         assert torch.equal(features(task, weights, given.x), z)
         mixed = torch.logsumexp(logits.log_softmax(-1) + blend.log().T[:, :, None, None], 0)
-        torch.testing.assert_close(blended(task, weights, given.x, blend)[0], mixed, rtol=1e-12, atol=1e-14)
-        surer = [by_certainty(logits, owner, together, given.mask) for together in (False, True)]
-        return logits, z, *surer, chosen(logits, surer[0]).logp, torch.tensor(least_loss(task, weights, given))
+        torch.testing.assert_close(blend_branches(task, weights, given.x, blend)[0], mixed, rtol=1e-12, atol=1e-14)
+        surer = [most_certain(logits, owner, together, given.mask) for together in (False, True)]
+        return logits, z, *surer, predict_chosen(logits, surer[0]).logp, torch.tensor(least_loss(task, weights, given))
 
     expected = everything()
     assert expected[0].shape == (branches, 5, 4, 5)

@@ -10,7 +10,16 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Cost, Moment, Reply, Shard
 from fedtide.learn.task import Task
-from fedtide.multi.gmm_init import SEEN, Collected, KMeansPlusPlus, Opening, Public, Random, collecting, tightest
+from fedtide.multi.gmm_init import (
+    SEEN,
+    Collected,
+    KMeansPlusPlus,
+    Opening,
+    Public,
+    Random,
+    collect_question,
+    fit_centers,
+)
 
 
 def identity(first, x):
@@ -31,7 +40,7 @@ def blob(center: float, n: int, seed: int) -> torch.Tensor:
 
 
 def collected(*clients: torch.Tensor, count: int = 2) -> Collected:
-    work, found = collecting(identity, count), Collected.nothing()
+    work, found = collect_question(identity, count), Collected.nothing()
     for client, x in enumerate(clients):
         shard = Shard(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)))
         answer = work({}, None, shard, Moment(-1, 1), Rng(client))
@@ -41,7 +50,7 @@ def collected(*clients: torch.Tensor, count: int = 2) -> Collected:
 
 
 def test_two_blobs_are_found_though_no_client_holds_both():
-    mu, var = tightest(collected(blob(0, 40, 0), blob(9, 60, 1)), 2, Rng(0))
+    mu, var = fit_centers(collected(blob(0, 40, 0), blob(9, 60, 1)), 2, Rng(0))
     order = mu[:, 0].argsort()
     torch.testing.assert_close(mu[order], torch.tensor([[0.0, 0.0], [9.0, 9.0]], dtype=torch.float64), atol=0.3, rtol=0)
     torch.testing.assert_close(var[order], torch.full((2, 2), 0.25, dtype=torch.float64), atol=0.1, rtol=0)
@@ -50,7 +59,7 @@ def test_two_blobs_are_found_though_no_client_holds_both():
 def test_variances_are_those_of_all_rows_of_a_component_by_hand():
     """Client A holds 0 and 2 (mean 1, variance 1), B holds 4 (variance 0), C 100; K = 2, one center from each."""
     a, b, c = torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[100.0]])
-    mu, var = tightest(collected(a, b, c, count=1), 2, Rng(0))
+    mu, var = fit_centers(collected(a, b, c, count=1), 2, Rng(0))
     low = int(mu[:, 0].argmin())
     assert mu[low].item() == pytest.approx(2.0)  # (0 + 2 + 4) / 3
     assert var[low].item() == pytest.approx(8 / 3)  # (4 + 0 + 4) / 3
@@ -61,7 +70,7 @@ def test_rows_that_are_not_finite_are_left_out_and_empty_clients_say_nothing():
     x = torch.tensor([[0.0, 1.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     found = collected(x)
     assert found.counts.tolist() == [1.0]
-    work = collecting(identity, 2)
+    work = collect_question(identity, 2)
     empty = Shard(x[:0], torch.zeros(0, dtype=torch.int64), torch.arange(0))
     assert work({}, None, empty, Moment(-1, 1), Rng(0)) is None
     bad = Shard(x[1:], torch.zeros(2, dtype=torch.int64), torch.arange(2))

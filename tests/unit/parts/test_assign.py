@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts import assign as solver
-from fedtide.parts.assign import assign, capacities, ranked, transported
+from fedtide.parts.assign import assign, assign_by_cost, assign_by_rank, capacities
 
 f64 = torch.float64
 
@@ -92,7 +92,7 @@ def test_where_the_counts_agree_the_prior_changes_nothing():
         p = two(torch.rand(10, generator=g, dtype=f64).tolist())
         p[0] = 0.5  # the lower component is the larger of equals
         n1 = int((p[:, 0] >= 0.5).sum())
-        for solve in (ranked, transported):
+        for solve in (assign_by_rank, assign_by_cost):
             assert torch.equal(solve(p, p.log(), room(n1, 10 - n1)), p.argmax(1))
 
 
@@ -140,7 +140,7 @@ def test_no_assignment_is_better(K, ties):
             posterior = weight / weight.sum(1, keepdim=True)
         joint = torch.randint(-3, 4, (m, K), generator=g).double()
         counts = some_counts(m, K, g)
-        place = transported(posterior, joint, room(*counts))
+        place = assign_by_cost(posterior, joint, room(*counts))
         assert torch.bincount(place, minlength=K).tolist() == counts
         found, wanted = keys(posterior, joint, tuple(place.tolist())), best(posterior, joint, counts)
         if ties == "none":
@@ -154,9 +154,9 @@ def test_a_chain_of_moves_may_be_best():
     is far from the third but near the second, and 2 is near both: it costs least when both move. Then, when 2 is far
     from the third, 1 goes there at once."""
     posterior = torch.tensor([[0.90, 0.05, 0.05], [0.50, 0.49, 0.01], [0.02, 0.50, 0.48]])
-    assert transported(posterior, posterior.log(), room(1, 1, 1)).tolist() == [0, 1, 2]
+    assert assign_by_cost(posterior, posterior.log(), room(1, 1, 1)).tolist() == [0, 1, 2]
     posterior = torch.tensor([[0.90, 0.09, 0.01], [0.50, 0.40, 0.10], [0.01, 0.98, 0.01]])
-    assert transported(posterior, posterior.log(), room(1, 1, 1)).tolist() == [0, 2, 1]
+    assert assign_by_cost(posterior, posterior.log(), room(1, 1, 1)).tolist() == [0, 2, 1]
 
 
 @pytest.mark.parametrize(("m", "K"), [(60, 3), (90, 4), (200, 3), (600, 5)])
@@ -168,7 +168,7 @@ def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
     value = posterior.clamp_min(1e-12).log()
     slots = torch.arange(K).repeat_interleave(room(*counts))
     who, slot = solve(value[:, slots].numpy(), maximize=True)
-    place = transported(posterior, value, room(*counts))
+    place = assign_by_cost(posterior, value, room(*counts))
     assert float(value[torch.arange(m), place].sum()) == pytest.approx(value[who, slots[slot]].sum().item(), abs=1e-9)
     assert torch.equal(place, slots[slot])  # there are no ties
 
@@ -188,9 +188,9 @@ def test_the_start_of_a_large_cohort_costs_no_exactness(monkeypatch, K, ties):
         weight = torch.randint(1, 5 if ties == "many" else 2, (m, K), generator=g).double()
         posterior = weight / weight.sum(1, keepdim=True)
     counts = capacities(torch.arange(1.0, K + 1) / sum(range(1, K + 1)), m)
-    large = transported(posterior, joint, counts)
+    large = assign_by_cost(posterior, joint, counts)
     monkeypatch.setattr(solver, "FEW", m)
-    plain = transported(posterior, joint, counts)
+    plain = assign_by_cost(posterior, joint, counts)
     assert torch.equal(torch.bincount(large, minlength=K), counts)
     worth = solver._values(posterior, joint)
     total = [sum(worth[i, k] for i, k in enumerate(place.tolist())) for place in (large, plain)]
@@ -204,7 +204,7 @@ def test_the_start_of_a_large_cohort_costs_no_exactness(monkeypatch, K, ties):
 
 def test_identical_participants_go_in_the_order_of_their_ids():
     posterior = torch.full((6, 3), 1 / 3)
-    assert transported(posterior, torch.zeros(6, 3), room(1, 2, 3)).tolist() == [0, 1, 1, 2, 2, 2]
+    assert assign_by_cost(posterior, torch.zeros(6, 3), room(1, 2, 3)).tolist() == [0, 1, 1, 2, 2, 2]
     assert assign(posterior[:, :2], torch.zeros(6, 2), room(2, 4)).tolist() == [0, 0, 1, 1, 1, 1]
 
 
@@ -227,8 +227,8 @@ def test_log_joints_of_any_size_decide(scale):
     """Saturated posteriors; what participant i loses by leaving component 0 is 3, 1 and 2, in units of `scale`."""
     posterior = torch.tensor([[1.0, 0.0, 0.0]], dtype=f64).repeat(3, 1)
     joint = scale * torch.tensor([[0.0, -3.0, -3.5], [0.0, -1.0, -1.5], [0.0, -2.0, -2.5]], dtype=f64)
-    assert transported(posterior, joint, room(2, 1, 0)).tolist() == [0, 1, 0]
-    assert ranked(posterior[:, :2], joint[:, :2], room(2, 1)).tolist() == [0, 1, 0]
+    assert assign_by_cost(posterior, joint, room(2, 1, 0)).tolist() == [0, 1, 0]
+    assert assign_by_rank(posterior[:, :2], joint[:, :2], room(2, 1)).tolist() == [0, 1, 0]
 
 
 def test_posteriors_are_told_apart_down_to_the_floor_and_not_below():
@@ -236,13 +236,13 @@ def test_posteriors_are_told_apart_down_to_the_floor_and_not_below():
     odds = torch.tensor([[0.0, -9.0, 0.0], [0.0, -1.0, 0.0]])
     for low, lower, leaves in ((1e-6, 1e-9, 0), (1e-11, 0.9e-11, 0), (1e-13, 1e-20, 1), (0.0, 0.0, 1)):
         posterior = torch.tensor([[1.0, low, 0.0], [1.0, lower, 0.0]], dtype=f64)
-        assert transported(posterior, odds, room(1, 1, 0)).tolist()[leaves] == 1
+        assert assign_by_cost(posterior, odds, room(1, 1, 0)).tolist()[leaves] == 1
 
 
 def test_posteriors_are_told_apart_where_they_are_almost_one():
     posterior = torch.zeros(3, 3, dtype=f64)
     posterior[:, 0] = 1 - torch.tensor([3.0, 1.0, 2.0], dtype=f64) * 2.0**-53
-    assert transported(posterior, torch.zeros(3, 3), room(1, 2, 0)).tolist() == [1, 0, 1]
+    assert assign_by_cost(posterior, torch.zeros(3, 3), room(1, 2, 0)).tolist() == [1, 0, 1]
 
 
 def test_log_odds_count_before_ids_in_a_large_cohort():
@@ -250,13 +250,13 @@ def test_log_odds_count_before_ids_in_a_large_cohort():
     posterior = torch.tensor([[1.0, 0.0, 0.0]], dtype=f64).repeat(3000, 1)
     joint = torch.tensor([[0.0, -1.0, -1.0]], dtype=f64).repeat(3000, 1)
     joint[0, 1] += 2.0**-53
-    assert transported(posterior, joint, room(2999, 1, 0)).tolist() == [1] + [0] * 2999
+    assert assign_by_cost(posterior, joint, room(2999, 1, 0)).tolist() == [1] + [0] * 2999
     joint[0, 1] -= 2.0**-53
-    assert transported(posterior, joint, room(2999, 1, 0)).tolist() == [0] * 2999 + [1]
+    assert assign_by_cost(posterior, joint, room(2999, 1, 0)).tolist() == [0] * 2999 + [1]
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (3, 0), (2, 1, 0), (4, -2)])
-@pytest.mark.parametrize("solve", [assign, transported])
+@pytest.mark.parametrize("solve", [assign, assign_by_cost])
 def test_room_for_another_number_of_participants_is_an_error(solve, counts):
     with pytest.raises(ValueError, match="room"):
         solve(two([0.5, 0.5] if counts != (1, 1) else [0.5]), two([0.5, 0.5]), room(*counts))

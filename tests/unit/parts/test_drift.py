@@ -15,10 +15,10 @@ from fedtide.parts.drift import (
     Fraction,
     Learned,
     Width,
-    apart,
+    center_moves,
+    distances_within,
     heterogeneity,
     moves,
-    shifted,
     theta,
     transfer,
     wide,
@@ -85,7 +85,9 @@ def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
 
 
 def test_shifts_are_between_a_center_and_itself_before():
-    assert shifted(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "l1").tolist() == [
+    assert center_moves(
+        torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "l1"
+    ).tolist() == [
         3.0,
         0.0,
     ]
@@ -108,7 +110,7 @@ def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
     x, label = corners(10)
     its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
     assert its.filled.tolist() == [False, True, True]
-    assert shifted(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
+    assert center_moves(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
     assert theta(its.after, its.filled, "l1") == pytest.approx(1.6)
     assert Fraction(tau=0.24).fires(None, its)
     assert not Fraction(tau=0.26).fires(None, its)
@@ -122,7 +124,7 @@ def test_a_whole_cluster_that_moves_onto_a_center_only_empties_its_own():
     x, label = corners(10)
     its = event(x, label, x[10:11], torch.arange(10))
     assert its.filled.tolist() == [False, True, True]
-    assert shifted(its.before, its.after, "l1").tolist() == [0, 0, 0]
+    assert center_moves(its.before, its.after, "l1").tolist() == [0, 0, 0]
     assert not Fraction(tau=0.01).fires(None, its)
 
 
@@ -261,7 +263,7 @@ def test_identical_old_models_come_out_as_they_were():
 def test_heterogeneity_is_a_mean_over_clients_and_zero_alone():
     # Pairs: 0-1 is 1, 0-3 is 3, 1-3 is 2, so rows are 2, 1.5 and 2.5 from the others on average.
     x, label = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 0, 0, 1])
-    assert apart(x, label, "l1").tolist() == pytest.approx([2, 1.5, 2.5, 0])
+    assert distances_within(x, label, "l1").tolist() == pytest.approx([2, 1.5, 2.5, 0])
     assert heterogeneity(x, label, "l1") == pytest.approx(6 / 4)
     assert heterogeneity(x, label, "sq-l2") == pytest.approx((5 + 2.5 + 6.5) / 4)
     assert heterogeneity(x, torch.zeros(4, dtype=torch.int64), "l1") == pytest.approx(2 * (1 + 3 + 9 + 2 + 8 + 6) / 12)

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch.distributions import Independent, MultivariateNormal, Normal
 
-from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
+from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, posteriors
 
 f64 = torch.float64
 
@@ -187,9 +187,9 @@ def test_saturated_posteriors_keep_their_log_odds():
 
 
 def test_shares_of_zero_and_one_are_kept_off():
-    assert clipped(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([1e-6, 1 - 1e-6], abs=1e-15)
-    assert clipped(torch.tensor([1.0])).tolist() == [1.0]
-    assert clipped(torch.zeros(3)).tolist() == pytest.approx([1 / 3] * 3)
+    assert clip_shares(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([1e-6, 1 - 1e-6], abs=1e-15)
+    assert clip_shares(torch.tensor([1.0])).tolist() == [1.0]
+    assert clip_shares(torch.zeros(3)).tolist() == pytest.approx([1 / 3] * 3)
     mu, var = torch.tensor([[0.0], [9.0]]), torch.ones(2, 1)
     gamma, joint = posteriors(torch.tensor([[9.0]]), mu, var, torch.tensor([1.0, 0.0]))
     assert joint.isfinite().all()
@@ -217,7 +217,7 @@ def test_arguments_are_left_alone():
     (mu, var, pi), z = mixture(2, 3), rows(4, 3)
     before = [t.clone() for t in (z, mu, var, pi)]
     posteriors(z, mu, var, pi)
-    floored(var, 0.9)
+    floor_variances(var, 0.9)
     moments(z)
     assert all(torch.equal(one, other) for one, other in zip(before, (z, mu, var, pi), strict=True))
 
@@ -227,17 +227,19 @@ def test_arguments_are_left_alone():
 
 def test_the_floor_is_a_share_of_the_mean_over_everything():
     var = torch.tensor([[8.0, 0.0], [0.0, 0.0]], dtype=f64)
-    assert floored(var).tolist() == [[8.0, 0.002], [0.002, 0.002]]
-    assert floored(var, 0.5).tolist() == [[8.0, 1.0], [1.0, 1.0]]
-    assert floored(var, 0.0).tolist() == [[8.0, 1e-6], [1e-6, 1e-6]]
+    assert floor_variances(var).tolist() == [[8.0, 0.002], [0.002, 0.002]]
+    assert floor_variances(var, 0.5).tolist() == [[8.0, 1.0], [1.0, 1.0]]
+    assert floor_variances(var, 0.0).tolist() == [[8.0, 1e-6], [1e-6, 1e-6]]
 
 
 def test_variances_are_never_zero():
-    assert floored(torch.zeros(2, 3)).tolist() == [[1e-6] * 3] * 2
+    assert floor_variances(torch.zeros(2, 3)).tolist() == [[1e-6] * 3] * 2
 
 
 def test_a_client_with_constant_features_yields_finite_parameters():
     mean, var = moments(torch.full((7, 4), 3.0))
-    gamma, joint = posteriors(rows(5, 4), mean.repeat(2, 1), floored(var.repeat(2, 1)), torch.tensor([0.5, 0.5]))
+    gamma, joint = posteriors(
+        rows(5, 4), mean.repeat(2, 1), floor_variances(var.repeat(2, 1)), torch.tensor([0.5, 0.5])
+    )
     assert joint.isfinite().all()
     assert gamma.tolist() == [[0.5, 0.5]] * 5

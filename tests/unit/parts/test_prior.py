@@ -128,7 +128,7 @@ def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
 def test_soft_is_for_two_groups():
     assert Soft(8).shares(at(2), 1, 0.3, 0.4).tolist() == [1.0]
     assert Soft(8).shares(at(2), 2, 0.3, 0.4).tolist() == [0.3, 0.7]
-    with pytest.raises(FedtideError, match="prior: found 'soft' with 3 groups, allowed: at most 2"):
+    with pytest.raises(FedtideError, match="prior: found 'soft', allowed: at most 2 groups, not 3"):
         Soft(8).shares(at(2), 3, 0.3, 0.4)
     with pytest.raises(FedtideError):
         Soft(8).check(3)
@@ -187,7 +187,7 @@ def test_a_measured_curve_by_hand():
 
 def test_a_measured_curve_is_of_two_groups():
     assert Measured((0.2,), 8).shares(at(0), 1).tolist() == [1.0]
-    with pytest.raises(FedtideError, match=r"prior: found 'measured' with 3 groups, allowed: at most 2 groups"):
+    with pytest.raises(FedtideError, match=r"prior: found 'measured', allowed: at most 2 groups, not 3"):
         Measured((0.2,), 8).shares(at(0), 3)
     with pytest.raises(ValidationError):
         Measured((0.5, 1.2), 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from fedtide.cli import main
@@ -12,8 +14,9 @@ from helpers.toys import played, toy
 
 
 @pytest.fixture
-def wide(monkeypatch):
-    """A machine of three cores, on which every run is long enough to be measured."""
+def wide(monkeypatch, pool):
+    """A machine of three cores, on which every run is long enough to be measured; by the processes of all tests."""
+    monkeypatch.setattr(auto, "Pool", lambda size: nullcontext(pool))
     monkeypatch.setattr("fedtide.runs.parallel._cores", lambda: 3)
     monkeypatch.setattr(auto, "SHORT", 0.0)
 

@@ -206,16 +206,16 @@ WRONG = [
     ({"model": "small-cnn"}, "model.kind: 'small-cnn' needs pictures"),
     (
         {"data": {"partition": {"kind": "iid", "clients": 500}}},
-        "data.partition: 250 clients need 250 rows and there are",
+        "data.partition.clients: found 250, but they need 250 rows and there are",
     ),
     (
         {"data": {"partition": {"kind": "natural"}}},
         "data.partition.kind: found 'natural', but gaussians names no clients",
     ),
-    ({"data": {"groups": {"by": "none"}}}, "shift.who: 'periodic' needs two groups of clients or more, found 1"),
+    ({"data": {"groups": {"by": "none"}}}, "shift.who.kind: found 'periodic', but there is a single group of clients"),
     (
         {"data": {"groups": {"by": "labels", "labels": [[0], [7]]}}},
-        "data.groups.labels: label 7 is not one of the 3 classes",
+        "data.groups.labels: found 7, allowed: each from 0 to 2 at most once",
     ),
     (
         {"data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}}},
@@ -227,19 +227,22 @@ WRONG = [
     ({"model": "python:no_such_module:f"}, "model.function: cannot import"),
     (
         {"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}},
-        "shift.how: rotation needs .* pictures",
+        "shift.how.kind: found 'rotation', but rows have shape",
     ),
-    ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "shift.how.angles: found 1 angles"),
+    (
+        {"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}},
+        "shift.how.angles: found .0,., allowed: one per",
+    ),
     (
         {
             "data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}, "groups": {"by": "none"}},
             "shift": {"who": "always", "what": "domain-mixture"},
         },
-        "shift.what: 'domain-mixture' needs a source with two domains",
+        "shift.what.kind: found 'domain-mixture', but gaussians has a single domain",
     ),
     (
         {"data": {"partition": {"kind": "iid", "clients": 1}}},
-        "data.partition.clients: 1 for 2 groups: 'night' gets no clients",
+        "data.partition.clients: found 1, but of 2 groups 'night' gets no clients",
     ),
 ]
 

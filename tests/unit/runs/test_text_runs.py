@@ -101,7 +101,7 @@ def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path
 
 
 @pytest.mark.parametrize(("change", "line"), [
-    ({"partition": "dirichlet"}, "data.partition.kind: 'dirichlet' deals by labels"),
+    ({"partition": "dirichlet"}, "data.partition.kind: found 'dirichlet', but it deals by labels"),
     ({"groups": {"by": "labels", "labels": [[1], [2]]}}, "data.groups.by: found 'labels'"),
     (
         {"source": {"kind": "text", "path": "a.jsonl", "vocabluary": 3}},

@@ -16,6 +16,7 @@ from fedtide.core.user_code import Python
 from fedtide.data.partition.by_group import ByGroup
 from fedtide.data.partition.classes import LabelShards, Majority
 from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
+from fedtide.data.partition.draws import Dealing
 from fedtide.data.partition.even import IID, Natural, Resample, Rotation
 from fedtide.data.partition.own import DealtBy
 from fedtide.data.partition.pachinko import Pachinko
@@ -65,19 +66,6 @@ def limited(partition: Any, rows: int | None) -> Any:
 
 
 __all__ = [
-    "IID",
-    "ByGroup",
-    "DealtBy",
-    "Dirichlet",
-    "DirichletClass",
-    "LabelShards",
-    "Majority",
-    "Natural",
-    "Pachinko",
-    "Partition",
-    "Resample",
-    "Rotation",
-    "Saved",
-    "follow",
-    "limited",
-]
+    "IID", "ByGroup", "Dealing", "DealtBy", "Dirichlet", "DirichletClass", "LabelShards", "Majority", "Natural",
+    "Pachinko", "Partition", "Resample", "Rotation", "Saved", "follow", "limited",
+]  # fmt: skip

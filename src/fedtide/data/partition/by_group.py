@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedtide.core.config_types import Spelled, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.data.partition.classes import LabelShards, Majority
 from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
+from fedtide.data.partition.draws import Dealing
 from fedtide.data.partition.even import IID
 from fedtide.data.partition.pachinko import Pachinko
 
-Dealing = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
+OnePartition = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
 """Partitions that deal each row of a group to one client."""
 
 
 @ingredient
-class ByGroup:
+class ByGroup(Dealing):
     """A separate partition for each group of clients, so that groups may differ in their number of clients.
 
     Held-out clients are still divided equally between the groups; each is dealt by its group's partition.
@@ -32,9 +33,8 @@ class ByGroup:
     (8, [5, 3])
     """
 
-    of: dict[str, Annotated[Dealing, Field(discriminator="kind"), Spelled]]
+    of: dict[str, Annotated[OnePartition, Field(discriminator="kind"), Spelled]]
     kind: Literal["by-group"] = "by-group"
-    shares_rows: ClassVar[bool] = False
 
     @property
     def clients(self) -> int:
@@ -46,15 +46,12 @@ class ByGroup:
         """Smallest number of rows that a client of any group may have."""
         return min(getattr(part, "min_samples", 1) for part in self.of.values())
 
-    def within(self, names: tuple[str, ...]) -> list[Dealing]:
+    def within(self, names: tuple[str, ...]) -> list[OnePartition]:
         """Return the partition of each group.
 
         Raises:
             FedtideError: a group has no partition, or a partition has no group.
         """
         if set(self.of) != set(names):
-            raise FedtideError(
-                f"data.partition.of: found {', '.join(self.of) or 'nothing'}; allowed: one for each group, "
-                f"{', '.join(names)} (data.groups)"
-            )
+            raise refused("data.partition.of", list(self.of), f"one for each group, {', '.join(names)} (data.groups)")
         return [self.of[name] for name in names]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from fedtide.core.config_types import Count, Fraction, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
 
 @ingredient
-class LabelShards:
+class LabelShards(Dealing):
     """Sort rows by label, cut them into `per_client` * clients shards, and deal each client `per_client` at random.
 
     Args:
@@ -25,8 +25,6 @@ class LabelShards:
     clients: Count = 100
     per_client: Count = 2
     kind: Literal["label-shards"] = "label-shards"
-    by_labels: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
@@ -43,7 +41,7 @@ class LabelShards:
 
 
 @ingredient
-class Majority:
+class Majority(Dealing):
     """Two majority classes with p/2 of a client's rows each, and the rest uniformly from the other classes.
 
     With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and any odd row of a third).
@@ -61,36 +59,27 @@ class Majority:
     samples: Count | None = None
     pairs: Literal["random", "product"] = "random"
     kind: Literal["majority"] = "majority"
-    by_labels: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
         supply = np.bincount(y, minlength=classes)
         if (supply > 0).sum() < 3:
-            raise FedtideError(
-                f"data.partition: kind 'majority' needs 3 classes or more, found {int((supply > 0).sum())}"
-            )
+            but = f"the rows have {(supply > 0).sum()} classes"
+            raise refused("data.partition.kind", self.kind, "rows of 3 classes or more", but)
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
         each = self.samples or self._most(len(y) // clients, pairs, supply, rng)
         enough(len(y), clients * max(each, 1), clients)
         if not each:
-            raise FedtideError(
-                f"data.partition: kind 'majority' finds no rows for {clients} clients among {supply.tolist()} rows of "
-                "the classes; allowed: fewer clients, or classes of more equal size"
-            )
+            but = f"too few of the {supply.tolist()} rows of the classes suit them"
+            raise refused("data.partition.clients", clients, "fewer clients, or classes of more equal size", but)
         counts = self._counts(each, pairs, supply, rng)
         if counts is None:
             asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(each)
             short = np.flatnonzero(asked > supply)
-            which = (
-                f"class {int(short[0])} is asked for {int(asked[short[0]])} times" if len(short) else "classes run out"
-            )
-            raise FedtideError(
-                f"data.partition.samples: found {each}, too many: {which} "
-                f"(there are {supply.tolist()} rows of the classes); "
-                f"allowed: at most {self._most(len(y) // clients, pairs, supply, rng)}"
-            )
+            which = f"class {short[0]} is asked for {asked[short[0]]} times" if len(short) else "classes run out"
+            but = f"{which} (there are {supply.tolist()} rows of the classes)"
+            most = self._most(len(y) // clients, pairs, supply, rng)
+            raise refused("data.partition.samples", each, f"at most {most}", but)
         return Ragged.from_owner(owners(y, counts, rng.at("rows").numpy()), clients)
 
     def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
 
 @ingredient
-class DirichletClass:
+class DirichletClass(Dealing):
     """Draw Dirichlet(alpha) over clients for each class and cut the shuffled class accordingly: client sizes vary.
 
     As in NIID-Bench, clients that already hold an equal part get no more of a class, and the draw is repeated until all
@@ -31,8 +31,6 @@ class DirichletClass:
     min_samples: Whole = 10
     tries: Count = 100
     kind: Literal["dirichlet-class"] = "dirichlet-class"
-    by_labels: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
@@ -69,7 +67,7 @@ def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Gene
 
 
 @ingredient
-class Dirichlet:
+class Dirichlet(Dealing):
     """Draw Dirichlet(alpha) over classes for each client, then its rows by that distribution: client sizes are equal.
 
     Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
@@ -86,8 +84,6 @@ class Dirichlet:
     alpha: Positive = 0.5
     samples: Count | None = None
     kind: Literal["dirichlet"] = "dirichlet"
-    by_labels: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
+
+
+class Dealing:
+    """A rule that deals rows to `clients` by `deal(labels, number of classes, number of clients, key)`."""
+
+    by_labels: ClassVar[bool] = True
+    """Tell whether rows are dealt by their labels, so that sequences cannot be dealt."""
+    shares_rows: ClassVar[bool] = False
+    """Tell whether clients may hold the same row, so that tests need rows of their own."""
 
 
 def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -40,7 +51,5 @@ def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.n
 def enough(rows: int, wanted: int, clients: int) -> None:
     """Raise if there are fewer rows than clients need."""
     if rows < wanted:
-        raise FedtideError(
-            f"data.partition: {clients} clients need {wanted} rows and there are {rows}; "
-            "allowed: fewer clients, or fewer rows each"
-        )
+        but = f"they need {wanted} rows and there are {rows}"
+        raise refused("data.partition.clients", clients, "fewer clients, or fewer rows each", but)

@@ -8,14 +8,14 @@ import numpy as np
 from pydantic import Field
 
 from fedtide.core.config_types import Count, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import enough
+from fedtide.data.partition.draws import Dealing, enough
 from fedtide.data.ragged import Ragged
 
 
 @ingredient
-class IID:
+class IID(Dealing):
     """Shuffle rows and cut them into equal parts; the remainder goes to the first clients.
 
     Args:
@@ -30,7 +30,6 @@ class IID:
     samples: Count | None = None
     kind: Literal["iid"] = "iid"
     by_labels: ClassVar[bool] = False
-    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
@@ -45,7 +44,7 @@ class IID:
 
 
 @ingredient
-class Resample:
+class Resample(Dealing):
     """Draw `samples` different rows for every client; clients may share rows, which suits huge populations.
 
     Args:
@@ -72,10 +71,8 @@ class Resample:
                 return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
             table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
         except (MemoryError, ValueError) as error:  # a ValueError beyond the largest possible array
-            raise FedtideError(
-                f"data.partition: {clients} clients with {self.samples} rows each do not fit into memory ({error}); "
-                "allowed: fewer clients or rows"
-            ) from None
+            but = f"their {self.samples} rows each do not fit into memory ({error})"
+            raise refused("data.partition.clients", clients, "fewer clients or rows", but) from None
         table.sort(axis=1)
         while (twice := table[:, 1:] == table[:, :-1]).any():
             at = np.nonzero(twice)
@@ -86,7 +83,7 @@ class Resample:
 
 
 @ingredient
-class Natural:
+class Natural(Dealing):
     """The source's own clients (writer, user, station) with at least `min_samples` rows.
 
     Args:
@@ -98,11 +95,10 @@ class Natural:
     clients: Count | None = None
     kind: Literal["natural"] = "natural"
     by_labels: ClassVar[bool] = False
-    shares_rows: ClassVar[bool] = False
 
 
 @ingredient
-class Rotation:
+class Rotation(Dealing):
     """Groups of clients that each hold a full copy of the data, dealt equally, with images rotated by an angle.
 
     The group is the ground truth of clustering; the rotation itself is `shift.how`, which follows from the angles.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedtide.core.config_types import Count, Positive, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
 CIFAR_100 = (
@@ -26,7 +26,7 @@ SUPER_CLASSES = {"cifar-100": CIFAR_100}
 
 
 @ingredient
-class Pachinko:
+class Pachinko(Dealing):
     """Draw Dirichlet(alpha) over super-classes and Dirichlet(beta) over the labels of each: client sizes are equal.
 
     Each row is drawn by a super-class, then by one of its labels, without replacement; an exhausted label leaves its
@@ -54,8 +54,6 @@ class Pachinko:
     coarse: Literal["cifar-100"] = "cifar-100"
     groups: Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
     kind: Literal["pachinko"] = "pachinko"
-    by_labels: ClassVar[bool] = True
-    shares_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         labels = [label for group in self.groups or () for label in group]
@@ -79,10 +77,8 @@ class Pachinko:
         supers = [np.array(labels) for labels in self.groups or SUPER_CLASSES[self.coarse]]
         known = np.concatenate(supers)
         if (known >= classes).any():
-            raise FedtideError(
-                f"data.partition.groups: label {known[known >= classes][0]} is not one of the {classes} classes "
-                f"(without groups they are those of '{self.coarse}')"
-            )
+            allowed = f"labels from 0 to {classes - 1} (without groups they are those of '{self.coarse}')"
+            raise refused("data.partition.groups", int(known[known >= classes][0]), allowed)
         lost = np.setdiff1d(y, known)
         if len(lost):
             raise FedtideError(f"data.partition.groups: label {lost[0]} is in none of them; allowed: every label once")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.config_types import DataFile, OpenFraction, Positive, ingredient
-from fedtide.core.errors import FedtideError, nearest, shown
-from fedtide.core.rng import Rng
-from fedtide.data.shift import uniform
-from fedtide.data.shift.what.plan import PopulationView, Rhythm
-from fedtide.data.sources.files import find
-from fedtide.data.sources.table import read_table
+from fedtide.core.errors import FedtideError, nearest, refused, shown
+from fedtide.data.shift.arriving import Arriving
+from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.sources.files import find, reading
+from fedtide.data.sources.table import number, places, read_table
 
 COLUMNS = ("client", "start", "end")
 CLOSE = 1e-9
@@ -27,7 +25,7 @@ CLOSE = 1e-9
 
 
 @ingredient
-class Availability:
+class Availability(Arriving):
     """Availability from a file, with arrivals drawn uniformly among the awake clients, without replacement.
 
     The file is a CSV table with the columns `client`, `start` and `end` and a row for each time that a client is awake,
@@ -53,35 +51,10 @@ class Availability:
     match: Literal["client", "drawn"] = "client"
     dropout_rate: OpenFraction = 0.0
     kind: Literal["availability"] = "availability"
-    changes: ClassVar[bool] = True
-    recorded: ClassVar[bool] = False
-
-    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Accept any groups."""
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
-        return uniform.shares(sizes)
-
-    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        return uniform.arrivals(m, groups, rng)
-
-    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Return 0, since no client replaces another."""
-        return 0
-
-    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return all clients, sorted."""
-        return uniform.reachable(groups)
-
-    def rhythm(self, turns: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the source of the availability."""
-        return "Who is awake when follows a trace. "
+        return "The times at which clients are awake follow a trace. "
 
     def plan(self, view: PopulationView) -> AvailabilityPlan:
         """Build the plan of the registered clients' availability."""
@@ -93,10 +66,9 @@ class Availability:
         stranger = next((name for name in table.names if name not in set(known)), None)
         if stranger is not None:
             allowed = nearest(stranger, known) if view.names else f"allowed: 0 to {len(known) - 1}"
-            raise FedtideError(
-                f"shift.who.path: {self.path}: client is {shown(stranger)}; {allowed}, or match = 'drawn'"
-            )
-        place = {name: number for number, name in enumerate(table.names)}
+            found = f"client: found {shown(stranger)}, {allowed}, or match = 'drawn'"
+            raise FedtideError(f"shift.who.path: {self.path}: {found}")
+        place = {name: device for device, name in enumerate(table.names)}
         return AvailabilityPlan(table, np.array([place.get(name, -1) for name in known[: view.registered]]))
 
 
@@ -171,23 +143,17 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
     """
     spans, own = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
     if not spans:
-        raise FedtideError(f"shift.who.path: {path}: nobody is ever awake; allowed: one interval or more")
+        raise FedtideError(f"shift.who.path: {path}: no client is ever awake; allowed: one interval or more")
     names = tuple(dict.fromkeys(name for _, name, _, _ in spans))
     last = max(end for *_, end in spans)
     periods = {name: own.get(name, last) if period is None else period for name in names}
     for where, name, start, end in spans:
         if end - start > periods[name] * (1 + CLOSE):
-            raise FedtideError(
-                f"{where}: '{name}' is awake for {end - start:g}, allowed: at most the period, {periods[name]:g}"
-            )
-    place = {name: number for number, name in enumerate(names)}
-    return Timetable(
-        names,
-        np.array([start for _, _, start, _ in spans]),
-        np.array([end - start for _, _, start, end in spans]),
-        np.array([place[name] for _, name, _, _ in spans]),
-        np.array([periods[name] for name in names]),
-    )
+            raise refused(f"{where}: end - start", end - start, f"at most the period, {periods[name]:g}")
+    place = {name: device for device, name in enumerate(names)}
+    start, end = np.array([span[2:] for span in spans]).T
+    owner, period_of = [place[name] for _, name, _, _ in spans], [periods[name] for name in names]
+    return Timetable(names, start, end - start, np.array(owner), np.array(period_of))
 
 
 Span = tuple[str, str, float, float]
@@ -196,70 +162,52 @@ Span = tuple[str, str, float, float]
 
 def _of_csv(path: Path) -> list[Span]:
     header, lines = read_table(path)
-    for column in COLUMNS:
-        if column not in header:
-            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
-    at = [header.index(column) for column in COLUMNS]
+    at = places(path, header, COLUMNS)
     return [_span(f"{path}: row {row}", *(line[place].strip() for place in at)) for row, line in lines]
 
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
     """Return the intervals of a JSON file, and the period of each device that has one."""
-    try:
+    with reading(f"shift.who.path: {path}", "JSON"):
         made = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FedtideError(f"shift.who.path: {path}: cannot be read as JSON ({error})") from None
     if isinstance(made, list):
-        return [_entry(f"{path}: entry {number}", entry) for number, entry in enumerate(made, start=1)], {}
+        return [_entry(f"{path}: entry {place}", entry) for place, entry in enumerate(made, start=1)], {}
     if not isinstance(made, dict):
-        raise FedtideError(f"shift.who.path: {path}: found {type(made).__name__}, allowed: a list or an object")
+        raise refused(f"shift.who.path: {path}", made, "a list or an object")
     spans: list[Span] = []
     periods: dict[str, float] = {}
     for name, device in made.items():
         where = f"{path}: device '{name}'"
         found = list(_ready(where, str(name), device))
         if found:
-            lasts = _number(where, "trace_end", device.get("trace_end")) - _number(
-                where, "trace_start", device.get("trace_start")
-            )
-            if lasts <= 0:
-                raise FedtideError(f"{where}: its trace lasts {lasts:g}, allowed: more than 0")
-            spans, periods[str(name)] = spans + found, lasts
+            start, end = (number(where, key, device.get(key), 0) for key in ("trace_start", "trace_end"))
+            if end <= start:
+                raise refused(f"{where}: trace_end", end, f"more than trace_start, {start:g}")
+            spans, periods[str(name)] = spans + found, end - start
     return spans, periods
 
 
 def _entry(where: str, entry: Any) -> Span:
     if not isinstance(entry, Mapping) or not set(COLUMNS) <= entry.keys():
-        raise FedtideError(f"{where}: found {shown(entry)}, allowed: an object with {', '.join(COLUMNS)}")
+        raise refused(where, entry, f"an object with {', '.join(COLUMNS)}")
     return _span(where, *(entry[key] for key in COLUMNS))
 
 
 def _ready(where: str, name: str, device: Any) -> Iterator[Span]:
     """Yield the intervals of a device, without the intervals of length 0 in published traces."""
     if not isinstance(device, Mapping) or not isinstance(device.get("ready_time", ""), list | None):
-        raise FedtideError(f"{where}: allowed: an object with ready_time, a list of [start, end]")
+        raise refused(where, device, "an object with ready_time, a list of [start, end]")
     for pair in device["ready_time"] or ():
         if not isinstance(pair, list) or len(pair) != 2:
-            raise FedtideError(f"{where}: found {shown(pair)}, allowed: [start, end]")
+            raise refused(where, pair, "[start, end]")
         if pair[0] != pair[1]:
             yield _span(where, name, *pair)
 
 
 def _span(where: str, client: Any, start: Any, end: Any) -> Span:
-    name = str(client)
-    if not name:
-        raise FedtideError(f"{where}: client is '', allowed: a number or a name")
-    first, last = _number(where, "start", start), _number(where, "end", end)
+    if not str(client):
+        raise refused(f"{where}: client", client, "a number or a name")
+    first, last = number(where, "start", start, 0), number(where, "end", end, 0)
     if last <= first:
-        raise FedtideError(f"{where}: end is {shown(end)}, allowed: more than start, {first:g}")
-    return where, name, first, last
-
-
-def _number(where: str, key: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise FedtideError(f"{where}: {key} is {shown(value)}, allowed: a number of 0 or more")
-    return number
+        raise refused(f"{where}: end", end, f"more than start, {first:g}")
+    return where, str(client), first, last

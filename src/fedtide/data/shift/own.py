@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.shift import uniform
-from fedtide.data.shift.how.row_transform import ByGroup, RowTransform
-from fedtide.data.shift.what.plan import Plan, PopulationView
+from fedtide.data.shift.arriving import Arriving
+from fedtide.data.shift.how.row_transform import Reading
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 
 
 @dataclass(frozen=True)
-class HeldBy:
+class HeldBy(Holding):
     """A `what` by a function from a client's own rows and the moment to the rows that it holds.
 
     Every query calls the function for every client, so it suits some thousands of clients.
@@ -30,16 +28,13 @@ class HeldBy:
 
     held: Callable[[Tensor, str, Moment, Rng], Tensor]
 
-    def check(self, view: PopulationView) -> None:
-        """Accept any rows."""
-
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
         return HeldByPlan(self.held, view)
 
 
 @dataclass(frozen=True)
-class HeldByPlan:
+class HeldByPlan(Plan):
     """Rows of each client over time by `HeldBy`."""
 
     held: Callable[[Tensor, str, Moment, Rng], Tensor]
@@ -59,28 +54,17 @@ class HeldByPlan:
         """Return the mask (registered,) of the clients that hold training rows."""
         return self.counts(self.view.everyone, "train", moment) > 0
 
-    def group(self, moment: Moment) -> Tensor | None:
-        """Return None: the groups are those of the population."""
-        return None
-
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients whose rows differ from those at `before`, sorted."""
-        return torch.tensor([c for c in self.view.everyone.tolist() if self._differ(c, moment, before)]).long()
-
-    def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
-        parts = self.view.parts
-        return any(not torch.equal(self.hold(client, part, moment), self.hold(client, part, before)) for part in parts)
+        return torch.tensor([c for c in self.view.everyone.tolist() if self.differs(c, moment, before)]).long()
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return ("change",) if the rows of any client changed, otherwise ()."""
         return ("change",) if len(self.changed(moment, before)) else ()
 
-    def check(self, rounds: int) -> None:
-        """Accept any number of rounds."""
-
 
 @dataclass(frozen=True)
-class ReadBy:
+class ReadBy(Reading):
     """A `how` by a function from rows, their clients' groups and the time to the meaning of the rows.
 
     Args:
@@ -89,20 +73,13 @@ class ReadBy:
 
     read: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
-    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Accept any rows."""
-
-    def plan(self, view: PopulationView) -> RowTransform:
-        """Build the transform of a population's rows."""
-        return ByGroup(self, view)
-
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`."""
         return self.read(x, y, group, time)
 
 
 @dataclass(frozen=True)
-class AwakeBy:
+class AwakeBy(Arriving):
     """A `who` by a function from the time to the available clients, with arrivals drawn uniformly among them.
 
     Args:
@@ -112,30 +89,10 @@ class AwakeBy:
 
     awake: Callable[[Tensor, float], Tensor]
     dropout_rate: float = 0.0
-    recorded: ClassVar[bool] = False
-
-    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Accept any groups."""
 
     def plan(self, view: PopulationView) -> AwakeByPlan:
         """Build the plan of the clients' availability."""
         return AwakeByPlan(self.awake, view.everyone)
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
-        return uniform.shares(sizes)
-
-    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        return uniform.arrivals(m, groups, rng)
-
-    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Return 0, since no client replaces another."""
-        return 0
-
-    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return all clients, sorted."""
-        return uniform.reachable(groups)
 
 
 @dataclass(frozen=True)

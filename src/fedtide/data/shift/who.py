@@ -7,7 +7,7 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,53 +16,18 @@ from torch import Tensor
 
 from fedtide.core.config_types import Finite, OpenFraction, Positive, ingredient
 from fedtide.core.curves import periodic_shares
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.user_code import Python
-from fedtide.data.saved import Replay
-from fedtide.data.shift import uniform
-from fedtide.data.shift.availability import Availability, AvailabilityPlan
-from fedtide.data.shift.what.plan import PopulationView, Rhythm
-
-
-class Arriving(Protocol):
-    """Available clients and their order of arrival; `groups` are those clients, by their group."""
-
-    dropout_rate: float
-    """Share of the asked clients that never answer."""
-    changes: ClassVar[bool]
-    """Tell whether availability depends on the time."""
-    recorded: ClassVar[bool]
-    """Tell whether arrivals are those of another run, from which clients without rows are removed afterwards."""
-
-    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Raise if the settings do not fit the groups with these names and numbers of clients."""
-
-    def plan(self, view: PopulationView) -> AvailabilityPlan | None:
-        """Build the plan of the clients' availability; None if all are always available."""
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
-
-    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
-
-    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Count the arrivals among `m` that replace clients of an exhausted group."""
-
-    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return a prefix of the order of arrival, sorted."""
-
-    def rhythm(self, turns: int) -> Rhythm:
-        """Return the rhythm that a method may know, on the shift's clock, with a number of turns per period."""
-
-    def words(self, groups: Sequence[str], unit: str) -> str:
-        """Describe the settings in sentences for a report, each followed by a space."""
+from fedtide.data.shift.arriving import Arriving, first_of
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.replay import Replay
+from fedtide.data.shift.what.plan import Rhythm
 
 
 @ingredient
-class Always:
+class Always(Arriving):
     """Constant availability of all clients, with uniform arrivals without replacement (no distribution shift, NDS).
 
     Args:
@@ -72,41 +37,10 @@ class Always:
     dropout_rate: OpenFraction = 0.0
     kind: Literal["always"] = "always"
     changes: ClassVar[bool] = False
-    recorded: ClassVar[bool] = False
-
-    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Accept any groups."""
-
-    def plan(self, view: PopulationView) -> None:
-        """Return None, since all clients are always available."""
-
-    def rhythm(self, turns: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
-
-    def words(self, groups: Sequence[str], unit: str) -> str:
-        """Return no sentences."""
-        return ""
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
-        return uniform.shares(sizes)
-
-    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        return uniform.arrivals(m, groups, rng)
-
-    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Return 0, since no client replaces another."""
-        return 0
-
-    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Return all clients, sorted."""
-        return uniform.reachable(groups)
 
 
 @ingredient
-class Periodic:
+class Periodic(Arriving):
     """Groups that take turns: day and night, or K groups that peak one after the other.
 
     With s = (t - phase) mod period, the expected share q(t) of the first of two groups is
@@ -138,23 +72,15 @@ class Periodic:
     phase: Finite = 0.0
     dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
-    changes: ClassVar[bool] = True
-    recorded: ClassVar[bool] = False
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Raise if there are fewer than two groups, or if one has no clients."""
         if len(sizes) < 2:
-            raise FedtideError(
-                "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
-                "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
-            )
+            allowed = "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
+            raise refused("shift.who.kind", self.kind, allowed, "there is a single group of clients")
         if 0 in sizes:
-            raise FedtideError(
-                f"data.groups: group '{names[list(sizes).index(0)]}' has no clients; allowed: at least one in each"
-            )
-
-    def plan(self, view: PopulationView) -> None:
-        """Return None, since all clients are always available."""
+            but = f"'{names[list(sizes).index(0)]}' has no clients"
+            raise refused("data.groups", list(names), "a client in each", but)
 
     def rhythm(self, turns: int) -> Rhythm:
         """Return the period, its whole rounds, and the rounds at which the first of `turns` turns starts and peaks."""
@@ -182,12 +108,12 @@ class Periodic:
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         sizes = np.array([len(group) for group in groups])
-        came = torch.from_numpy(_with_stand_ins(self._drawn(m, groups, time, rng), sizes))
+        came = torch.from_numpy(_substituted(self._drawn(m, groups, time, rng), sizes))
         # Each group's clients have their own random order, so that prefixes stay prefixes.
         arrived = torch.empty(len(came), dtype=torch.int64)
         for k, group in enumerate(groups):
             here = came == k
-            arrived[here] = uniform.first_of(group, int(here.sum()), rng.at("order", k))
+            arrived[here] = first_of(group, int(here.sum()), rng.at("order", k))
         return arrived
 
     def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
@@ -215,14 +141,14 @@ class Periodic:
 Who = Annotated[Always | Periodic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
-def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Replace each arrival from an exhausted group by one from the next group that has clients left.
 
     Args:
         wanted: (arrivals,) the group drawn for each arrival; at most as many arrivals as clients.
         sizes: (groups,) number of clients.
 
-    >>> _with_stand_ins(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
+    >>> _substituted(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
     [0, 1, 1, 2, 2]
     """
     came = wanted.copy()

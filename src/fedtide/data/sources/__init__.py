@@ -1,7 +1,6 @@
 """Sources of Rows: frozen dataclasses with `load(directory, seed)`."""
 
-from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -40,31 +39,7 @@ Source = Annotated[
 ]  # fmt: skip
 
 
-def uncached(source: Any) -> Any:
-    """Return a source and its nested sources without their caches, which do not change any result."""
-    names = {field.name for field in fields(source)}
-    if "sources" in names:
-        source = replace(source, sources=tuple(uncached(one) for one in source.sources))
-    return replace(source, cache=None) if "cache" in names else source
-
-
 __all__ = [
-    "CIFAR",
-    "CSV",
-    "IDX",
-    "LEAF",
-    "NPZ",
-    "DayNightCharacters",
-    "Domains",
-    "GasSensors",
-    "Gaussians",
-    "Generated",
-    "Images",
-    "Manifest",
-    "PlayRoles",
-    "Python",
-    "Source",
-    "Text",
-    "from_arrays",
-    "uncached",
-]
+    "CIFAR", "CSV", "IDX", "LEAF", "NPZ", "DayNightCharacters", "Domains", "GasSensors", "Gaussians", "Generated",
+    "Images", "Manifest", "PlayRoles", "Python", "Source", "Text", "from_arrays",
+]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -14,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedtide.core.config_types import ingredient
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.core.user_code import call, imported
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import find
+from fedtide.data.sources.files import Loading, find, reading
 
 Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 MOST_CLASSES = 1_000_000
@@ -25,7 +23,7 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
 @ingredient
-class NPZ:
+class NPZ(Loading):
     """An `.npz` file with `x` and `y`, optionally `client`, `domain`, `time`, `held_out` (one entry per row each).
 
     Images are (rows, height, width) or (rows, channels, height, width) uint8; float64 stays, and other numbers become
@@ -43,22 +41,20 @@ class NPZ:
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the file; raise for pickled objects in it."""
         path = find(self.path, directory)
-        try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                called = {column: self.names.get(column, column) for column in COLUMNS}
-                found = {column: arrays[name] for column, name in called.items() if name in arrays}
-                listed = list(arrays)
-        except (OSError, ValueError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise FedtideError(f"{path}: damaged, not an npz file, or it holds pickled objects ({error})") from None
+        called = {column: self.names.get(column, column) for column in COLUMNS}
+        what = "an npz file without pickled objects"
+        with reading(path, what), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = {column: arrays[name] for column, name in called.items() if name in arrays}
+            listed = list(arrays)
         needed: tuple[Column, ...] = ("x", "y", *self.names)
         for column in needed:
             if column not in found:
-                raise FedtideError(f"{path}: no array '{called[column]}'; it holds {', '.join(listed)}")
+                raise FedtideError(f"{path}: no array '{called[column]}'; {nearest(called[column], listed)}")
         return from_arrays(path.name, **found)
 
 
 @ingredient
-class Python:
+class Python(Loading):
     """The user's own function, `module:function`, called with `options`.
 
     It returns Rows, or a mapping with `x`, `y` and optionally `client`, `domain`, `time`, `held_out`, or a pair (x, y).
@@ -78,16 +74,15 @@ class Python:
         if isinstance(made, Rows):
             return made
         if isinstance(made, Mapping):
-            unknown = [key for key in made if key not in COLUMNS]
-            if unknown:
-                raise FedtideError(f"{self.function}: '{unknown[0]}': {nearest(str(unknown[0]), list(COLUMNS))}")
-            missing = [key for key in ("x", "y") if key not in made]
-            if missing:
-                raise FedtideError(f"{self.function}: returned no '{missing[0]}', only {', '.join(made)}")
+            for key in made:
+                if key not in COLUMNS:
+                    raise unknown(self.function, str(key), COLUMNS)
+            if not {"x", "y"} <= made.keys():
+                raise refused(self.function, ", ".join(made), "x, y, and others of " + ", ".join(COLUMNS))
             return from_arrays(self.function, **made)
         if isinstance(made, tuple) and len(made) == 2:
             return from_arrays(self.function, *made)
-        raise FedtideError(f"{self.function}: returned {type(made).__name__}; allowed: Rows, a mapping, a pair (x, y)")
+        raise refused(self.function, made, "a function that returns Rows, a mapping, or a pair (x, y)")
 
 
 def from_arrays(
@@ -138,16 +133,16 @@ def from_arrays(
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     values = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
     if values.ndim != 1:
-        raise FedtideError(f"{name}: y: found shape {values.shape}, allowed: (rows,)")
+        raise refused(f"{name}: shape of y", values.shape, "(rows,)")
     if values.dtype.kind in "USO":
         if values.dtype.kind == "O" and any(not isinstance(value, str) for value in values):
             row = next(i for i, value in enumerate(values) if not isinstance(value, str))
-            raise FedtideError(f"{name}: row {row}: label {values[row]!r}, allowed: names, or whole numbers from 0")
+            raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
         return coded(values.astype(str))
     if values.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
         if len(wrong):
-            raise FedtideError(f"{name}: row {int(wrong[0])}: label {values.flat[wrong[0]]}, allowed: whole numbers")
+            raise refused(f"{name}: row {int(wrong[0])}: label", float(values[wrong[0]]), "whole numbers")
     return torch.from_numpy(values.astype(np.int64)), ()
 
 
@@ -157,9 +152,7 @@ def _classes(name: str, labels: Tensor, names: tuple[str, ...]) -> int:
         return len(names)
     classes = int(labels.max()) + 1
     if classes > MOST_CLASSES:
-        raise FedtideError(
-            f"{name}: label {classes - 1} would make {classes} classes; allowed: labels 0..{MOST_CLASSES - 1}, or names"
-        )
+        raise refused(f"{name}: label", classes - 1, f"0 to {MOST_CLASSES - 1}, or names")
     return classes
 
 

@@ -11,10 +11,11 @@ import torch
 
 from fedtide.core.config_types import ingredient
 from fedtide.data.rows import Rows
+from fedtide.data.sources.files import Loading
 
 
 @ingredient
-class DayNightCharacters:
+class DayNightCharacters(Loading):
     """18,480 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from fedtide.core.config_types import ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import folder_of
+from fedtide.data.sources.files import Loading, folder_of
 
 PIXELS = 3 * 32 * 32
 
 
 @ingredient
-class CIFAR:
+class CIFAR(Loading):
     """A folder with `data_batch_*.bin` and `test_batch*.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100).
 
     A record is one label byte (CIFAR-10) or two, coarse and fine (CIFAR-100), and 3,072 bytes: the red, green and blue
@@ -56,7 +56,5 @@ class CIFAR:
         size = PIXELS + (1 if self.classes == 10 else 2)
         data = np.fromfile(path, dtype=np.uint8)
         if not len(data) or len(data) % size:
-            raise FedtideError(
-                f"{path}: {len(data)} bytes are not whole records of {size}: truncated or another format"
-            )
+            raise refused(f"{path}: bytes", len(data), f"a multiple of {size}, the size of a record")
         return data.reshape(-1, size)

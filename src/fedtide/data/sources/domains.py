@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Spelled, ingredient
-from fedtide.core.errors import FedtideError, shown
+from fedtide.core.config_types import Spelled, explained, ingredient
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ, Python
 from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.files import Loading
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.images import Images
@@ -31,16 +33,11 @@ OneSource = Annotated[
 ]
 
 
-def _words(value: Any) -> Any:
-    """Accept one of two words or a list of words, with a single message where pydantic would give several."""
-    words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
-    if value not in ("disjoint", "shared") and not words:
-        raise ValueError(f"found {shown(value)}, allowed: 'disjoint', 'shared', or a list of a word for each source")
-    return value
+LABELS = explained("'disjoint', 'shared', or a list of a word for each source")
 
 
 @ingredient
-class Domains:
+class Domains(Loading):
     """Several sources, each of which becomes a domain.
 
     Args:
@@ -56,7 +53,7 @@ class Domains:
 
     names: tuple[str, ...]
     sources: tuple[Annotated[OneSource, Spelled], ...]
-    labels: Annotated[Literal["disjoint", "shared"] | tuple[str, ...], BeforeValidator(_words)] = "disjoint"
+    labels: Annotated[Literal["disjoint", "shared"] | tuple[str, ...], LABELS] = "disjoint"
     kind: Literal["domains"] = "domains"
 
     def __post_init__(self) -> None:
@@ -72,7 +69,11 @@ class Domains:
     @property
     def drawn(self) -> bool:
         """Tell whether the rows depend on the seed."""
-        return any(getattr(source, "drawn", False) for source in self.sources)
+        return any(source.drawn for source in self.sources)
+
+    def uncached(self) -> Any:
+        """Return the source with all of its sources uncached."""
+        return replace(self, sources=tuple(source.uncached() for source in self.sources))
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read all sources, each with its own seed."""
@@ -80,13 +81,11 @@ class Domains:
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
         for name, part in zip(self.names, parts, strict=True):
             if part.steps is not None or part.unscored:
-                raise FedtideError(
-                    f"data.source.sources: '{name}' gives sequences, whose labels differ from source to source; "
-                    "allowed: one source that names the domains itself"
-                )
+                but = "it gives sequences, whose labels differ from source to source"
+                raise refused("data.source.sources", name, "one source that names the domains itself", but)
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
-            raise FedtideError(f"data.source.sources: rows of different shapes: {', '.join(map(str, sorted(shapes)))}")
+            raise refused("data.source.sources: shapes of rows", sorted(shapes), "a single one")
         first, classes = self._numbered([part.classes for part in parts])
         held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
         client, client_names = _clients(parts, self.names)

@@ -1,11 +1,63 @@
-"""Search for data files."""
+"""Search for data files, and the error of a damaged one."""
 
 from __future__ import annotations
 
+import csv
 import os
+import tarfile
+import zipfile
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
+from xml.parsers import expat
 
 from fedtide.core.errors import FedtideError
+
+DAMAGED = (
+    OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, RecursionError, NotImplementedError, csv.Error,
+    zlib.error, zipfile.BadZipFile, tarfile.TarError, expat.ExpatError,
+)  # fmt: skip
+"""Exceptions of the readers of files whose bytes are not what they should be."""
+
+
+class Loading(Protocol):
+    """A source of rows."""
+
+    @property
+    def drawn(self) -> bool:
+        """Tell whether the rows depend on the seed."""
+        return False
+
+    @abstractmethod
+    def load(self, directory: Path | None, seed: int) -> Any:
+        """Read or draw the rows; `directory` is the data directory, in which files are searched first."""
+
+    def uncached(self) -> Any:
+        """Return the source without what changes no result."""
+        return self
+
+
+@contextmanager
+def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[None]:
+    """Turn the exceptions of a damaged file into one line.
+
+    Args:
+        where: the file, and the place in it.
+        what: the wanted contents, in words.
+        besides: further exceptions of its reader.
+
+    >>> with reading("a.json", "JSON"):
+    ...     int("x")
+    Traceback (most recent call last):
+    fedtide.core.errors.FedtideError: a.json: damaged or not JSON (invalid literal for int() with base 10: 'x')
+    """
+    try:
+        yield
+    except DAMAGED + besides as error:
+        raise FedtideError(f"{where}: damaged or not {what} ({error})") from None
 
 
 def find(
@@ -32,7 +84,7 @@ def folder_of(path: str, directory: Path | None) -> Path:
     """Return the path of a folder, found like a file by `find`."""
     found = find(path, directory)
     if not found.is_dir():
-        raise FedtideError(f"data.source: {found} is a file; a folder is needed")
+        raise FedtideError(f"data.source.path: {found}: found a file, allowed: a folder")
     return found
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedtide.core.config_types import Flag, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.files import folder_of
+from fedtide.data.sources.files import Loading, folder_of, reading
+from fedtide.data.sources.table import number
 
 GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
 """Classes in the order of their published numbers 1 to 6."""
@@ -20,7 +22,7 @@ FEATURES = 128
 
 
 @ingredient
-class GasSensors:
+class GasSensors(Loading):
     """A folder with some or all of `batch1.dat`, `batch2.dat`, ...: Gas Sensor Array Drift of the UCI repository.
 
     A line is a sample: as published, `gas;concentration 1:number 2:number ...` (in a later version without the
@@ -51,16 +53,13 @@ class GasSensors:
             x = (x - first.mean(0)) / np.where(std > 0, std, 1.0)
         y = np.concatenate([y for _, y in batches.values()])
         time = np.repeat(np.array(list(batches), np.float64), [len(y) for _, y in batches.values()])
-        made = from_arrays(folder.name, x.astype(np.float32), y, time=time)
-        return Rows(made.name, made.x, made.y, len(GASES), time=made.time)
+        return replace(from_arrays(folder.name, x.astype(np.float32), y, time=time), classes=len(GASES))
 
 
 def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return features and labels of one file."""
-    try:
+    with reading(path, "a text file"):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedtideError(f"{path}: damaged or not a text file ({error})") from None
     samples = [_sample(f"{path}: row {row}", line) for row, line in enumerate(lines, start=1) if line.strip()]
     if not samples:
         raise FedtideError(f"{path}: no rows")
@@ -76,13 +75,8 @@ def _sample(where: str, line: str) -> tuple[list[float], int]:
         cells = [re.sub(rf"^{place}:", "", pair) for place, pair in enumerate(pairs, start=1)]
     label = {**{name: k for k, name in enumerate(GASES)}, **{str(k + 1): k for k in range(len(GASES))}}
     if gas.strip().lower() not in label:
-        raise FedtideError(f"{where}: gas is '{gas.strip()}', allowed: {', '.join(GASES)}, or 1 to {len(GASES)}")
+        raise unknown(f"{where}: gas", gas.strip(), [*GASES, f"1 to {len(GASES)}"])
     if len(cells) != FEATURES:
-        raise FedtideError(f"{where}: {len(cells)} features, allowed: {FEATURES}")
-    try:
-        numbers = [float(cell) for cell in cells]
-    except ValueError as error:
-        raise FedtideError(f"{where}: a feature is no number ({error})") from None
-    if not np.isfinite(numbers).all():
-        raise FedtideError(f"{where}: a feature is NaN or infinite")
+        raise refused(f"{where}: number of features", len(cells), f"{FEATURES}")
+    numbers = [number(where, f"feature {place}", cell) for place, cell in enumerate(cells, start=1)]
     return numbers, label[gas.strip().lower()]

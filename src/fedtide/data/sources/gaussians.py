@@ -11,10 +11,11 @@ import torch
 from fedtide.core.config_types import Count, NonNegative, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
+from fedtide.data.sources.files import Loading
 
 
 @ingredient
-class Gaussians:
+class Gaussians(Loading):
     """Gaussian blobs, one per class in each of several groups, where a label has another place in each group.
 
     The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
@@ -40,7 +41,7 @@ class Gaussians:
     offset: NonNegative = 1.0
     noise: Positive = 1.0
     kind: Literal["gaussians"] = "gaussians"
-    drawn: ClassVar = True
+    drawn: ClassVar[bool] = True
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Draw the rows from the seed alone."""

@@ -13,13 +13,14 @@ from torch import Tensor
 from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.generated import GeneratedRows
+from fedtide.data.sources.files import Loading
 
 LARGEST = 10_000_000
 """Maximum size of the features of one client, or of the centers of all classes, in numbers."""
 
 
 @ingredient
-class Generated:
+class Generated(Loading):
     """Rows as functions of the seed and the client's number, which are neither stored nor dealt.
 
     The center of class c is N(0, separation^2) per dimension, equal for all clients; client i adds an offset N(0,
@@ -48,7 +49,7 @@ class Generated:
     spread: NonNegative = 0.5
     noise: Positive = 1.0
     kind: Literal["generated"] = "generated"
-    drawn: ClassVar = True
+    drawn: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if max(self.samples, self.classes) * self.dims > LARGEST:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +11,9 @@ import numpy as np
 import torch
 
 from fedtide.core.config_types import Flag, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import folder_of
+from fedtide.data.sources.files import Loading, folder_of, reading
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -32,7 +31,7 @@ PUBLISHED = {
 
 
 @ingredient
-class IDX:
+class IDX(Loading):
     """A folder with IDX files `*train*images*`, `*train*labels*` and, for its own test set, `*t10k*` or `*test*`.
 
     Args:
@@ -102,21 +101,17 @@ def check_published(path: Path) -> None:
 
 def read_idx(path: Path) -> np.ndarray:
     """Read one IDX file as an array; raise for a wrong magic number, size or gzip checksum."""
-    try:
+    with reading(path, "a whole IDX file"):
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except FileNotFoundError:
-        raise FedtideError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise FedtideError(f"{path}: truncated or damaged gzip file ({error})") from None
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in TYPES:
-        raise FedtideError(f"{path}: not an IDX file (magic number {data[:4].hex() or 'missing'}, allowed: 0000tt0n)")
+        raise refused(f"{path}: magic number", data[:4].hex(), "0000tt0n, as in an IDX file")
     header = 4 + 4 * data[3]
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
     kind = np.dtype(TYPES[data[2]])
     announced = header + int(np.prod(shape)) * kind.itemsize
     if len(data) < header or len(data) != announced:
-        raise FedtideError(f"{path}: truncated or too long: {len(data)} bytes, its header announces {announced}")
+        raise refused(f"{path}: bytes", len(data), f"{announced}, as its header announces")
     values = np.frombuffer(data, kind, offset=header)
     return values.reshape(shape).astype(values.dtype.newbyteorder("="), copy=True)

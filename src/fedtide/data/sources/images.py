@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,15 +14,15 @@ import torch
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import find
+from fedtide.data.sources.files import find, reading
 from fedtide.data.sources.idx import read_idx
-from fedtide.data.sources.pictures import cached, pillow, pixels, same_size
+from fedtide.data.sources.pictures import Arrays, Cached, pillow, pixels, same_size
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 @ingredient
-class Images:
+class Images(Cached):
     """Image files: `train/<class>/<image>` and `test/<class>/<image>`, or `<class>/<image>` alone.
 
     They are in a folder or in a tar archive. Classes are numbered in the order of their names, and images are sorted by
@@ -48,7 +47,9 @@ class Images:
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the images, or their pixels from the cache."""
         path = find(self.path, directory)
-        x, y, held_out = self._read(path) if self.cache is None else self._cached(path, Path(self.cache).expanduser())
+        names = ("x", "y", "held_out")
+        kept = self.kept(lambda: f"{_fingerprint(path)} {self.channels}", names, lambda: self._read(path))
+        x, y, held_out = (kept[name] for name in names)
         if self.order is not None:
             place = self._places(path, y, held_out, directory)
             x, y, held_out = x[place], y[place], held_out[place]
@@ -62,7 +63,7 @@ class Images:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _read(self, path: Path) -> Arrays:
         """Return pixels (rows, channels, height, width), labels and the mask of test rows; training rows come first."""
         image = pillow(self.kind)
         found: list[tuple[bool, str, str, np.ndarray]] = []
@@ -70,7 +71,7 @@ class Images:
             parts = PurePosixPath(name).parts
             if len(parts) < 2:
                 raise FedtideError(f"{path}: {name}: a picture of no class; allowed: <class>/<picture>")
-            picture = self._pixels(f"{path}: {name}", image, data)
+            picture = pixels(f"{path}: {name}", image, data, self.channels)
             if found:
                 same_size(f"{path}: {name}", picture, found[0][3])
             found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], picture))
@@ -78,20 +79,11 @@ class Images:
             raise FedtideError(f"{path}: no pictures to train on ({', '.join(ENDINGS)}), in a folder for each class")
         found.sort(key=lambda picture: picture[:3])
         classes = {name: k for k, name in enumerate(sorted({label for _, label, *_ in found}))}
-        return (
-            np.stack([picture for *_, picture in found]),
-            np.array([classes[label] for _, label, *_ in found], dtype=np.int64),
-            np.array([for_testing for for_testing, *_ in found]),
-        )
-
-    def _pixels(self, where: str, image: Any, data: bytes) -> np.ndarray:
-        return pixels(where, image, data, self.channels)
-
-    def _cached(self, path: Path, cache: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        names = ("x", "y", "held_out")
-        key = f"{_fingerprint(path)} {self.channels}"
-        kept = cached(cache, key, names, lambda: dict(zip(names, self._read(path), strict=True)))
-        return kept["x"], kept["y"], kept["held_out"]
+        return {
+            "x": np.stack([picture for *_, picture in found]),
+            "y": np.array([classes[label] for _, label, *_ in found], dtype=np.int64),
+            "held_out": np.array([for_testing for for_testing, *_ in found]),
+        }
 
     # -- another order ------------------------------------------------------------------------------------------------
 
@@ -104,10 +96,8 @@ class Images:
             file = find(name, directory)
             wanted = read_idx(file).astype(np.int64)
             if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[own])):
-                raise FedtideError(
-                    f"data.source.order: {file} does not have as many labels of each class as {path} has pictures to "
-                    f"{'test' if part else 'train'}"
-                )
+                allowed = f"as many labels of each class as {path} has pictures to {'test' if part else 'train'}"
+                raise FedtideError(f"data.source.order: {file}: found other labels, allowed: {allowed}")
             # Both are sorted by class with a stable sort, which matches the k-th rows of each class.
             place = np.empty_like(own)
             place[np.argsort(wanted, kind="stable")] = own[np.argsort(y[own], kind="stable")]
@@ -122,19 +112,16 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
             if file.suffix.lower() in ENDINGS and file.is_file():
                 yield file.relative_to(path).as_posix(), file.read_bytes()
         return
-    try:
-        with tarfile.open(path, "r:*") as archive:
-            for member in archive:
-                if member.isfile() and PurePosixPath(member.name).suffix.lower() in ENDINGS:
-                    opened = archive.extractfile(member)
-                    assert opened is not None
-                    yield member.name, opened.read()
-            # tarfile takes a truncated or damaged header for the end. At the true end it has read a block of zeros, and
-            # another block of zeros follows.
-            if archive.fileobj is None or archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("it has no end")
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise FedtideError(f"{path}: damaged or not a tar archive ({error})") from None
+    with reading(path, "a tar archive"), tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            if member.isfile() and PurePosixPath(member.name).suffix.lower() in ENDINGS:
+                opened = archive.extractfile(member)
+                assert opened is not None
+                yield member.name, opened.read()
+        # tarfile takes a truncated or damaged header for the end. At the true end it has read a block of zeros, and
+        # another block of zeros follows.
+        if archive.fileobj is None or archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it has no end")
 
 
 def _fingerprint(path: Path) -> str:

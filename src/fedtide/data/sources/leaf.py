@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from fedtide.core.config_types import Count, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import MOST_CLASSES
-from fedtide.data.sources.files import find
+from fedtide.data.sources.files import Loading, find, reading
 
 
 @ingredient
-class LEAF:
+class LEAF(Loading):
     """JSON files as written by LEAF's scripts: `users`, `num_samples`, and `user_data` with `x` and `y` of each user.
 
     The path is a folder with the folders `train` and `test`, a folder with files of which those named `*test*` are the
@@ -43,22 +43,17 @@ class LEAF:
         train, test = _files(path)
         x: list[np.ndarray] = []
         y: list[np.ndarray] = []
-        owner: list[int] = []
-        held_out: list[bool] = []
+        owner: list[tuple[int, bool]] = []
         users: dict[str, int] = {}
         for file in [*train, *test]:
             for user, features, labels in _users(file):
                 if features.shape[1:] != (x[0] if x else features).shape[1:]:
-                    raise FedtideError(
-                        f"{file}: user '{user}': found {features.shape[1]} features in a row, the first row has "
-                        f"{x[0].shape[1]}"
-                    )
+                    where = f"{file}: user '{user}': number of features"
+                    raise refused(where, features.shape[1], f"{x[0].shape[1]}, as in the first row")
                 self._check_labels(file, user, labels)
-                number = users.setdefault(user, len(users))
                 x.append(features)
                 y.append(labels)
-                owner += [number] * len(labels)
-                held_out += [file in test] * len(labels)
+                owner += [(users.setdefault(user, len(users)), file in test)] * len(labels)
         if not owner:
             raise FedtideError(f"{path}: no rows")
         labels = np.concatenate(y)
@@ -67,26 +62,22 @@ class LEAF:
             torch.from_numpy(self._shaped(path, np.concatenate(x))),
             torch.from_numpy(labels),
             self.classes or int(labels.max()) + 1,
-            client=torch.tensor(owner),
+            client=torch.tensor([client for client, _ in owner]),
             client_names=tuple(users),
-            held_out=torch.tensor(held_out) if test else None,
+            held_out=torch.tensor([held_out for _, held_out in owner]) if test else None,
         )
 
     def _check_labels(self, file: Path, user: str, labels: np.ndarray) -> None:
-        wrong = np.flatnonzero(labels >= (self.classes or MOST_CLASSES))
-        if len(wrong):
-            raise FedtideError(
-                f"{file}: user '{user}', row {wrong[0]}: label {labels[wrong[0]]}, allowed: 0 to "
-                f"{(self.classes or MOST_CLASSES) - 1} (data.source.classes)"
-            )
+        classes = self.classes or MOST_CLASSES
+        for row in np.flatnonzero(labels >= classes)[:1]:
+            allowed = f"0 to {classes - 1} (data.source.classes)"
+            raise refused(f"{file}: user '{user}', row {row}: label", int(labels[row]), allowed)
 
     def _shaped(self, path: Path, x: np.ndarray) -> np.ndarray:
         if self.shape is None:
             return x
         if math.prod(self.shape) != x.shape[1]:
-            raise FedtideError(
-                f"data.source.shape: found {list(self.shape)}, allowed: {x.shape[1]} numbers, as rows of {path} have"
-            )
+            raise refused("data.source.shape", list(self.shape), f"{x.shape[1]} numbers, as rows of {path} have")
         return x.reshape(len(x), *self.shape)
 
 
@@ -107,26 +98,22 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 
 def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield the name, features (rows, features) and labels (rows,) of each user of a file."""
-    try:
-        with open(file, encoding="utf-8") as opened:
-            content = json.load(opened)
-    except (OSError, ValueError, RecursionError) as error:
-        raise FedtideError(f"{file}: damaged or not a JSON file ({error})") from None
+    with reading(file, "a JSON file"), open(file, encoding="utf-8") as opened:
+        content = json.load(opened)
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
             raise FedtideError(f"{file}: no '{key}'; allowed: a file of LEAF, with users, num_samples and user_data")
     users, sizes, data = content["users"], content["num_samples"], content["user_data"]
     if len(users) != len(sizes):
-        raise FedtideError(f"{file}: {len(users)} users, but {len(sizes)} numbers in num_samples")
+        raise refused(f"{file}: number of num_samples", len(sizes), f"{len(users)}, as there are users")
     for user, size in zip(users, sizes, strict=True):
         if not isinstance(user, str):
-            raise FedtideError(f"{file}: users: found {user!r}, allowed: names")
+            raise refused(f"{file}: users", user, "names")
         # Popped, so that Python numbers, which take much memory, are freed while they are read.
         features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
         if len(labels) != size or len(features) != size:
-            raise FedtideError(
-                f"{file}: user '{user}': {len(features)} rows in x and {len(labels)} in y, num_samples says {size}"
-            )
+            found = f"{len(features)} rows in x and {len(labels)} in y"
+            raise FedtideError(f"{file}: user '{user}': found {found}, allowed: {size}, as num_samples says")
         if size:
             yield user, features, labels
 
@@ -142,11 +129,9 @@ def _arrays(where: str, rows: Any) -> tuple[np.ndarray, np.ndarray]:
     if not rows["x"]:
         return x.reshape(0, 1), y.astype(np.int64)
     if x.ndim != 2 or y.ndim != 1:
-        raise FedtideError(
-            f"{where}: found shapes {x.shape} of x and {y.shape} of y, allowed: (rows, features), (rows,)"
-        )
-    if (wrong := np.flatnonzero(~np.isfinite(x).all(1))).size:
-        raise FedtideError(f"{where}, row {wrong[0]}: a feature is NaN or infinite")
-    if (wrong := np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)) | (y < 0) | (y > 2**53))).size:
-        raise FedtideError(f"{where}, row {wrong[0]}: label {y[wrong[0]]}, allowed: whole numbers from 0")
+        raise refused(f"{where}: shapes of x and y", (x.shape, y.shape), "(rows, features), (rows,)")
+    for row in np.flatnonzero(~np.isfinite(x).all(1))[:1]:
+        raise FedtideError(f"{where}, row {row}: a feature is NaN or infinite")
+    for row in np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)) | (y < 0) | (y > 2**53))[:1]:
+        raise refused(f"{where}, row {row}: label", float(y[row]), "whole numbers from 0")
     return x, y.astype(np.int64)

@@ -9,19 +9,19 @@ from typing import Literal
 import numpy as np
 
 from fedtide.core.config_types import Count, ingredient
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
-from fedtide.data.sources.pictures import cached, pillow, pixels, same_size
-from fedtide.data.sources.table import Column, labels_of, names_of, read_table, seconds
+from fedtide.data.sources.pictures import Cached, pillow, pixels, same_size
+from fedtide.data.sources.table import Column, labels_of, names_of, places, read_table, seconds
 
 NEEDED = ("path", "label")
 COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 
 
 @ingredient
-class Manifest:
+class Manifest(Cached):
     """A comma-separated file with a header, gzipped or not, and a row for each image file.
 
     Its columns are `path` and `label`, and optionally `client`, `time`, `domain` and `split`. Paths are relative to the
@@ -52,7 +52,8 @@ class Manifest:
         time = None if "time" not in columns else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]]
         held_out = _held_out(path, columns.get("split"))
         files = _files(path, columns["path"])
-        x = self._read(files) if self.cache is None else self._cached(path, files, Path(self.cache).expanduser())
+        key = lambda: f"{_fingerprint(path, files)} {self.channels} {self.size}"  # noqa: E731
+        x = self.kept(key, ("x",), lambda: {"x": self._read(files)})["x"]
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
@@ -72,20 +73,14 @@ class Manifest:
         assert x is not None, "a table has rows"
         return x
 
-    def _cached(self, path: Path, files: list[tuple[str, Path]], cache: Path) -> np.ndarray:
-        key = f"{_fingerprint(path, files)} {self.channels} {self.size}"
-        return cached(cache, key, ("x",), lambda: {"x": self._read(files)})["x"]
-
 
 def _columns(path: Path) -> dict[str, Column]:
     """Read the columns by name, with the row number of each cell."""
     header, lines = read_table(path)
     for column in header:
         if column not in COLUMNS:
-            raise FedtideError(f"{path}: unknown column '{column}'; {nearest(column, COLUMNS)}")
-    for column in NEEDED:
-        if column not in header:
-            raise FedtideError(f"{path}: no column '{column}'; it has {', '.join(header)}")
+            raise unknown(f"{path}: row 1", column, COLUMNS)
+    places(path, header, NEEDED)
     return {name: [(row, line[at].strip()) for row, line in lines] for at, name in enumerate(header)}
 
 
@@ -95,7 +90,7 @@ def _held_out(path: Path, column: Column | None) -> np.ndarray | None:
         return None
     for row, cell in column:
         if cell not in ("train", "test"):
-            raise FedtideError(f"{path}: row {row}: split is '{cell}', allowed: train, test")
+            raise refused(f"{path}: row {row}: split", cell, "train, test")
     held_out = np.array([cell == "test" for _, cell in column])
     if held_out.all():
         raise FedtideError(f"{path}: no pictures to train on: every split is 'test'")
@@ -124,10 +119,8 @@ def _room(rows: int, shape: tuple[int, ...]) -> np.ndarray:
         return np.empty((rows, *shape), np.uint8)
     except (MemoryError, ValueError):
         size = rows * int(np.prod(shape)) / 2**30
-        raise FedtideError(
-            f"data.source.size: {rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is; "
-            "allowed: a smaller size"
-        ) from None
+        made = f"{rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is"
+        raise FedtideError(f"data.source.size: {made}; allowed: a smaller size") from None
 
 
 def _fingerprint(path: Path, files: list[tuple[str, Path]]) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
+from fedtide.data.sources.files import Loading, reading
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,45 +36,51 @@ def pixels(where: str, image: Any, data: bytes, channels: int, size: int | None 
         channels: 3 for color, 1 for gray.
         size: height and width to resize to; None keeps the size of the image.
     """
-    try:
-        with image.open(io.BytesIO(data)) as opened:
-            picture = opened.convert("L" if channels == 1 else "RGB")
-            if size is not None and picture.size != (size, size):
-                picture = picture.resize((size, size), image.Resampling.BILINEAR)
-            found = np.asarray(picture)
-    except (OSError, ValueError, SyntaxError, EOFError, zlib.error, image.DecompressionBombError) as error:
-        raise FedtideError(f"{where}: damaged or not a picture ({error})") from None
+    with reading(where, "a picture", image.DecompressionBombError), image.open(io.BytesIO(data)) as opened:
+        picture = opened.convert("L" if channels == 1 else "RGB")
+        if size is not None and picture.size != (size, size):
+            picture = picture.resize((size, size), image.Resampling.BILINEAR)
+        found = np.asarray(picture)
     return found[None] if channels == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
 
 
 def same_size(where: str, found: np.ndarray, first: np.ndarray) -> None:
     """Raise if the size of an image differs from that of the first."""
     if found.shape != first.shape:
-        sizes = [f"{p.shape[2]} x {p.shape[1]}" for p in (found, first)]
-        raise FedtideError(f"{where}: found {sizes[0]} pixels, allowed: {sizes[1]}, as the first picture")
+        size, wanted = (f"{p.shape[2]} x {p.shape[1]}" for p in (found, first))
+        raise refused(f"{where}: pixels", size, f"{wanted}, as the first picture")
 
 
-def cached(cache: Path, key: str, names: tuple[str, ...], read: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays cached under a key; otherwise call `read` and cache its result.
+class Cached(Loading):
+    """A source that may keep its pixels in an `.npz` file, which changes no result."""
 
-    Args:
-        cache: the `.npz` file.
-        key: identifier of the arrays; the file is replaced if it has another one.
-        names: names of the arrays.
-        read: the function that makes them.
-    """
-    if cache.exists():
+    cache: str | None
+
+    def uncached(self) -> Any:
+        """Return the source without its cache."""
+        return replace(self, cache=None)  # type: ignore[type-var]
+
+    def kept(self, key: Callable[[], str], names: tuple[str, ...], read: Callable[[], Arrays]) -> Arrays:
+        """Return the arrays cached under a key; otherwise those that `read` makes, which are then cached.
+
+        Args:
+            key: function to an identifier of the arrays; the file is replaced if it has another one.
+            names: names of the arrays.
+            read: the function that makes them.
+        """
+        if self.cache is None:
+            return read()
+        cache, wanted = Path(self.cache).expanduser(), key()
+        if cache.exists():
+            what = "a cache: delete it"
+            with reading(f"data.source.cache: {cache}", what), open(cache, "rb") as file, np.load(file) as found:
+                if str(found["key"]) == wanted:
+                    return {name: found[name] for name in names}
+        arrays = read()
         try:
-            with open(cache, "rb") as file, np.load(file, allow_pickle=False) as kept:
-                if str(kept["key"]) == key:
-                    return {name: kept[name] for name in names}
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise FedtideError(f"data.source.cache: {cache} is damaged or no cache ({error}); delete it") from None
-    arrays = read()
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cache) as temporary, open(temporary, "wb") as written:
-            np.savez(written, key=np.array(key), **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        raise FedtideError(f"data.source.cache: cannot write {cache} ({error})") from None
-    return arrays
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cache) as temporary, open(temporary, "wb") as written:
+                np.savez(written, key=np.array(wanted), **arrays)  # type: ignore[arg-type]
+        except OSError as error:
+            raise FedtideError(f"data.source.cache: cannot write {cache} ({error})") from None
+        return arrays

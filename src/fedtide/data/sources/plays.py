@@ -9,11 +9,12 @@ from typing import Literal
 
 from fedtide.core.config_types import Count, ingredient
 from fedtide.data.rows import Rows
+from fedtide.data.sources.files import Loading
 from fedtide.data.sources.text import Text
 
 
 @ingredient
-class PlayRoles:
+class PlayRoles(Loading):
     """Next-word prediction on 248 roles of Shakespeare's plays, where a role is a natural client and a row a sentence.
 
     Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories, each

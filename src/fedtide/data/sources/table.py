@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zlib
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,17 +15,17 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.core.config_types import Finite, Positive, ingredient
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.sources.files import find
+from fedtide.data.sources.files import Loading, find, reading
 
 Column = list[tuple[int, str]]
 """Cells of a column, each with its row number."""
 
 
 @ingredient
-class CSV:
+class CSV(Loading):
     """Comma-separated files with a header, gzipped or not.
 
     Args:
@@ -59,7 +59,9 @@ class CSV:
         if self.time is not None and self.step is not None:
             raise ValueError("found `time` and `step`, allowed: one of them")
         if isinstance(self.time, tuple) and not 3 <= len(self.time) <= 6:
-            raise ValueError(f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, ...")
+            raise ValueError(
+                f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, minute, second"
+            )
         if any(after <= before for before, after in pairwise(self.cuts)):
             raise ValueError(f"found cuts {list(self.cuts)}, allowed: rising numbers")
 
@@ -69,9 +71,7 @@ class CSV:
         found = [self._columns(find(path, directory)) for path in paths]
         wide = {len(columns["x"][0]) for columns in found}
         if len(wide) > 1:
-            raise FedtideError(
-                f"data.source.path: files with {min(wide)} and with {max(wide)} features; allowed: alike"
-            )
+            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
         joined: dict[str, Any] = {key: [cell for columns in found for cell in columns[key]] for key in found[0]}
         named = any(isinstance(label, str) for label in joined["label"])
         y = [str(label) for label in joined["label"]] if named else np.array(joined["label"])
@@ -89,12 +89,10 @@ class CSV:
         times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
         taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]
         features = self.features or tuple(column for column in header if column not in taken)
-        for column in [*taken, *features]:
-            if column not in header:
-                raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
+        named = [*taken, *features]
+        at = dict(zip(named, places(path, header, named), strict=True))
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
-        at = {column: header.index(column) for column in [*taken, *features]}
         numbered = list(enumerate(lines))
         if self.missing == "drop":
             needed = [at[column] for column in (self.label, *times, *features)]
@@ -103,12 +101,12 @@ class CSV:
             raise FedtideError(f"{path}: something is missing in every row")
         lines = [line for _, line in numbered]
         columns: dict[str, list[Any]] = {
-            "x": [_numbers(path, row, line, features, at) for row, line in lines],
+            "x": [[number(f"{path}: row {row}", name, line[at[name]]) for name in features] for row, line in lines],
             "label": self._labels(path, [(row, line[at[self.label]].strip()) for row, line in lines]),
         }
-        for key, named in (("client", self.client), ("domain", self.domain)):
-            if named is not None:
-                columns[key] = names_of(path, key, [(row, line[at[named]].strip()) for row, line in lines]) or []
+        for key, column in (("client", self.client), ("domain", self.domain)):
+            if column is not None:
+                columns[key] = names_of(path, key, [(row, line[at[column]].strip()) for row, line in lines]) or []
         if times:
             cells = [(row, [line[at[column]].strip() for column in times]) for row, line in lines]
             columns["time"] = [_when(f"{path}: row {row}", texts) for row, texts in cells]
@@ -119,44 +117,45 @@ class CSV:
     def _labels(self, path: Path, column: list[tuple[int, str]]) -> list[Any]:
         if not self.cuts:
             return list(labels_of(path, column))
-        numbers = [_numbers(path, row, [cell], (self.label,), {self.label: 0})[0] for row, cell in column]
+        numbers = [number(f"{path}: row {row}", self.label, cell) for row, cell in column]
         return np.searchsorted(self.cuts, numbers, side="right").tolist()
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the header, and every row with its line number in the file; blank lines are left out."""
-    try:
-        lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        raise FedtideError(f"{path}: damaged or not a CSV file ({error})") from None
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading(path, "a CSV file"), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        lines = [(row, line) for row, line in enumerate(csv.reader(file), start=1) if line]
     if len(lines) < 2:
         raise FedtideError(f"{path}: no rows below the header")
     header = [column.strip() for column in lines[0][1]]
     twice = [column for column in header if header.count(column) > 1]
     if twice:
         raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
-    for number, line in lines[1:]:
+    for row, line in lines[1:]:
         if len(line) != len(header):
-            raise FedtideError(f"{path}: row {number}: {len(line)} cells, the header has {len(header)}")
+            raise refused(f"{path}: row {row}: number of cells", len(line), f"{len(header)}, as in the header")
     return header, lines[1:]
 
 
-def _lines(path: Path) -> Iterator[list[str]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        yield from csv.reader(file)
+def places(path: object, header: list[str], columns: Sequence[str]) -> list[int]:
+    """Return the positions of columns in a header; raise for one that is not there."""
+    for column in columns:
+        if column not in header:
+            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
+    return [header.index(column) for column in columns]
 
 
-def _numbers(path: Path, row: int, line: list[str], features: tuple[str, ...], at: dict[str, int]) -> list[float]:
-    out = []
-    for column in features:
-        try:
-            out.append(float(line[at[column]]))
-        except ValueError:
-            raise FedtideError(f"{path}: row {row}: {column} is '{line[at[column]]}', allowed: a number") from None
-        if not np.isfinite(out[-1]):
-            raise FedtideError(f"{path}: row {row}: {column} is '{line[at[column]]}', allowed: a finite number")
-    return out
+def number(where: str, column: str, cell: Any, least: float = -math.inf) -> float:
+    """Return a finite number; raise for another cell, or for a number below `least`."""
+    try:
+        found = math.nan if isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (math.isfinite(found) and found >= least):
+        allowed = "a finite number" if least == -math.inf else f"a number of {least:g} or more"
+        raise refused(f"{where}: {column}", cell, allowed)
+    return found
 
 
 def labels_of(path: Path, column: Column) -> np.ndarray | list[str]:
@@ -166,14 +165,12 @@ def labels_of(path: Path, column: Column) -> np.ndarray | list[str]:
         values = np.array([int(name) for name in names])
     except ValueError:
         for row, cell in column:
-            if _is_number(cell) and not _is_whole(cell):
-                raise FedtideError(
-                    f"{path}: row {row}: label {cell}, allowed: whole numbers from 0, or names"
-                ) from None
+            if _is_number(cell) and not cell.lstrip("+-").isdigit():
+                raise refused(f"{path}: row {row}: label", cell, "whole numbers from 0, or names") from None
         return names
     if (values < 0).any():
         row, cell = column[int(np.flatnonzero(values < 0)[0])]
-        raise FedtideError(f"{path}: row {row}: label {cell}, allowed: 0 or more")
+        raise refused(f"{path}: row {row}: label", cell, "0 or more")
     return values
 
 
@@ -182,10 +179,6 @@ def _is_number(cell: str) -> bool:
         return bool(np.isfinite(float(cell)))
     except ValueError:
         return False
-
-
-def _is_whole(cell: str) -> bool:
-    return cell.strip().lstrip("+-").isdigit()
 
 
 def names_of(path: Path, what: str, column: Column | None) -> list[str] | None:
@@ -209,19 +202,15 @@ def _when(where: str, texts: list[str]) -> float:
         hour, minute, second = [*rest, 0, 0, 0][:3]
         return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
     except ValueError:
-        raise FedtideError(f"{where}: time is {' '.join(texts)!r}, allowed: year, month, day, hour, ...") from None
+        raise refused(f"{where}: time", " ".join(texts), "year, month, day, hour, minute, second") from None
 
 
 def seconds(where: str, value: str) -> float:
     """Return a time as seconds since 1970; `where` begins the error message."""
+    if _is_number(value):
+        return float(value)
     try:
-        number = float(value)
+        when = datetime.fromisoformat(value)
     except ValueError:
-        try:
-            when = datetime.fromisoformat(value)
-        except ValueError:
-            raise FedtideError(f"{where}: time is '{value}', allowed: seconds or ISO 8601") from None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    if not np.isfinite(number):
-        raise FedtideError(f"{where}: time is '{value}', allowed: seconds or ISO 8601")
-    return number
+        raise refused(f"{where}: time", value, "seconds or ISO 8601") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

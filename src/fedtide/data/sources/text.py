@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, NamedTuple
 from xml.parsers import expat
@@ -19,10 +19,10 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, OpenFraction, ingredient
-from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import find
-from fedtide.data.sources.table import seconds
+from fedtide.data.sources.files import Loading, find, reading
+from fedtide.data.sources.table import places, seconds
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 """First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""
@@ -38,7 +38,7 @@ Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if is
 """Several names, or a single one without brackets."""
 
 
-class _Said(NamedTuple):
+class _Record(NamedTuple):
     """A text with its author, domain, time and whether it is for testing."""
 
     client: str
@@ -62,7 +62,7 @@ class _Cut(NamedTuple):
 
 
 @ingredient
-class Text:
+class Text(Loading):
     """Next-word prediction, where a row is a sentence with its words as features and the next words as labels.
 
     A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines, and a sentence into words: letters
@@ -119,17 +119,20 @@ class Text:
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
         # Clients one by one, each from its first text to its latest; without times in the order of the files.
-        said = sorted(self._said(directory), key=lambda text: (text.client, text.time))
-        names, domains = sorted({text.client for text in said}), self.domains or sorted({text.domain for text in said})
+        records = sorted(self._records(directory), key=lambda text: (text.client, text.time))
+        names, domains = (
+            sorted({text.client for text in records}),
+            self.domains or sorted({text.domain for text in records}),
+        )
         number = {name: k for k, name in enumerate(names)}
-        client = np.array([number[text.client] for text in said])
-        held_out = self._held_out(said, client)
-        cut = self._cut(said, client, held_out)
+        client = np.array([number[text.client] for text in records])
+        held_out = self._held_out(records, client)
+        cut = self._cut(records, client, held_out)
         tokens, classes = self._tokens(cut, ~held_out[cut.text])
         columns = {
-            "domain": np.array([domains.index(text.domain) for text in said]) if self.domain else None,
+            "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
             "client": client if self.client else None,
-            "time": np.array([text.time for text in said]) if self.time else None,
+            "time": np.array([text.time for text in records]) if self.time else None,
             "held_out": held_out if held_out.any() else None,
         }
         return Rows(
@@ -144,51 +147,46 @@ class Text:
             **{name: None if c is None else torch.from_numpy(c[cut.text]) for name, c in columns.items()},
         )
 
-    def _said(self, directory: Path | None) -> list[_Said]:
+    def _records(self, directory: Path | None) -> list[_Record]:
         """Read all texts of all files in the selected domains."""
-        said = [text for path in self.path for text in self._read(find(path, directory))]
-        if not said:
+        records = [text for path in self.path for text in self._read(find(path, directory))]
+        if not records:
             raise FedtideError(f"{', '.join(self.path)}: no text with a word in it")
-        values = sorted({text.domain for text in said})
+        values = sorted({text.domain for text in records})
         for value in self.domains:
             if value not in values:
-                raise FedtideError(
-                    f"data.source.domains: no text has {self.domain} '{value}'; {nearest(value, values)}"
-                )
-        return [text for text in said if text.domain in self.domains] if self.domains else said
+                raise unknown("data.source.domains", value, values)
+        return [text for text in records if text.domain in self.domains] if self.domains else records
 
-    def _read(self, path: Path) -> Iterator[_Said]:
+    def _read(self, path: Path) -> Iterator[_Record]:
         others = [column for column in (self.domain, self.time, self.held_out) if column is not None]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
-        try:
-            for where, record in _posts(path, columns) if posts else _objects(path, columns):
-                client = "/".join(_name(where, column, record[column]) for column in self.client)
-                domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
-                time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
-                held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
-                for text in _texts(where, self.text, record[self.text]):
-                    plain = _plain(text) if posts else text
-                    if WORD.search(plain):
-                        yield _Said(client, domain, time, held_out, plain)
-        except (OSError, EOFError, zlib.error) as error:
-            raise FedtideError(f"{path}: cannot be read, or is damaged ({error})") from None
+        for where, record in _posts(path, columns) if posts else _objects(path, columns):
+            client = "/".join(_name(where, column, record[column]) for column in self.client)
+            domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
+            time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
+            held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
+            for text in _texts(where, self.text, record[self.text]):
+                plain = _plain(text) if posts else text
+                if WORD.search(plain):
+                    yield _Record(client, domain, time, held_out, plain)
 
-    def _held_out(self, said: list[_Said], client: np.ndarray) -> np.ndarray:
+    def _held_out(self, records: list[_Record], client: np.ndarray) -> np.ndarray:
         """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
         if self.held_out is not None:
-            return np.array([text.held_out for text in said])
+            return np.array([text.held_out for text in records])
         share = 0.2 if self.test is None else self.test
         count = np.bincount(client)
         kept = np.minimum(np.maximum((count * share).round(), 1), count - 1) if share else 0 * count
         place = np.arange(len(client)) - (count.cumsum() - count)[client]
         return place >= (count - kept)[client]
 
-    def _cut(self, said: list[_Said], client: np.ndarray, held_out: np.ndarray) -> _Cut:
+    def _cut(self, records: list[_Record], client: np.ndarray, held_out: np.ndarray) -> _Cut:
         known: dict[str, int] = {}
         flat, lengths, texts = array("i"), array("i"), array("i")
         taken = np.zeros(int(client.max()) + 1, dtype=np.int64)
-        for number, text in enumerate(said):
+        for number, text in enumerate(records):
             for words in sentences(text.text):
                 if not held_out[number]:
                     if self.max_samples is not None and taken[client[number]] >= self.max_samples:
@@ -239,20 +237,17 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines with their places for messages."""
-    with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}: line {number}"
+    with reading(path, "a file of JSON lines"), _opened(path) as file:
+        for place, line in enumerate(file, start=1):
+            where = f"{path}: line {place}"
             if not line.strip():
                 continue
-            try:
+            with reading(where, "JSON in UTF-8"):
                 found = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                why = getattr(error, "msg", None) or getattr(error, "reason", None) or error
-                raise FedtideError(f"{where}: not JSON in UTF-8 ({why})") from None
             if not isinstance(found, dict):
-                raise FedtideError(f"{where}: found {shown(found)}, allowed: an object with {', '.join(columns)}")
+                raise refused(where, found, f"an object with {', '.join(columns)}")
             record = {"file": path.name.partition(".")[0], **found}
-            _complete(where, columns, record.keys())
+            places(where, sorted(record), columns)
             yield where, record
 
 
@@ -270,36 +265,27 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
                 found.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
 
     parser.StartElementHandler = start
-    try:
-        with _opened(path) as file:
-            parser.ParseFile(file)
-    except (expat.ExpatError, ValueError, LookupError) as error:
-        raise FedtideError(f"{path}: damaged or not XML ({error})") from None
-    _complete(str(path), columns, known.keys())
+    with reading(path, "XML"), _opened(path) as file:
+        parser.ParseFile(file)
+    places(path, sorted(known), columns)
     return iter(found)
-
-
-def _complete(where: str, columns: list[str], known: Collection[str]) -> None:
-    for column in columns:
-        if column not in known:
-            raise FedtideError(f"{where}: no column '{column}'; {nearest(column, sorted(known))}")
 
 
 def _texts(where: str, column: str, found: Any) -> list[str]:
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a text, or a list of texts")
+        raise refused(f"{where}: {column}", found, "a text, or a list of texts")
     return texts
 
 
 def _name(where: str, column: str, found: Any) -> str:
     name = str(found).strip().encode(errors="replace").decode() if isinstance(found, str | int) else ""
     if not name:
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a name or a whole number")
+        raise refused(f"{where}: {column}", found, "a name or a whole number")
     return name
 
 
 def _flag(where: str, column: str, found: Any) -> bool:
     if (word := str(found).lower()) not in HELD_OUT:
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: true, false, 'test', 'train'")
+        raise refused(f"{where}: {column}", found, "true, false, 'test', 'train'")
     return HELD_OUT[word]

@@ -4,44 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.config_types import Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.prose import listed
-from fedtide.data.shift.how.row_transform import ByGroup, RowTransform, exchangeable
+from fedtide.data.shift.how.row_transform import ByGroup, Reading, RowTransform, exchangeable
 from fedtide.data.shift.what.plan import PopulationView
 
 
 @ingredient
-class Identity:
+class Identity(Reading):
     """Rows as the source gives them."""
 
     kind: Literal["identity"] = "identity"
-    drifts: ClassVar[bool] = False
-
-    def words(self, groups: Sequence[str], unit: str) -> str:
-        """Return no sentences."""
-        return ""
-
-    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise if the transform does not fit the data; `classes` is None for sequences."""
-
-    def plan(self, view: PopulationView) -> RowTransform:
-        """Build the transform of a population's rows."""
-        return ByGroup(self, view)
-
-    def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """Return the rows with their meaning at `time`; `group` (rows,) is that of each row's client."""
-        return x, y
 
 
 @ingredient
-class Rotation:
+class Rotation(Reading):
     """Images of group k are rotated by `angles[k]` degrees, counter-clockwise.
 
     Args:
@@ -54,7 +38,6 @@ class Rotation:
 
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
-    drifts: ClassVar[bool] = False
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups with rotated images, and their angles."""
@@ -65,14 +48,10 @@ class Rotation:
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the transform does not fit the data; `classes` is None for sequences."""
         if len(self.angles) != groups:
-            raise FedtideError(f"shift.how.angles: found {len(self.angles)} angles, allowed: one per group, {groups}")
+            raise refused("shift.how.angles", self.angles, f"one per group, {groups}")
         turned = any(angle in (90, 270) for angle in self.angles)
         if len(shape) != 3 or (turned and shape[1] != shape[2]):
-            raise FedtideError(f"shift.how: rotation needs (square) pictures, found rows of shape {shape}")
-
-    def plan(self, view: PopulationView) -> RowTransform:
-        """Build the transform of a population's rows."""
-        return ByGroup(self, view)
+            raise refused("shift.how.kind", self.kind, "(square) images", f"rows have shape {shape}")
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`; `group` (rows,) is that of each row's client."""
@@ -85,7 +64,7 @@ class Rotation:
 
 
 @ingredient
-class Permutation:
+class Permutation(Reading):
     """Labels of group k are permuted: label c of a row becomes `permutations[k][c]`.
 
     Args:
@@ -95,7 +74,6 @@ class Permutation:
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
     kind: Literal["permutation"] = "permutation"
-    drifts: ClassVar[bool] = False
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups between which labels differ."""
@@ -110,15 +88,11 @@ class Permutation:
         if not self.permutations:
             return
         if len(self.permutations) != groups:
-            raise FedtideError(
-                f"shift.how.permutations: found {len(self.permutations)}, allowed: one per group, {groups}"
-            )
+            raise refused("shift.how.permutations", self.permutations, f"one per group, {groups}")
         for k, permutation in enumerate(self.permutations):
             if sorted(permutation) != list(range(classes)):
-                raise FedtideError(
-                    f"shift.how.permutations: found {list(permutation)} for group {k}, allowed: each label from 0 to "
-                    f"{classes - 1} once"
-                )
+                allowed = f"each label from 0 to {classes - 1} once"
+                raise refused(f"shift.how.permutations: group {k}", list(permutation), allowed)
 
     def plan(self, view: PopulationView) -> RowTransform:
         """Build the transform of a population's rows."""
@@ -131,7 +105,7 @@ class Permutation:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(Reading):
     """Permutations of the labels for each group (groups, classes)."""
 
     table: Tensor

@@ -14,16 +14,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Flag, Fraction, Positive, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.prose import share_of
 from fedtide.core.rng import Rng
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.how.row_transform import RowTransform, exchangeable
+from fedtide.data.shift.how.row_transform import Reading, RowTransform, exchangeable
 from fedtide.data.shift.what.plan import PopulationView
 
 
 @ingredient
-class LabelSwaps:
+class LabelSwaps(Reading):
     """Concept drift by label swaps in all rows of a share of the clients at every event, test rows included.
 
     Labels are those of the source until the first event, at `every`; the events follow at that distance, in rounds or
@@ -68,9 +68,7 @@ class LabelSwaps:
         pairs = classes // 2
         most = 1 + math.factorial(classes) // (2**pairs * math.factorial(pairs))
         if self.concepts is not None and self.concepts > most:
-            raise FedtideError(
-                f"shift.how.concepts: found {self.concepts}, allowed: at most {most}, as there are {classes} labels"
-            )
+            raise refused("shift.how.concepts", self.concepts, f"at most {most}, as there are {classes} labels")
 
     def plan(self, view: PopulationView) -> RowTransform:
         """Build the transform of a population's rows."""
@@ -82,10 +80,6 @@ class LabelSwaps:
         check_events(number, "shift.how.every")
         return int(number)
 
-    def events(self, time: float, before: float) -> tuple[str, ...]:
-        """Return ("swap",) if there was an event since `before`, otherwise ()."""
-        return ("swap",) if self.number(time) != self.number(before) else ()
-
     def chosen(self, view: PopulationView, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
         """Yield the clients that an event chooses, training and held-out clients separately, each with a key."""
         for who, first, last in view.populated():
@@ -95,11 +89,20 @@ class LabelSwaps:
 
 
 @dataclass(frozen=True)
-class Private:
-    """A permutation of the labels for each client, to which every event adds swaps."""
+class Swapped(RowTransform):
+    """Labels after a number of events."""
 
     swaps: LabelSwaps
     view: PopulationView
+
+    def events(self, time: float, before: float) -> tuple[str, ...]:
+        """Return ("swap",) if there was an event since `before`, otherwise ()."""
+        return ("swap",) if self.swaps.number(time) != self.swaps.number(before) else ()
+
+
+@dataclass(frozen=True)
+class Private(Swapped):
+    """A permutation of the labels for each client, to which every event adds swaps."""
 
     @cached_property
     def present(self) -> np.ndarray:
@@ -139,10 +142,6 @@ class Private:
         """Return the rows with their meaning at `time`."""
         return x, self.table(self.swaps.number(time))[client, y].to(y.dtype)
 
-    def group(self, time: float) -> Tensor | None:
-        """Return None: the groups are those of the population, since each client has its own swaps."""
-        return None
-
     def changed(self, time: float, before: float) -> Tensor:
         """Return the registered clients with another label for some row than at `before`."""
         now, then = self.swaps.number(time), self.swaps.number(before)
@@ -151,17 +150,11 @@ class Private:
         differ = self.table(min(now, then)) != self.table(max(now, then))
         return differ.any(1)[: self.view.registered].nonzero()[:, 0]
 
-    def events(self, time: float, before: float) -> tuple[str, ...]:
-        """Return ("swap",) if there was an event since `before`, otherwise ()."""
-        return self.swaps.events(time, before)
-
 
 @dataclass(frozen=True)
-class Shared:
+class Shared(Swapped):
     """Membership of each client in one of a few permutations of the labels after each event."""
 
-    swaps: LabelSwaps
-    view: PopulationView
     concepts: int
 
     @cached_property
@@ -207,7 +200,3 @@ class Shared:
         """Return the registered clients whose concept differs from that at `before`."""
         now, then = (self.concept(self.swaps.number(at)) for at in (time, before))
         return (now != then)[: self.view.registered].nonzero()[:, 0]
-
-    def events(self, time: float, before: float) -> tuple[str, ...]:
-        """Return ("swap",) if there was an event since `before`, otherwise ()."""
-        return self.swaps.events(time, before)

@@ -17,14 +17,6 @@ from fedtide.data.shift.what.stream import Stream
 What = Annotated[Static | DomainMixture | Stream | ClusterDrift | ChangePoints | Python, Field(discriminator="kind")]
 
 __all__ = [
-    "ChangePoints",
-    "ClusterDrift",
-    "DomainMixture",
-    "Holding",
-    "Plan",
-    "PopulationView",
-    "Rhythm",
-    "Static",
-    "Stream",
-    "What",
-]
+    "ChangePoints", "ClusterDrift", "DomainMixture", "Holding", "Plan", "PopulationView", "Rhythm", "Static",
+    "Stream", "What",
+]  # fmt: skip

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Count, DataFile, Fraction, Positive, Spelled, Whole, ingredient
-from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.errors import refused, shown, unknown
 from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.drawn import Domain, check_apart, domains_of
-from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
-from fedtide.data.sources.table import read_table
+from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.sources.files import find
+from fedtide.data.sources.table import number, places, read_table
 
 COLUMNS = ("client", "round", "concept")
 CLOSE = 1e-6
@@ -72,7 +73,7 @@ class Domains:
 
 
 @ingredient
-class LabelShares:
+class LabelShares(Amounts):
     """Concepts that are label distributions, by which clients draw their rows.
 
     The distributions are in a CSV file with the column `concept`, a name, and a column for each label in the order of
@@ -93,13 +94,9 @@ class LabelShares:
     test_samples: Whole = 40
     kind: Literal["label-shares"] = "label-shares"
 
-    def wanted(self, part: str) -> int:
-        """Return the number of rows of a part that a client draws."""
-        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
-
 
 @ingredient
-class ChangePoints:
+class ChangePoints(Holding):
     """Rows of one concept per client, which changes at change points.
 
     Args:
@@ -114,44 +111,30 @@ class ChangePoints:
 
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""
-        rows = view.rows
+        rows, plan = view.rows, ChangePointsPlan(self, view)
         if isinstance(self.concepts, LabelShares):
-            plan = ChangePointsPlan(self, view)
             plan.check_labels()
             plan.met()
             return
         if rows.domain is None or len(rows.domain_names) < 2:
-            raise FedtideError(
-                "shift.what: 'change-points' needs a source with two domains or more, its concepts; allowed: a file of "
-                "label distributions (shift.what.concepts), or kind = 'static'"
-            )
-        plan = ChangePointsPlan(self, view)
-        train = view.parts["train"]
-        cell = train.owner * len(rows.domain_names) + rows.domain[train.rows.long()]
-        own = torch.bincount(cell, minlength=len(train) * len(rows.domain_names)).reshape(len(train), -1)
-        meets = plan.met()
-        lacking = (meets & (own == 0))[: view.registered].nonzero()
+            allowed = "a file of label distributions (shift.what.concepts), or kind = 'static'"
+            raise refused("shift.what.concepts", "domains", allowed, f"{rows.name} has a single domain")
+        lacking = (plan.met() & (plan.domain_counts["train"] == 0))[: view.registered].nonzero()
         if len(lacking):
             client, domain = lacking[0].tolist()
-            raise FedtideError(
-                f"shift.what: client {client} has no training rows of domain '{rows.domain_names[domain]}', to which "
-                "it changes; give clients more rows"
-            )
-
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
+            but = f"client {client} has no training rows of domain '{rows.domain_names[domain]}', to which it changes"
+            raise refused("shift.what.kind", self.kind, "more rows for each client", but)
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of concept and the change points."""
         named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
-        said = f"A client holds its rows of one domain{named} "
+        text = f"A client holds its rows of one domain{named} "
         if isinstance(self.concepts, LabelShares):
-            said = "A client draws its rows by one of several mixes of labels "
+            text = "A client draws its rows by one of several mixes of labels "
         if isinstance(self.when, File):
-            return said + "and changes to another when a file of change points says so. "
+            return text + "and changes to another when a file of change points says so. "
         many = share_of(self.when.fraction)
-        return said + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
+        return text + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -159,7 +142,7 @@ class ChangePoints:
 
 
 @dataclass(frozen=True)
-class ChangePointsPlan:
+class ChangePointsPlan(Plan):
     """Concept and rows of each client after each change point."""
 
     changes: ChangePoints
@@ -178,8 +161,10 @@ class ChangePointsPlan:
     @cached_property
     def _shares(self) -> Concepts | None:
         """Label distributions of the file; None if concepts are domains."""
-        said = self.changes.concepts
-        return read_concepts(Path(said.path), self.view.rows.classes) if isinstance(said, LabelShares) else None
+        concepts = self.changes.concepts
+        if not isinstance(concepts, LabelShares):
+            return None
+        return read_concepts(find(concepts.path, None, "shift.what.concepts.path"), self.view.rows.classes)
 
     @property
     def concepts(self) -> tuple[str, ...]:
@@ -187,22 +172,16 @@ class ChangePointsPlan:
         return self.view.rows.domain_names if self._shares is None else self._shares.names
 
     @cached_property
-    def _domains(self) -> dict[tuple[str, str], Domain]:
-        return domains_of(self.view, self._labels.wanted)
+    def _pools(self) -> Pools:
+        return Pools(self.view, self._labels)
 
     def check_labels(self) -> None:
         """Raise if rows cannot be drawn by the distributions."""
         check_apart(self.view, "change-points")
         assert self._shares is not None
-        for (part, who), domain in self._domains.items():
-            lacking = np.flatnonzero((self._shares.table.max(0) > 0) & (np.diff(domain.start) == 0))
-            if len(lacking):
-                label = int(lacking[0])
-                concept = self._shares.names[int(self._shares.table[:, label].argmax())]
-                raise FedtideError(
-                    f"{self._labels.path}: concept '{concept}' has label {label}, of which "
-                    f"{'' if who == 'seen' else 'held-out '}clients have no {part} row; allowed: labels that are there"
-                )
+        for label, why in self._pools.lacking(self._shares.table.max(0) > 0).items():
+            concept = self._shares.names[int(self._shares.table[:, label].argmax())]
+            raise refused(f"{self._labels.path}: concept '{concept}': label", label, "labels that are there", why)
 
     # -- change points ------------------------------------------------------------------------------------------------
 
@@ -210,7 +189,8 @@ class ChangePointsPlan:
     def _read(self) -> tuple[list[float], list[Tensor]]:
         """Times of the file's change points, from 0 on, and the concept of each client after each."""
         assert isinstance(self.changes.when, File)
-        table = read_changes(Path(self.changes.when.path), self.view, self.concepts)
+        path = find(self.changes.when.path, None, "shift.what.when.path")
+        table = read_changes(path, self.view, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
         concept, found = torch.zeros(len(self.view.group), dtype=torch.int64), []
         for at in times:
@@ -290,22 +270,18 @@ class ChangePointsPlan:
 
     # -- rows over time -----------------------------------------------------------------------------------------------
 
-    def _of_domain(self, client: int, part: str, domain: int) -> Tensor:
-        rows = self.view.parts[part][client]
-        assert self.view.rows.domain is not None
-        return rows[self.view.rows.domain[rows.long()] == domain]
-
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
         concept = int(self.concept(self.view.time(moment))[client])
-        return self._of_domain(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
-
-    def _who(self, client: int) -> str:
-        return "seen" if client < self.view.registered else "unseen"
+        if self._shares is not None:
+            return self._drawn_by(client, part, concept)
+        rows = self.view.parts[part][client]
+        assert self.view.rows.domain is not None
+        return rows[self.view.rows.domain[rows.long()] == concept]
 
     def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
         """Draw rows by the label distribution of a concept."""
-        domain = self._domains.get((part, self._who(client)))
+        domain = self._pools.of(part, client)
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         assert self._shares is not None
@@ -314,7 +290,7 @@ class ChangePointsPlan:
         return domain.drawn(dict(enumerate(counts.tolist())), draw)
 
     @cached_property
-    def _tables(self) -> dict[str, Tensor]:
+    def domain_counts(self) -> dict[str, Tensor]:
         """Number of rows of each client in each domain (clients, domains), for each part."""
         domains, found = len(self.concepts), {}
         for part, ragged in self.view.parts.items():
@@ -326,15 +302,10 @@ class ChangePointsPlan:
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if self._shares is not None:
-            seen, unseen = (self._labels.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
-            return torch.where(clients < self.view.registered, seen, unseen)
+            return self._pools.counts(clients, part)
         if moment is None:
-            return self._tables[part].sum(1)[clients]
-        return self._tables[part][clients, self.concept(self.view.time(moment))[clients]]
-
-    def there(self, moment: Moment) -> Tensor | None:
-        """Return None, since all clients hold rows at all times."""
-        return None
+            return self.domain_counts[part].sum(1)[clients]
+        return self.domain_counts[part][clients, self.concept(self.view.time(moment))[clients]]
 
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client: the number of its domain, or the group of its concept."""
@@ -375,51 +346,33 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    header, lines = _table(path, "shift.what.concepts.path")
-    if "concept" not in header:
-        raise FedtideError(f"{path}: no column 'concept'; {nearest('concept', header)}")
-    labels = [place for place, column in enumerate(header) if column not in ("concept", "group")]
-    if len(labels) != classes:
-        raise FedtideError(f"{path}: row 1: found {len(labels)} columns of shares, allowed: {classes}, one per label")
-    by_number = {header[place].strip(): place for place in labels}
-    for name in by_number:
-        if name not in {str(label) for label in range(classes)}:
-            allowed = f"the numbers of the labels, 0 to {classes - 1}"
-            raise FedtideError(f"{path}: row 1: found column '{name}', allowed: {allowed}")
-    labels = [by_number[str(label)] for label in range(classes)]
+    header, lines = read_table(path)
+    (at,) = places(path, header, ["concept"])
+    columns = [column for column in header if column not in ("concept", "group")]
+    if len(columns) != classes:
+        raise refused(f"{path}: row 1: columns of shares", len(columns), f"{classes}, one per label")
+    known = [str(label) for label in range(classes)]
+    for name in columns:
+        if name not in known:
+            raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
+    labels = places(path, header, known)
     found: dict[str, list[float]] = {}
     groups: list[str] = []
     for row, line in lines:
-        where, name = f"{path}: row {row}", line[header.index("concept")].strip()
+        where, name = f"{path}: row {row}", line[at].strip()
         if not name or name in found:
-            raise FedtideError(f"{where}: concept is {shown(name)}, allowed: a name that is not there yet")
-        found[name] = [_share(where, header[place], line[place]) for place in labels]
+            raise refused(f"{where}: concept", name, "a name that is not there yet")
+        found[name] = [number(where, header[place], line[place], 0) for place in labels]
         total = math.fsum(found[name])
         if abs(total - 1) > CLOSE:
-            raise FedtideError(f"{where}: the shares of '{name}' sum to {total:.9g}, allowed: 1, within {CLOSE:g}")
+            raise refused(f"{where}: sum of the shares of '{name}'", total, f"1, within {CLOSE:g}")
         groups.append(line[header.index("group")].strip() if "group" in header else name)
     if len(found) < 2:
-        raise FedtideError(f"{path}: found {len(found)} concept, allowed: two or more")
+        raise refused(f"{path}: number of concepts", len(found), "two or more")
     order = list(dict.fromkeys(groups))
     table = np.array(list(found.values()))
     # Shares that do not sum to 1 exactly would make a draw fail.
     return Concepts(tuple(found), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
-
-
-def _share(where: str, column: str, text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share < math.inf:
-        raise FedtideError(f"{where}: {column} is {shown(text.strip())}, allowed: a share of 0 or more")
-    return share
-
-
-def _table(path: Path, key: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    if not path.is_file():
-        raise FedtideError(f"{key}: no such file: {path}")
-    return read_table(path)
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -434,12 +387,8 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
     Raises:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
-    header, lines = _table(path, "shift.what.when.path")
-    for column in COLUMNS:
-        if column not in header:
-            there = ", ".join(header)
-            raise FedtideError(f"{path}: no column '{column}': found {there}; allowed: {', '.join(COLUMNS)}")
-    at = [header.index(column) for column in COLUMNS]
+    header, lines = read_table(path)
+    at = places(path, header, COLUMNS)
     known = list(view.names) or [str(client) for client in range(len(view.group))]
     clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))
     found: dict[tuple[int, float], int] = {}
@@ -448,21 +397,11 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
         where = f"{path}: row {row}"
         if client not in clients:
             allowed = f"the source's names, such as {shown(known[0])}" if view.names else f"0 to {len(known) - 1}"
-            raise FedtideError(f"{where}: client is {shown(client)}, allowed: {allowed}")
+            raise refused(f"{where}: client", client, allowed)
         if concept not in concepts:
-            raise FedtideError(f"{where}: concept is {shown(concept)}; {nearest(concept, list(concepts))}")
-        key = clients[client], _time(where, time)
+            raise unknown(f"{where}: concept", concept, list(concepts))
+        key = clients[client], number(where, "round", time, 0)
         if key in found:
-            raise FedtideError(f"{where}: client {client} changes at {time} twice; allowed: once")
+            raise refused(f"{where}: round", time, f"once for client {client}", "it is there twice")
         found[key] = concepts[concept]
     return [(client, time, concept) for (client, time), concept in found.items()]
-
-
-def _time(where: str, text: str) -> float:
-    try:
-        time = float(text)
-    except ValueError:
-        time = math.nan
-    if not 0 <= time < np.inf:
-        raise FedtideError(f"{where}: round is {shown(text)}, allowed: a number of 0 or more")
-    return time

@@ -11,29 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.config_types import Count, Flag, Fraction, Positive, Whole, ingredient
-from fedtide.core.errors import shown
+from fedtide.core.config_types import Count, Flag, Fraction, Positive, Whole, explained, ingredient
 from fedtide.core.prose import listed, share_of
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
-from fedtide.data.shift.what.drawn import check_apart
-from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
+from fedtide.data.shift.what.drawn import Amounts, check_apart
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 
-
-def _groups_of_labels(value: Any) -> Any:
-    """Accept a number or lists of labels, with a single message where pydantic would give several."""
-    number = _whole(value) and value >= 1
-    lists = isinstance(value, list | tuple) and all(
-        isinstance(labels, list | tuple) and all(_whole(label) and label >= 0 for label in labels) for labels in value
-    )
-    if not number and not lists:
-        raise ValueError(
-            f"found {shown(value)}, allowed: a whole number of 1 or more, or for each group a list of its labels"
-        )
-    return value
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+LABELS = explained("a whole number of 1 or more, or for each group a list of its labels")
 
 
 @ingredient
@@ -59,7 +43,7 @@ def _times(value: Any) -> Any:
 
 
 @ingredient
-class ClusterDrift:
+class ClusterDrift(Amounts, Holding):
     """Rows drawn for each client by its own label distribution, which drifts.
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
@@ -90,7 +74,7 @@ class ClusterDrift:
     """
 
     groups: Annotated[int, Field(strict=True, ge=2)] = 4
-    labels: Annotated[Count | tuple[tuple[Whole, ...], ...], BeforeValidator(_groups_of_labels)] = 6
+    labels: Annotated[Count | tuple[tuple[Whole, ...], ...], LABELS] = 6
     concentration: Positive = 6.0
     every: Positive = 10
     migrate_fraction: Fraction = 0.05
@@ -118,30 +102,22 @@ class ClusterDrift:
                 f"found labels {self.labels}; allowed: one list for each of {self.groups} groups, disjoint"
             )
 
-    def wanted(self, part: str) -> int:
-        """Return the number of rows of a part that a client holds."""
-        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
-
     def check(self, view: PopulationView) -> None:
         """Raise if there are too few labels, or if a training row is a test row of another client."""
         check_apart(view, "cluster-drift")
         ClusterDriftPlan(self, view).first_groups()
 
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
-
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the groups, the small drift and the mass events before `until`."""
         small = [f"{share_of(self.migrate_fraction)} of the clients change group"] if self.migrate_fraction else []
         small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
-        said = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
-        said += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
+        text = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
+        text += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
         events = [f"{event:g}" for event in sorted(self.events.at) if event < until] if self.events else []
         if self.events is None or not events:
-            return said
+            return text
         at = unit if len(events) > 1 else unit.removesuffix("s")
-        return said + (
+        return text + (
             f"At {at} {listed(events)} {share_of(self.events.fraction)} of them are dealt to {self.groups} new groups, "
             "whose labels cut across the old ones. "
         )

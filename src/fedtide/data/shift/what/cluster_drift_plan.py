@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.change_points import COLUMNS, write_rows
-from fedtide.data.shift.what.drawn import Domain, domains_of
-from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.shift.what.drawn import Domain, Pools
+from fedtide.data.shift.what.plan import Plan, PopulationView
 
 if TYPE_CHECKING:
     from fedtide.data.shift.what.cluster_drift import ClusterDrift
@@ -43,7 +43,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class ClusterDriftPlan:
+class ClusterDriftPlan(Plan):
     """Group and rows of each client after each event."""
 
     drift: ClusterDrift
@@ -57,9 +57,9 @@ class ClusterDriftPlan:
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def domains(self) -> dict[tuple[str, str], Domain]:
-        """Rows to draw from, for each part of training and of held-out clients that has any."""
-        return domains_of(self.view, self.drift.wanted)
+    def pools(self) -> Pools:
+        """Rows to draw from."""
+        return Pools(self.view, self.drift)
 
     def first_groups(self) -> tuple[Labels, ...]:
         """Return the labels of the first groups.
@@ -67,27 +67,20 @@ class ClusterDriftPlan:
         Raises:
             FedtideError: there are too few labels, or some have no rows to train or to evaluate on.
         """
-        lacking: dict[int, str] = {}
-        for (part, who), domain in self.domains.items():
-            for label in np.flatnonzero(np.diff(domain.start) == 0).tolist():
-                lacking.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
+        lacking = self.pools.lacking()
         there = [label for label in range(self.view.rows.classes) if label not in lacking]
         groups, labels = self.drift.groups, self.drift.labels
         if not isinstance(labels, int):
             for label in (label for of in labels for label in of if label not in there):
-                why = lacking.get(label, f"there are {self.view.rows.classes} classes")
-                raise FedtideError(f"shift.what.labels: label {label}: {why}; allowed: {', '.join(map(str, there))}")
+                but = lacking.get(label, f"there are {self.view.rows.classes} classes")
+                raise refused("shift.what.labels", label, ", ".join(map(str, there)), but)
             return labels
+        but = f"there are rows of {len(there)} labels in every part"
         if groups > len(there):
-            raise FedtideError(
-                f"shift.what.groups: found {groups} with labels of their own, allowed: at most {len(there) // labels}, "
-                f"as there are rows of {len(there)} labels in every part and a group has {labels}"
-            )
+            raise refused("shift.what.groups", groups, f"at most {len(there) // labels}, each of {labels} labels", but)
         if groups * labels > len(there):
-            raise FedtideError(
-                f"shift.what.labels: found {labels} for each of {groups} groups, allowed: at most "
-                f"{len(there) // groups}, as there are rows of {len(there)} labels in every part"
-            )
+            allowed = f"at most {len(there) // groups} for each of {groups} groups"
+            raise refused("shift.what.labels", labels, allowed, but)
         drawn = self.rng.at("labels").numpy().permutation(there)[: groups * labels]
         return tuple(tuple(part) for part in drawn.reshape(groups, labels).tolist())
 
@@ -189,7 +182,7 @@ class ClusterDriftPlan:
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        domain = self.domains.get((part, self._who(client)))
+        domain = self.pools.of(part, client)
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         time = self.view.time(moment)
@@ -199,23 +192,12 @@ class ClusterDriftPlan:
         own = None
         if self.drift.own_samples_only:
             own = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
-        drawn = []
-        for label, count in zip(labels, draw.multinomial(self.drift.wanted(part), shares).tolist(), strict=True):
-            rows = domain[label] if own is None or not len(own[label]) else own[label]
-            drawn.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
-        return torch.from_numpy(np.sort(np.concatenate(drawn)))
-
-    def _who(self, client: int) -> str:
-        return "seen" if client < self.view.registered else "unseen"
+        counts = draw.multinomial(self.drift.wanted(part), shares).tolist()
+        return domain.drawn(dict(zip(labels, counts, strict=True)), draw, own)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""
-        seen, unseen = (self.drift.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
-        return torch.where(clients < self.view.registered, seen, unseen)
-
-    def there(self, moment: Moment) -> Tensor | None:
-        """Return None, since all clients hold rows at all times."""
-        return None
+        return self.pools.counts(clients, part)
 
     def group(self, moment: Moment) -> Tensor | None:
         """Return the group of each client; groups of the start count from 0, and new groups follow."""
@@ -227,13 +209,8 @@ class ClusterDriftPlan:
         drawn = self.state(now).since != self.state(then).since
         if self.drift.redraw_for == "all":
             drawn = np.full_like(drawn, self.number(now) != self.number(then))
-        some = drawn[: self.view.registered].nonzero()[0].tolist()
-        return torch.tensor([client for client in some if self._differ(client, moment, before)], dtype=torch.int64)
-
-    def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
-        """Tell whether newly drawn rows differ, since they may be equal by chance."""
-        parts = self.view.parts
-        return any(not torch.equal(self.hold(client, p, moment), self.hold(client, p, before)) for p in parts)
+        some = drawn[: self.view.registered].nonzero()[0].tolist()  # newly drawn rows may be equal by chance
+        return torch.tensor([client for client in some if self.differs(client, moment, before)], dtype=torch.int64)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.data.shift.what.plan import PopulationView
 
 
@@ -31,50 +32,85 @@ class Domain:
     def __getitem__(self, label: int) -> np.ndarray:
         return self.rows[self.start[label] : self.start[label + 1]]
 
-    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator) -> Tensor:
+    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator, own: Domain | None = None) -> Tensor:
         """Draw a number of rows of each label, sorted, without repetition while there are enough.
+
+        Args:
+            counts: number of rows of each label.
+            draw: the generator.
+            own: rows that take the place of these for each label that they have.
 
         >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
         >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
         [0, 2]
         """
-        found = [
-            self[label][draw.choice(len(self[label]), count, replace=count > len(self[label]))]
-            for label, count in counts.items()
-            if count
-        ]
-        return torch.from_numpy(np.sort(np.concatenate([self.rows[:0], *found])))
+        found = [self.rows[:0]]
+        for label, count in counts.items():
+            rows = self[label] if own is None or not len(own[label]) else own[label]
+            if count:
+                found.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
+        return torch.from_numpy(np.sort(np.concatenate(found)))
 
 
-def domains_of(view: PopulationView, wanted: Callable[[str], int]) -> dict[tuple[str, str], Domain]:
-    """Return the rows to draw from, for each part of training and held-out clients that has rows and `wanted` ones."""
-    found: dict[tuple[str, str], Domain] = {}
-    for who, first, last in view.populated():
-        rows = {
-            part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
-            for part, ragged in view.parts.items()
-        }
-        # Clients may share rows; training rows of any client are no validation rows.
-        rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
-        found |= {
-            (part, who): Domain.of(of, view.rows.y, view.rows.classes)
-            for part, of in rows.items()
-            if len(of) and wanted(part)
-        }
-    return found
+class Amounts:
+    """Numbers of rows that a client draws, by part."""
+
+    samples: int
+    val_samples: int
+    test_samples: int
+
+    def wanted(self, part: str) -> int:
+        """Return the number of rows of a part that a client draws."""
+        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Rows from which clients draw: those of all training clients, and separately of all held-out clients, by part."""
+
+    view: PopulationView
+    amounts: Amounts
+
+    @cached_property
+    def domains(self) -> dict[tuple[str, str], Domain]:
+        """Rows to draw from, for each part of training and held-out clients that has rows of which some are wanted."""
+        found: dict[tuple[str, str], Domain] = {}
+        for who, first, last in self.view.populated():
+            parts = self.view.parts.items()
+            rows = {part: lists.rows[lists.start[first] : lists.start[last]].long().unique() for part, lists in parts}
+            # Clients may share rows; training rows of any client are no validation rows.
+            rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
+            for part, some in rows.items():
+                if len(some) and self.amounts.wanted(part):
+                    found[part, who] = Domain.of(some, self.view.rows.y, self.view.rows.classes)
+        return found
+
+    def of(self, part: str, client: int) -> Domain | None:
+        """Return the rows from which a client draws; None where it draws none."""
+        return self.domains.get((part, "seen" if client < self.view.registered else "unseen"))
+
+    def counts(self, clients: Tensor, part: str) -> Tensor:
+        """Count the rows that each of `clients` draws."""
+        seen, unseen = (self.amounts.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
+        return torch.where(clients < self.view.registered, seen, unseen)
+
+    def lacking(self, needed: np.ndarray | None = None) -> dict[int, str]:
+        """Return the labels without rows in some part, each with the reason; `needed` (classes,) masks some labels."""
+        found: dict[int, str] = {}
+        for (part, who), domain in self.domains.items():
+            empty = np.diff(domain.start) == 0
+            for label in np.flatnonzero(empty if needed is None else empty & needed).tolist():
+                found.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
+        return found
 
 
 def check_apart(view: PopulationView, kind: str) -> None:
     """Raise if rows cannot be drawn by labels: they are sequences, or a client trains on another's test row."""
     if view.rows.steps is not None:
-        raise FedtideError(
-            f"shift.what: '{kind}' draws rows by their labels, and rows of {view.rows.name} are sequences; allowed: "
-            "all, mixture, stream, change-points of domains"
-        )
+        but = f"it draws rows by their labels, and rows of {view.rows.name} are sequences"
+        raise refused("shift.what.kind", kind, "static, domain-mixture, stream, change-points of domains", but)
     known, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
     both = known[torch.isin(known, tested)]
     if len(both):
-        raise FedtideError(
-            f"data.partition: row {int(both[0])} is a training row of one client and a test row of another; '{kind}' "
-            "draws from all of them; allowed: parts that share no rows"
-        )
+        but = f"it draws from all rows, and row {int(both[0])} is for training of one client and for tests of another"
+        raise refused("shift.what.kind", kind, "a data.partition whose parts share no rows", but)

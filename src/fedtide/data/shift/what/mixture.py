@@ -5,40 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Positive, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm
+from fedtide.data.shift.what.plan import Holding, PerClientPlan, Plan, PopulationView, Rhythm
 
 STILL = 0.1
 """Number of cycles over a run below which a mixture counts as constant."""
 
 
 @ingredient
-class Static:
+class Static(Holding):
     """All rows of the client at all times."""
 
     kind: Literal["static"] = "static"
-    drifts: ClassVar[bool] = False
-
-    def check(self, view: PopulationView) -> None:
-        """Accept any rows."""
-
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
-
-    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """Return no sentences."""
-        return ""
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -54,7 +42,7 @@ class Static:
 
 
 @ingredient
-class DomainMixture:
+class DomainMixture(Holding):
     """A mixture of two or more domains on a schedule (pFedEM); more than two extend its formulas.
 
     Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r
@@ -78,30 +66,22 @@ class DomainMixture:
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["domain-mixture"] = "domain-mixture"
-    drifts: ClassVar[bool] = False
 
     def check(self, view: PopulationView) -> None:
         """Raise if a client has no rows of some domain."""
         rows, train, registered = view.rows, view.parts["train"], view.registered
         if rows.domain is None or len(rows.domain_names) < 2:
-            raise FedtideError(
-                "shift.what: 'domain-mixture' needs a source with two domains or more; allowed: kind = 'static'"
-            )
+            raise refused("shift.what.kind", self.kind, "'static'", f"{rows.name} has a single domain")
         domain = rows.domain[train.rows.long()]
         for k, name in enumerate(rows.domain_names):
             held = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
             if not held.any():
-                raise FedtideError(
-                    f"shift.what: domain '{name}' has no samples: no client has a training row of it; allowed: domains "
-                    "with samples (data.source, data.groups), or kind = 'static'"
-                )
+                allowed = "domains with samples (data.source, data.groups), or 'static'"
+                raise refused("shift.what.kind", self.kind, allowed, f"no client has a training row of domain '{name}'")
             if (held == 0).any():
-                client = int((held == 0).nonzero()[0])
-                raise FedtideError(
-                    f"shift.what: client {client} has no rows of domain '{name}', and a mixture blends all domains; "
-                    "allowed: data.groups.by = 'none', a partition that deals every domain, or more rows for each "
-                    "client"
-                )
+                but = f"client {int((held == 0).nonzero()[0])} has no rows of domain '{name}'"
+                allowed = "data.groups.by = 'none', a partition that deals every domain, or more rows for each client"
+                raise refused("shift.what.kind", self.kind, allowed, but)
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -113,11 +93,11 @@ class DomainMixture:
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the mixture and its number of cycles."""
-        said = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
+        text = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
         if self.cycles < STILL:
-            return said + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
+            return text + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
         cycles = "cycle" if self.cycles == 1 else "cycles"
-        return said + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
+        return text + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
 
     def cycle(self, rounds: int) -> float:
         """Return T, the rounds of a cycle, in a run of `rounds`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,15 +70,19 @@ class Holding(Protocol):
     @property
     def drifts(self) -> bool:
         """Tell whether the rows of clients change at events, so that the clients that drifted are known."""
+        return False
 
     def check(self, view: PopulationView) -> None:
         """Raise if the settings do not fit the rows."""
+        return
 
+    @abstractmethod
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that every client holds over time."""
 
     def rhythm(self, rounds: int) -> Rhythm:
         """Return the rhythm of cycles that a method may know, in a run of `rounds`."""
+        return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the settings in sentences for a report, each followed by a space.
@@ -87,35 +92,50 @@ class Holding(Protocol):
             unit: "rounds" or "seconds".
             until: end of the run; later events are left out.
         """
+        return ""
 
 
 class Plan(Protocol):
     """Rows that every client holds over time."""
 
+    view: PopulationView
+
+    @abstractmethod
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
 
+    @abstractmethod
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, those that it holds at some time."""
 
     def there(self, moment: Moment) -> Tensor | None:
         """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
+        return None
 
     def group(self, moment: Moment) -> Tensor | None:
         """Return the true group of each client (clients,); None if it is the population's."""
+        return None
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients whose rows differ from those at `before`, sorted."""
+        return self.view.everyone[:0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Return the fixed names of the events since `before`."""
+        return ()
 
     def check(self, rounds: int) -> None:
         """Raise if the plan does not cover a number of rounds, on the clock of rounds."""
+        return
+
+    def differs(self, client: int, moment: Moment, before: Moment) -> bool:
+        """Tell whether a client holds other rows than at `before`, in any part."""
+        then, now = ([self.hold(client, part, at) for part in self.view.parts] for at in (before, moment))
+        return any(not torch.equal(a, b) for a, b in zip(then, now, strict=True))
 
 
 @dataclass(frozen=True)
-class PerClientPlan:
+class PerClientPlan(Plan):
     """Rows by a `what` that looks at one client at a time: all of its rows, or a mixture of its domains."""
 
     what: Any
@@ -138,22 +158,7 @@ class PerClientPlan:
         counted: Tensor = self.what.counts(ragged.sizes(clients), part)
         return counted
 
-    def there(self, moment: Moment) -> Tensor | None:
-        """Return None, since all clients hold rows at all times."""
-        return None
-
-    def group(self, moment: Moment) -> Tensor | None:
-        """Return None: the groups are those of the population."""
-        return None
-
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return no clients, or all clients if rows are redrawn in every round."""
         redrawn = self.what.kind != "static" and moment.round != before.round
         return self.view.everyone if redrawn else self.view.everyone[:0]
-
-    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """Return no events."""
-        return ()
-
-    def check(self, rounds: int) -> None:
-        """Accept any number of rounds."""

@@ -17,9 +17,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Flag, Positive, Spelled, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 
 PARTS = ("train", "val", "test")
 
@@ -57,7 +57,7 @@ By = Annotated[Labels | Order | Time, Field(discriminator="kind")]
 
 
 @ingredient
-class Stream:
+class Stream(Holding):
     """Rows of each client in J intervals that arrive one after the other and expire.
 
     Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
@@ -93,10 +93,8 @@ class Stream:
 
     def __post_init__(self) -> None:
         if self.gap > self.retention and not self.static:
-            raise ValueError(
-                f"found gap {self.gap:g} and retention {self.retention:g}; allowed: a gap of at most the retention, as "
-                "nobody would hold anything between an interval and the next"
-            )
+            allowed = "a gap of at most the retention, as no client would hold rows between two intervals"
+            raise ValueError(f"found gap {self.gap:g} and retention {self.retention:g}; allowed: {allowed}")
 
     @property
     def ends(self) -> np.ndarray:
@@ -113,35 +111,20 @@ class Stream:
         """Raise if the stream does not fit the rows."""
         rows, clients = view.rows, len(view.group)
         if self.intervals > max(CELLS // clients, 1):
-            raise FedtideError(
-                f"shift.what.intervals: found {self.intervals} for each of {clients} clients, allowed: at most "
-                f"{max(CELLS // clients, 1)}"
-            )
-        if rows.steps is not None and (self.by.kind == "labels" or self.shared != 0):
-            key = "by: found 'labels'" if self.by.kind == "labels" else f"shared: found {self.shared!r}"
-            raise FedtideError(
-                f"shift.what.{key}, but rows of {rows.name} are sequences; allowed: by = 'order' or 'time', shared = 0"
-            )
-        if self.by.kind != "time":
-            return
-        if rows.time is None:
-            raise FedtideError(
-                f"shift.what.by: found 'time', but rows of {rows.name} have no time; allowed: 'labels', 'order', or a "
-                "source with a column of times"
-            )
-        if not bool((rows.time != rows.time[0]).any()):
-            raise FedtideError(
-                f"shift.what.by: found 'time', but all rows of {rows.name} have the same; allowed: 'labels', 'order'"
-            )
+            most = max(CELLS // clients, 1)
+            raise refused("shift.what.intervals", self.intervals, f"at most {most}, as there are {clients} clients")
+        for key, found in (("by", self.by.kind), ("shared", self.shared)):
+            if rows.steps is not None and found not in ("order", "time", 0):
+                but = f"rows of {rows.name} are sequences"
+                raise refused(f"shift.what.{key}", found, "by = 'order' or 'time', shared = 0", but)
+        if self.by.kind == "time" and (rows.time is None or bool((rows.time == rows.time[0]).all())):
+            but = f"rows of {rows.name} have {'no time' if rows.time is None else 'all the same time'}"
+            raise refused("shift.what.by", "time", "'labels', 'order', or a source with a column of times", but)
 
     @property
     def drifts(self) -> bool:
         """Tell whether any interval arrives or expires."""
         return not self.static
-
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return an empty rhythm."""
-        return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of interval, its arrival and its expiry."""
@@ -154,8 +137,8 @@ class Stream:
         )
         if self.shared != 0:
             few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
-            held += f"Everybody holds a few shared rows at all times, {few[self.shared]}. "
-        return held + ("Who holds nothing waits. " if self.empty == "wait" and not self.static else "")
+            held += f"All clients hold a few shared rows at all times, {few[self.shared]}. "
+        return held + ("A client without rows waits. " if self.empty == "wait" and not self.static else "")
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -163,7 +146,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamPlan(Plan):
     """Interval of each row of each client, and presence of the intervals over time."""
 
     stream: Stream
@@ -247,8 +230,8 @@ class StreamPlan:
         labels = [c for c in size.argsort(stable=True).tolist() if size[c]]
         each = 1 if self.stream.shared == "half" else int(self.stream.shared)
         labels = labels[: len(labels) // 2] if self.stream.shared == "half" else labels
-        drawn = [_some(own[y == c], each, rng.at(c).numpy()) for c in labels]
-        return torch.cat([own[:0], *drawn]).sort().values
+        some = [rng.at(c).numpy().permutation(own[y == c].numpy())[:each] for c in labels]
+        return torch.from_numpy(np.sort(np.concatenate([own[:0].numpy(), *some])))
 
     @cached_property
     def _twice(self) -> np.ndarray:
@@ -280,15 +263,14 @@ class StreamPlan:
             return rows
         if not len(rows):
             if self.stream.empty == "error" and client < self.view.registered:
-                raise FedtideError(_nothing(client, self.view.time(moment)))
+                raise _nothing(client, self.view.time(moment))
             return rows
         return torch.cat([rows, self.shared.to(rows.dtype)]).unique() if len(self.shared) else rows
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if moment is None:
-            ragged = self.view.parts[part]
-            return ragged.start[clients + 1] - ragged.start[clients]
+            return self.view.parts[part].sizes(clients)
         live = self._live(moment)
         counted = torch.from_numpy(self.tables[part][:, live].sum(1))[clients]
         if part != "train" or not len(self.shared):
@@ -301,10 +283,6 @@ class StreamPlan:
         if self.stream.empty == "error":
             return None
         return torch.from_numpy(self._train(self._live(moment)))[: self.view.registered]
-
-    def group(self, moment: Moment) -> Tensor | None:
-        """Return None: the groups are those of the population."""
-        return None
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients with an interval with rows that arrived or expired since `before`."""
@@ -331,19 +309,16 @@ class StreamPlan:
         for time in when[(when >= 0) & (when < rounds)].tolist():
             own = self._train(self.stream.live(time))[: self.view.registered]
             if not own.any():
-                raise FedtideError(
-                    f"shift.what: at round {time:g} nobody holds anything to train on, of {rounds} rounds; allowed: "
-                    f"fewer rounds, a larger gap, more intervals (the last one expires at {self.stream.ends[-1]:g})"
-                )
+                but = f"no client holds a training row at round {time:g}, of {rounds}"
+                allowed = f"fewer rounds, a larger gap, more intervals (the last one ends at {self.stream.ends[-1]:g})"
+                raise refused("shift.what.kind", self.stream.kind, allowed, but)
             if self.stream.empty == "error" and not own.all():
-                raise FedtideError(_nothing(int((~own).nonzero()[0][0]), time))
+                raise _nothing(int((~own).nonzero()[0][0]), time)
 
 
-def _nothing(client: int, time: float) -> str:
-    return (
-        f"shift.what: client {client} holds no training rows at {time:g}, as none of its intervals that are there has "
-        "any; allowed: empty = 'wait', fewer intervals, a longer retention, or more rows"
-    )
+def _nothing(client: int, time: float) -> FedtideError:
+    but = f"client {client} holds no training rows at {time:g}, as no interval that is there has any"
+    return refused("shift.what.empty", "error", "'wait', fewer intervals, a longer retention, or more rows", but)
 
 
 def _places(whose: np.ndarray) -> np.ndarray:
@@ -354,7 +329,3 @@ def _places(whose: np.ndarray) -> np.ndarray:
     """
     first = np.flatnonzero(np.diff(whose, prepend=-1))
     return np.arange(len(whose)) - np.repeat(first, np.diff(np.append(first, len(whose))))
-
-
-def _some(rows: Tensor, wanted: int, draw: np.random.Generator) -> Tensor:
-    return rows[torch.from_numpy(draw.permutation(len(rows))[:wanted])]
