@@ -337,7 +337,7 @@ def test_a_replay_that_is_too_short_or_too_small_is_told_before_it_begins(tmp_pa
     saved = str(tmp_path / "first" / "shift" / "0.safetensors")
     values = {**raw(A), "shift": {"who": {"kind": "replay", "path": saved}}}
     preflight(from_dict(values))
-    with pytest.raises(FedtideError, match="ends after 6 rounds; allowed: rounds up to 6"):
+    with pytest.raises(FedtideError, match="ends after 6 rounds; allowed: at most 6"):
         preflight(from_dict({**values, "rounds": 7}))
     with pytest.raises(FedtideError, match="has 4 arrivals a round among 8 clients; 5 among 8 are asked for"):
         preflight(from_dict(values, sets=["method.cohort=5"]))
