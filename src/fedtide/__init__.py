@@ -51,7 +51,6 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.data.shift import Shift
-from fedtide.evaluate.metrics import Metric
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.task import Task
@@ -64,7 +63,7 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0"
 
 __all__ = [
-    "Algorithm", "Answer", "FedtideError", "Fleet", "LocalTrainer", "Metric", "Moment", "Prediction", "Reply",
+    "Algorithm", "Answer", "FedtideError", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply",
     "Rng", "Shard", "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "cohorts",
     "config", "data", "devices", "features", "local", "losses", "mean", "mixtures", "models", "personal", "population",
     "priors", "run", "server", "shared_weights", "shift", "simulate", "tune", "weights", "with_cohort",

@@ -140,8 +140,8 @@ NUMBER = "'participants', or a whole number of 1 or more"
     [
         ({"rounds": [0, 900]}, "forgetting.rounds: found 900, allowed: 0 to 3"),
         ({"rounds": [4]}, "forgetting.rounds: found 4, allowed: 0 to 3"),
-        ({"rounds": [1, 0, 1]}, "forgetting.rounds: found 1 twice, allowed: each round once"),
-        ({"rounds": []}, "forgetting.rounds: found [], allowed: one round or more"),
+        ({"rounds": [1, 0, 1]}, "forgetting.rounds: found 1 twice, allowed: each once"),
+        ({"rounds": []}, "forgetting.rounds: found [], allowed: one value or more"),
         ({"rounds": [-1]}, "forgetting.rounds[0]: found -1, allowed: 0 or more"),
         ({"rounds": [0.5]}, "forgetting.rounds[0]: found 0.5, allowed: a whole number"),
         ({"rounds": 3}, "forgetting.rounds: found 3, allowed: a list of values"),
@@ -164,7 +164,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(capsys, here, forgetting, sa
 def test_rows_that_nobody_has_are_a_mistake(capsys, here):
     study(here, data=SKEWED | {"split": {"val": 0.0, "test": 0.25}}, forgetting={"rounds": [0]})
     said = refused(capsys, here, "run", "study.toml")
-    assert said.startswith("forgetting.part: found 'val', of which no registered client has rows; allowed: 'test'")
+    assert said.startswith("forgetting.part: found 'val', but no registered client has such rows; allowed: 'test'")
 
 
 def test_a_sweep_over_rounds_is_checked_at_every_point(capsys, here):

@@ -126,7 +126,7 @@ def test_from_python_with_a_budget_as_on_the_command_line(here):
 @pytest.mark.parametrize(
     ("changes", "arguments", "said"),
     [
-        ({"data": {"split": {"val": 0.0}}}, [], "data.split.val: found 0, allowed with .tune.: more than 0"),
+        ({"data": {"split": {"val": 0.0}}}, [], "data.split.val: found 0.0, but .*; allowed: more than 0 with .tune."),
         ({"tune": {"trials": 0}}, [], "study.toml: tune.trials: found 0, allowed: 1 or more"),
         ({"tune": {"ranges": {"method.local.lr": {"low": 1, "high": 0.1}}}}, [], "tune.ranges.*: found low = 1"),
         ({"tune": {"ranges": {"method.local.lr": {"low": 0, "high": 1, "log": True}}}}, [], "low = 0 with log"),

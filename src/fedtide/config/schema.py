@@ -11,13 +11,24 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Cohort
 from fedtide.config.strict import Strict
 from fedtide.config.tune import Tune
-from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind, on_default
+from fedtide.core.config_types import (
+    Count,
+    Distinct,
+    Finite,
+    Flag,
+    Fraction,
+    Positive,
+    Spelled,
+    Whole,
+    by_kind,
+    on_default,
+)
 from fedtide.core.errors import refused, unknown
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
 from fedtide.core.user_code import Python, imported
@@ -147,19 +158,9 @@ class Forgetting(Strict):
             once.
     """
 
-    rounds: tuple[Whole, ...]
+    rounds: Annotated[tuple[Whole, ...], Distinct]
     part: Literal["val", "test"] = "val"
     eval_clients: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
-
-    @field_validator("rounds")
-    @classmethod
-    def _distinct(cls, rounds: tuple[int, ...]) -> tuple[int, ...]:
-        if not rounds:
-            raise ValueError("found [], allowed: one round or more")
-        twice = next((r for i, r in enumerate(rounds) if r in rounds[:i]), None)
-        if twice is not None:
-            raise ValueError(f"found {twice} twice, allowed: each round once")
-        return rounds
 
 
 def _target(value: Any) -> Any:
@@ -280,7 +281,7 @@ class Experiment(Strict):
     title: str = ""
     description: str = ""
     rounds: Count = 100
-    seeds: tuple[Whole, ...] = Field((0,), min_length=1)
+    seeds: Annotated[tuple[Whole, ...], Distinct] = (0,)
     eval_every: Count = 8
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
@@ -297,16 +298,9 @@ class Experiment(Strict):
     fleet: FleetSettings = FleetSettings()
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
-    sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    sweep: dict[str, Annotated[tuple[Any, ...], Distinct]] = Field(default_factory=dict)
     claim: tuple[Claim, ...] = ()
     tune: Tune | None = None
-
-    @field_validator("seeds")
-    @classmethod
-    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("seeds must differ from each other")
-        return seeds
 
     def shift_of(self, method: Method) -> Shift:
         """The shift that a method meets."""

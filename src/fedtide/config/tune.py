@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedtide.config.strict import Strict
-from fedtide.core.config_types import Count, Finite, Flag, Positive, Whole
+from fedtide.core.config_types import Count, Distinct, Finite, Flag, Positive, Whole
 
 
 class Range(Strict):
@@ -29,29 +29,24 @@ class Range(Strict):
     log: Flag = False
     step: Positive | None = None
     whole: Flag = False
-    choices: tuple[Any, ...] | None = None
+    choices: Annotated[tuple[Any, ...], Distinct] | None = None
     also: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_one(self) -> Range:
         if self.choices is not None:
-            self._is_list(self.choices)
+            self._is_list()
         elif self.low is None or self.high is None:
             raise ValueError("found neither, allowed: `low` and `high`, or `choices`")
         else:
             self._is_interval(self.low, self.high)
         return self
 
-    def _is_list(self, choices: tuple[Any, ...]) -> None:
+    def _is_list(self) -> None:
         given = [name for name in ("low", "high", "step") if getattr(self, name) is not None]
         given += [name for name in ("log", "whole") if getattr(self, name)]
         for extra in given:
             raise ValueError(f"found `choices` and `{extra}`, allowed: one of them")
-        if not choices:
-            raise ValueError("choices: found an empty list, allowed: one value or more")
-        for number, value in enumerate(choices):
-            if value in choices[:number]:
-                raise ValueError(f"choices: {value!r} stands twice")
 
     def _is_interval(self, low: float, high: float) -> None:
         if low > high:
@@ -115,7 +110,7 @@ class Tune(Strict):
     startup_trials: Count = 8
     parallel_trials: Count = 4
     pruning: Flag = True
-    seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] | None = None
+    seeds: Annotated[tuple[Whole, ...], Distinct] | None = None
     seed: Whole = 0
     ranges: dict[str, Range] = Field(default_factory=dict)
     stage: tuple[TuneStage, ...] = ()
@@ -128,8 +123,6 @@ class Tune(Strict):
         names = [stage.name for stage in self.stage]
         if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
             raise ValueError(f"stage '{twice}' stands twice")
-        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds must differ from each other")
         return self
 
     def stages(self) -> tuple[TuneStage, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 
 from fedtide.core.errors import shown
 
@@ -20,6 +20,18 @@ OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _distinct(values: Any) -> Any:
+    if not values:
+        raise ValueError("found [], allowed: one value or more")
+    if (twice := next((i for i, value in enumerate(values) if value in values[:i]), None)) is not None:
+        raise ValueError(f"found {values[twice]!r} twice, allowed: each once")
+    return values
+
+
+Distinct = AfterValidator(_distinct)
+"""Mark of a list of one value or more, without repetition."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,7 +151,7 @@ WRONG = [
     ("average_last", 0, "average_last: found 0, allowed: 1 or more"),
     ("seeds", 3, "seeds: found 3, allowed: a list"),
     ("seeds", [], r"seeds: found \[\]"),
-    ("seeds", [0, 0], "seeds: seeds must differ"),
+    ("seeds", [0, 0], "seeds: found 0 twice, allowed: each once"),
     ("seeds", [0, -1], r"seeds\[1\]: found -1, allowed: 0 or more"),
     ("seeds", [0, "x"], r"seeds\[1\]: found 'x', allowed: a whole number"),
     ("title", 3, "title: found 3, allowed: a string"),

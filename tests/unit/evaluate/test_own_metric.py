@@ -12,6 +12,7 @@ import fedtide as ft
 from fedtide.config import from_dict, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
+from fedtide.evaluate import Metric
 from fedtide.report.measures import check_measures
 from fedtide.report.summary import read_study
 from fedtide.report.tables import brief_table, claims_table, metrics_table
@@ -85,7 +86,7 @@ def test_they_are_recorded_summarized_and_shown(tmp_path):
 def test_from_python_a_metric_is_a_function():
     people = ft.population(torch.randn(100, 3), torch.arange(100) % 2, ft.data.IID(clients=5))
     algorithm = ft.algorithms.fedavg(ft.Task(lambda: torch.nn.Linear(3, 2)), cohort=ft.cohorts.Arrivals(3))
-    wrong = ft.Metric("wrong", lambda scores: float((scores.rows - scores.correct).sum()), "count")
+    wrong = Metric("wrong", lambda scores: float((scores.rows - scores.correct).sum()), "count")
     result = ft.simulate(algorithm, people, rounds=2, eval_every=1, metrics=[wrong])
     for line in result.lines:
         view = line["scores"]["train_clients"]
