@@ -199,7 +199,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
-    with pytest.raises(FedtideError, match=r"personal: found \w*Mixture, allowed: a way of fedtide\.personal"):
+    with pytest.raises(FedtideError, match=r"personal: found '\w*Mixture', allowed: one of fedtide\.personal"):
         aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.shift.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
@@ -210,7 +210,7 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
     way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
-    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch_size: found 1"):
+    with pytest.raises(FedtideError, match=r"'toy'\.personal\.solver\.batch_size: found 1"):
         preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
         preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))
