@@ -56,6 +56,8 @@ class Networks:
         )
         try:
             made.logits(made.init(Rng(0)), example)
+        except FedtideError as error:  # the key of its line is that of the federation's model
+            raise FedtideError(f"personal: {error}") from None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise FedtideError(f"personal: a network of clients does not fit rows of shape {shape}: {error}") from None
         return made
