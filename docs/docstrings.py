@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import griffe
+
+from fedtide.config.keys import inline
 
 
 class Shown(griffe.Extension):
@@ -38,12 +39,3 @@ def _shown(block: str, fields: list[str]) -> str:
     if said := inline(block, fields):
         return "\n".join(f"- `{name}`: {meaning}" for name, meaning in said.items())
     return block
-
-
-def inline(block: str, names: Sequence[str]) -> dict[str, str]:
-    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
-    known = "|".join(names)
-    if not names or not re.match(rf"({known}): ", block):
-        return {}
-    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
-    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))

@@ -21,12 +21,13 @@ from textwrap import dedent
 from typing import Any, get_type_hints
 
 from kept import indented, recipes
-from keys import anchor, code, configuration, explained, options, parsed, row, spelled
+from keys import anchor, configuration, explained, row
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
-from fedtide.config.shapes import bare, is_choice, is_table, tags
+from fedtide.config.keys import code, docstring, options, source, spelled
+from fedtide.core.shapes import bare, is_choice, is_table, tags
 from fedtide.laws.every import LAWS
 
 ROOT = Path(__file__).parents[1]
@@ -37,8 +38,7 @@ ROOT = Path(__file__).parents[1]
 
 def title(name: str) -> str:
     """The paper's spelling, from the module's docstring: FedAdam for fedadam."""
-    words = re.findall(r"[\w-]+", module_of(REGISTRY[name]).__doc__ or "")
-    return next((word for word in words if word.lower() == name), name)
+    return source(name).title
 
 
 def module_of(entry: Entry) -> types.ModuleType:
@@ -48,7 +48,7 @@ def module_of(entry: Entry) -> types.ModuleType:
 
 def summary(name: str) -> str:
     """The first sentence of an algorithm's function."""
-    return parsed(REGISTRY[name].make.__doc__).prose.split("\n\n")[0].replace("\n", " ")
+    return docstring(REGISTRY[name].make.__doc__).prose.split("\n\n")[0].replace("\n", " ")
 
 
 def algorithm_table() -> str:
@@ -63,7 +63,7 @@ def algorithm_table() -> str:
 def algorithm_page(name: str) -> str:
     """The page of one algorithm."""
     entry = REGISTRY[name]
-    module, function = module_of(entry), parsed(entry.make.__doc__)
+    module, function = module_of(entry), docstring(entry.make.__doc__)
     path = Path(inspect.getsourcefile(module) or "")
     shared = [other for other, e in REGISTRY.items() if module_of(e) is module and other != name]
     links = ", ".join(f"[{title(other)}]({other}.md)" for other in shared)
@@ -110,7 +110,7 @@ def option_table(name: str) -> str:
     """What a method with this algorithm may say."""
     make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
-        text = row(key, kind, default, explained(make, parsed(make.__doc__), key, kind))
+        text = row(key, kind, default, explained(make, docstring(make.__doc__), key, kind))
         if is_choice(bare(kind)) or is_table(bare(kind)):
             text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
         rows.append(text)
@@ -185,7 +185,7 @@ def namespaces() -> str:
     for space in (getattr(fedtide, name) for name in fedtide.__all__):
         if not inspect.ismodule(space):
             continue
-        example = parsed(space.__doc__).prose.split("\n\n")[0]
+        example = docstring(space.__doc__).prose.split("\n\n")[0]
         things = [getattr(space, name) for name in dir(space) if not name.startswith("_")]
         pages = [f"::: {thing.__module__}.{thing.__qualname__}" for thing in things if documentable(thing)]
         doctest = "\n".join(line for line in (space.__doc__ or "").splitlines()[1:] if line)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config.overrides import seed_list
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
@@ -42,7 +43,7 @@ class Request:
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        seeds: override the seeds, e.g. 0,1,2; of a tuning those that every trial plays, by default the first.
+        seeds: override the seeds, e.g. 0,1,2 or 0-4; of a tuning those that every trial plays, by default the first.
         workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
             says "workers". The result does not depend on it.
     """
@@ -127,7 +128,7 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     """
     if request.out is not None:
         folder.free(Path(request.out))
-    more = [f"seeds=[{request.seeds}]"] if request.seeds is not None else []
+    more = [f"seeds={seed_list(request.seeds)}"] if request.seeds is not None else []
     settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
     _ready(settings, where)
     choice = auto.resolve_auto(settings, workers=request.workers)

@@ -20,9 +20,12 @@ from rich.table import Table
 import fedtide
 from fedtide import api
 from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.entry import Family
 from fedtide.config import Experiment
-from fedtide.config.keys import about, keys_of
+from fedtide.config.keys import Key, about, keys_of, options, sections, source, tables_in
 from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.shapes import tags
+from fedtide.models import Model
 from fedtide.report.alarms import alarms
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import Table as Content
@@ -52,6 +55,7 @@ and which method coped.
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
     fedtide check mine:fednova     check an algorithm of your own against the laws
+    fedtide algorithms             list the algorithms; models and keys likewise
 """
 
 commands = Group("Commands", sort_key=0)
@@ -124,7 +128,7 @@ def resume(
 
     Args:
         run_folder: the run folder, or the folder of a tuning.
-        seeds: play more seeds than were asked for, e.g. 0,1,2,3,4; those that are finished are not played again.
+        seeds: play more seeds than were asked for, e.g. 0,1,2,3,4 or 0-4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
         address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
@@ -245,19 +249,26 @@ def recipes(name: str | None = None, /) -> int:
 
 
 @app.command
-def algorithms(name: str | None = None, /) -> int:
-    """List the algorithms: what they send, whether the server sees single clients, what clients keep; or tell of one.
+def algorithms(name: str | None = None, /, *, family: Family | None = None) -> int:
+    """List the algorithms, with the papers that they are from and what the server sees of a client; or tell of one.
 
     Args:
-        name: tell of this one: where it is from, which keys it has, and which laws cannot hold for it.
+        name: tell of this one: where it is from, what it sends, which keys it has, and which laws cannot hold for it.
+        family: list these alone: one model (global), another step of the server (server-optimizer), a network with
+            branches, components that clients are mixtures of (mixture), or a model for each cluster (clustered).
     """
     console = _console()
     if name is not None:
+        if family is not None:
+            raise refused("--family", family, "without the name of an algorithm")
         _tell(name, console)
         return 0
-    table = Table("algorithm", "sends", "the server sees", "clients keep", box=None, pad_edge=False)
+    table = Table("algorithm", "family", "what it is", "paper", "the server sees", box=None, pad_edge=False)
     for known, entry in REGISTRY.items():
-        table.add_row(known, entry.sends, entry.sees, entry.keeps)
+        if family in (None, entry.family):
+            said = source(known)
+            paper = f"{said.paper}, {said.year}" if said.paper else ""
+            table.add_row(known, entry.family, f"{said.title}: {said.summary}", paper, entry.sees)
     console.print(table)
     return 0
 
@@ -268,12 +279,59 @@ def _tell(name: str, console: Console) -> None:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
-    says = (f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.", f"Clients keep: {entry.keeps}.")
-    for line in (*about(name), *says, *laws):
+    says = (f"Family: {entry.family}.", f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.")
+    for line in (*about(name), *says, f"Clients keep: {entry.keeps}.", *laws):
         console.print(line, highlight=False)
     console.print()
+    _print_keys(keys_of(name), console)
+    tables = [f"fedtide keys method.{key}" for key, (kind, _) in options(name).items() if tables_in(kind)]
+    if tables:
+        console.print(f"\nKeys of the tables: {', '.join(tables)}", highlight=False)
+
+
+@app.command
+def keys(key: str = "", /) -> int:
+    """List the keys of an experiment file, or of one of its tables: what they may be, their defaults and meaning.
+
+    Args:
+        key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one
+            key) or method.local; without it the top of the file.
+    """
+    console = _console()
+    for number, section in enumerate(sections(key)):
+        if number:
+            console.print()
+        console.print(section.title, style="bold", highlight=False)
+        console.print(section.about, highlight=False)
+        if section.keys:
+            _print_keys(section.keys, console)
+    if key in ("", "method"):
+        console.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.", highlight=False)
+    return 0
+
+
+@app.command
+def models(name: str | None = None, /) -> int:
+    """List the models, or the keys of one.
+
+    Args:
+        name: list the keys of this one.
+    """
+    if name is not None:
+        known = [tags(model)[0] for model in tables_in(Model)]
+        if name not in known:
+            raise unknown("models", name, known)
+        return keys(f"model.{name}")
+    table = Table("model", "what it is", "keys", box=None, pad_edge=False)
+    for section, model in zip(sections("model"), tables_in(Model), strict=True):
+        table.add_row(tags(model)[0], section.about, ", ".join(key.name for key in section.keys) or "-")
+    _console().print(table)
+    return 0
+
+
+def _print_keys(found: list[Key], console: Console) -> None:
     table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
-    for key in keys_of(name):
+    for key in found:
         table.add_row(key.name, key.allowed, key.default, key.meaning)
     console.print(table)
 

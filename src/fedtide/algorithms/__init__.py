@@ -29,6 +29,7 @@ from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.options import checked
 from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.algorithms.qfedavg import qfedavg
@@ -63,6 +64,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
         fedavg,
         "weights down, update up",
+        "global",
         sees=SELECTED,
         variants={
             "wsm": {"loss": "wsm"},
@@ -75,6 +77,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedsgd": Entry(
         fedsgd,
         "weights down, gradient step up",
+        "global",
         reductions=[
             Reduction(FULL, "fedavg", FULL, 1e-6),
             Reduction(FALLING, "fedavg", FALLING, 1e-6),
@@ -83,6 +86,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedprox": Entry(
         fedprox,
         "weights down, update up",
+        "global",
         sees=SELECTED,
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
@@ -92,6 +96,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavgm": Entry(
         preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
         "weights down, update up",
+        "server-optimizer",
         sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
@@ -101,12 +106,14 @@ REGISTRY: Mapping[str, Entry] = {
     "fedadagrad": Entry(
         preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
         "weights down, update up",
+        "server-optimizer",
         sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
     ),
     "fedadam": Entry(
         preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
         "weights down, update up",
+        "server-optimizer",
         sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": "adam"}),
@@ -116,12 +123,14 @@ REGISTRY: Mapping[str, Entry] = {
     "fedyogi": Entry(
         preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
         "weights down, update up",
+        "server-optimizer",
         sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
     ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",
+        "global",
         sees=SELECTED,
         variants={
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}}
@@ -131,12 +140,14 @@ REGISTRY: Mapping[str, Entry] = {
     "scaffold": Entry(
         scaffold,
         "weights and control variate down, updates of both up",
+        "global",
         keeps="its control variate, as large as the weights",
         variants={"one wsm": {"variant": "I", "weighting": "samples", "loss": "wsm"}},
     ),
     "fedbuff": Entry(
         fedbuff,
         "weights down, update up; the server steps when K have answered",
+        "global",
         sees="sums for each age of the model that they began from",
         variants={"late": {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}},
         reductions=[
@@ -148,11 +159,13 @@ REGISTRY: Mapping[str, Entry] = {
     "vanilla": Entry(
         vanilla,
         "weights down, update up",
+        "branches",
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "fedtem": Entry(
         fedtem,
         "weights and mixture down, update up",
+        "branches",
         sees="mean posterior, log-odds, feature mean and variance, rows",
         variants={
             "": LINEAR,
@@ -176,6 +189,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedtkm": Entry(
         fedtkm,
         "weights and centers down, update, feature means and counts up",
+        "branches",
         variants={
             "": LINEAR,
             "vote": {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
@@ -186,12 +200,14 @@ REGISTRY: Mapping[str, Entry] = {
     "min-loss": Entry(
         minloss,
         "weights down, update and branch up",
+        "branches",
         variants={"members": {"lam": 0.0, "branch_average": "members", "choose_per": "client"}},
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
         scsgd,
         "weights down, update up",
+        "branches",
         variants={
             "": LINEAR,
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},
@@ -202,12 +218,14 @@ REGISTRY: Mapping[str, Entry] = {
     "t-shot": Entry(
         tshot,
         "weights and centers down, update and branch up",
+        "branches",
         sees="centers of its raw inputs and their counts",
         variants={"": {"shots": 2}},
     ),
     "fedem": Entry(
         fedem,
         "K models down, the updates of all up",
+        "mixture",
         keeps="its blend",
         variants={
             "": {"components": 2, "component_layer": "head"},
@@ -222,6 +240,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedgmm": Entry(
         fedgmm,
         "K models and Gaussians down, updates of all up",
+        "mixture",
         sees="sums; at the start centers of its features too",
         keeps="its blend",
         variants={
@@ -240,6 +259,7 @@ REGISTRY: Mapping[str, Entry] = {
     "pfedem": Entry(
         pfedem,
         "K models and Gaussians down, updates of some up",
+        "mixture",
         sees="sums; at the start centers of its features too",
         keeps="nothing, or its shares",
         variants={
@@ -274,6 +294,7 @@ REGISTRY: Mapping[str, Entry] = {
     "aem": Entry(
         aem,
         "J models down, the update of one up",
+        "clustered",
         sees="which model it trained, unless hidden",
         keeps="nothing; what it makes for itself stays with it",
         variants={
@@ -297,6 +318,7 @@ REGISTRY: Mapping[str, Entry] = {
     "cfl": Entry(
         cfl,
         "weights of a cluster down, update up",
+        "clustered",
         sees="its update and what it counts for",
         variants={
             "": ALWAYS,
@@ -310,6 +332,7 @@ REGISTRY: Mapping[str, Entry] = {
     "cfl-released": Entry(
         cfl_released,
         "weights of a cluster down, update up",
+        "clustered",
         sees="its update and what it counts for",
         exempt={"cover": "its fault: places within a cluster are taken for clients"},
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
@@ -317,6 +340,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fielding": Entry(
         fielding,
         "a cluster's model down, its update up",
+        "clustered",
         sees="its representation, whenever it drifts",
         keeps="what it said last",
         variants={
@@ -379,6 +403,7 @@ REGISTRY: Mapping[str, Entry] = {
     "ifca": Entry(
         ifca,
         "K models down, the update of one up",
+        "clustered",
         sees="which model it trained, unless hidden",
         variants={
             "gradient": {"variant": "gradient", "init_noise": 0.1, "clusters": 3},
@@ -396,6 +421,7 @@ REGISTRY: Mapping[str, Entry] = {
     "flexcfl": Entry(
         flexcfl,
         "weights of a group down, update up",
+        "clustered",
         sees="its group, the update that it was grouped by, how far its labels moved",
         keeps="its label shares of then",
         variants={
@@ -420,6 +446,7 @@ REGISTRY: Mapping[str, Entry] = {
     "auxo": Entry(
         auxo,
         "weights of a cohort down, update up",
+        "clustered",
         sees="its cohort, and a part of its update",
         variants={
             "": {
@@ -449,6 +476,7 @@ REGISTRY: Mapping[str, Entry] = {
     "feddrift": Entry(
         feddrift,
         "its model down, update up; each step all models down, errors up",
+        "clustered",
         sees="its model, how badly each model does on its rows, how many they are",
         keeps="nothing, or the rows of recent steps",
         variants={
@@ -484,16 +512,21 @@ REGISTRY: Mapping[str, Entry] = {
     "oracle": Entry(
         oracle,
         "weights of its true group down, update up",
+        "clustered",
         sees="its true group: a bound, as nobody can know it",
     ),
 }
+
+
+# From Python an algorithm's arguments are read as from a file.
+globals().update({name: checked(name, entry.make) for name, entry in REGISTRY.items() if name in globals()})
 
 
 def __getattr__(name: str) -> Callable[..., Algorithm]:
     """Return an algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
     if (entry := REGISTRY.get(name.replace("_", "-"))) is None:
         raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}'")
-    return entry.make
+    return checked(name, entry.make)
 
 
 def __dir__() -> list[str]:

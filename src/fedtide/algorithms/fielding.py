@@ -1,7 +1,7 @@
 """Fielding: clusters that follow drift; drifted clients move, and large drift re-clusters all clients.
 
-Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, Algorithms 1 to
-3, section 2; Algorithm 4 of appendix A.
+Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv 2024
+(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A.
 
 | symbol | meaning |
 | --- | --- |

@@ -1,7 +1,7 @@
 """pFedEM: clients' data are a changing mixture of K base distributions, with one model for each of those.
 
 Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
-Shift*, section III, Algorithm 1.
+Shift*, IWQoS 2024, section III, Algorithm 1.
 
 | symbol | meaning |
 | --- | --- |
