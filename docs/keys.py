@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from docstrings import inline
 from pydantic import BaseModel
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.config.keys import allowed, arguments, code, options, spelled
 from fedtide.config.shapes import bare, described, fields_of, is_choice, is_table, tags
-
-LOG = logging.getLogger("mkdocs.fedtide")
 
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
@@ -37,40 +33,58 @@ SAME = {
 """Keys below a choice whose tables are those of another key, to which they link."""
 
 
+PLACES: dict[Any, str] = {}
+"""Anchor of the table of each class that stands on the configuration page."""
+
+
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Doc:
-    """A docstring: its prose as Markdown, and what its Args section says of each name."""
+    """A docstring: its prose as Markdown, what its Args section says of each name, what it returns, and its example."""
 
     prose: str
     args: dict[str, str]
+    returns: str = ""
+    example: str = ""
 
 
 def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
     """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
     prose: list[str] = []
     args: dict[str, str] = {}
+    returns: list[str] = []
+    example: list[str] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        first = block.splitlines()[0] if block else ""
-        if first in ("Args:", "Returns:", "Raises:"):
-            args |= arguments(block) if first == "Args:" else {}
+        first, _, rest = block.partition("\n")
+        if first == "Args:":
+            args |= arguments(block)
+        elif first in ("Returns:", "Raises:"):
+            returns += [" ".join([first, *rest.split()])]
         elif first.startswith(">>>"):
-            continue
+            example.append(block)
         elif said := inline(block, names):
             args |= said
         else:
             prose.append(block)
-    return Doc("\n\n".join(prose), args)
+    return Doc("\n\n".join(prose), args, "\n\n".join(returns), "\n\n".join(example))
+
+
+def inline(block: str, names: Sequence[str]) -> dict[str, str]:
+    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
+    known = "|".join(names)
+    if not names or not re.match(rf"({known}): ", block):
+        return {}
+    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
+    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
 
 
 def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
     """What a docstring says of a key, or else its type."""
     if said := doc.args.get(name) or described(kind):
         return re.sub(r"(?<!\.)\.$", "", said)
-    LOG.warning(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
-    return ""
+    raise LookupError(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -109,16 +123,16 @@ def _default(kind: Any, name: str) -> Any:
 def configuration() -> str:
     """Every key of an experiment file."""
     text = [
-        "## The top of the file { #experiment }",
+        heading(2, "The top of the file", "experiment", Experiment),
         keys(Experiment, ""),
         *section(Experiment, "", 2),
-        "## Ingredients of methods { #ingredients }",
+        heading(2, "Ingredients of methods", "ingredients"),
         "What else a method may say is up to its algorithm: see its page under [Algorithms](algorithms/index.md). "
         "Most take the same ingredients:",
     ]
     for name, kind in ingredients().items():
         text += table(name, kind, 3)
-    return "\n\n".join(text)
+    return "\n\n".join(part for part in text if part)
 
 
 def section(owner: Any, above: str, level: int) -> Iterator[str]:
@@ -134,8 +148,7 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
 def table(path: str, kind: Any, level: int) -> Iterator[str]:
     """A table of the file, or a choice between several: its heading, its docstring, its keys, the tables below it."""
     kind = bare(kind)
-    shown = "[[method]]" if path == "method" else f"{path}"
-    yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
+    yield heading(level, "`[[method]]`" if path == "method" else f"`{path}`", anchor(path), kind)
     if is_choice(kind):
         members = [bare(member) for member in get_args(kind)]
         links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
@@ -152,7 +165,7 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
 def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     first, *others = tags(kind)
     also = f" (also `{'`, `'.join(others)}`)" if others else ""
-    yield f"{'#' * level} `{first}`{also} {{ #{anchor(path)}-{first} }}"
+    yield heading(level, f"`{first}`{also}", f"{anchor(path)}-{first}", kind)
     yield documented(kind).prose
     yield keys(kind, f"{path}")
     for name, (inner, _) in keys_of(kind).items():
@@ -183,6 +196,12 @@ def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str
     shown = f"[`{name}`](#{anchor(SAME.get(path, path))})" if linked else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def heading(level: int, text: str, place: str, kind: Any = None) -> str:
+    """A heading, with an anchor that readers of the Markdown have too."""
+    PLACES.setdefault(kind, place)
+    return f'<a id="{place}"></a>\n\n{"#" * level} {text}'
 
 
 def anchor(path: str) -> str:

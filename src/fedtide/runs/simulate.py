@@ -115,7 +115,7 @@ def simulate(
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
     Args:
-        algorithm: made by its function, for example `fedavg(task, LocalTrainer(rate=0.1))`.
+        algorithm: made by its function, for example `fedavg(task, LocalTrainer(lr=0.1))`.
         population: who holds what.
         rounds: how many.
         seed: of everything.
