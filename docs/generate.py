@@ -214,8 +214,8 @@ def namespaces() -> str:
     for space in (getattr(fedtide, name) for name in fedtide.__all__):
         if inspect.ismodule(space):
             short = f"ft.{space.__name__.removeprefix('fedtide.')}"
-            doc = parsed(space.__doc__)
-            out += [f"## {short}", doc.prose, doc.example and fenced("pycon", doc.example)]
+            example = "\n\n".join(block for block in blocks(space) if block.startswith(">>>"))
+            out += [f"## {short}", parsed(space.__doc__).prose, example and fenced("pycon", example)]
             if space is fedtide.algorithms:
                 out.append("Every algorithm has a [page of its own](algorithms/index.md).")
             else:
@@ -240,13 +240,18 @@ def described(name: str, thing: Any) -> Iterator[str]:
         yield f"Its fields are [keys of experiment files](configuration.md#{PLACES[thing]})."
     else:
         yield "\n".join(f"- `{each}`: {meaning}" for each, meaning in doc.args.items())
-    yield doc.returns
+    yield from (" ".join(block.split()) for block in blocks(thing) if block.startswith(("Returns:", "Raises:")))
     for member, value in vars(thing).items() if inspect.isclass(thing) else ():
         read = isinstance(value, property | cached_property)
         function = getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
         if inspect.isfunction(function) and function.__doc__ and not member.startswith("_"):
             yield f"**`{member if read else signature(member, function, width=1000)}`**"
             yield parsed(function.__doc__).prose
+
+
+def blocks(thing: Any) -> list[str]:
+    """The paragraphs of a docstring."""
+    return re.split(r"\n\s*\n", inspect.getdoc(thing) or "")
 
 
 def signature(name: str, thing: Any, width: int = 100) -> str:

@@ -42,33 +42,27 @@ PLACES: dict[Any, str] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Doc:
-    """A docstring: its prose as Markdown, what its Args section says of each name, what it returns, and its example."""
+    """A docstring: its prose as Markdown, and what its Args section says of each name."""
 
     prose: str
     args: dict[str, str]
-    returns: str = ""
-    example: str = ""
 
 
 def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
     """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
     prose: list[str] = []
     args: dict[str, str] = {}
-    returns: list[str] = []
-    example: list[str] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        first, _, rest = block.partition("\n")
-        if first == "Args:":
-            args |= arguments(block)
-        elif first in ("Returns:", "Raises:"):
-            returns += [" ".join([first, *rest.split()])]
+        first = block.splitlines()[0] if block else ""
+        if first in ("Args:", "Returns:", "Raises:"):
+            args |= arguments(block) if first == "Args:" else {}
         elif first.startswith(">>>"):
-            example.append(block)
+            continue
         elif said := inline(block, names):
             args |= said
         else:
             prose.append(block)
-    return Doc("\n\n".join(prose), args, "\n\n".join(returns), "\n\n".join(example))
+    return Doc("\n\n".join(prose), args)
 
 
 def inline(block: str, names: Sequence[str]) -> dict[str, str]:
