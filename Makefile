@@ -15,7 +15,7 @@ help:
 	@echo "make coverage  run them with all points and seeds of recipes, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make lint   formatting, lint and types"
-	@echo "make docs   build the documentation into site/"
+	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
 	@echo "make bench  measure speed and memory into bench/results.jsonl and docs/performance.md"
 	@echo "make bench-peers  install pfl, FedJAX and Flower, each in its own environment, for make bench to compare with"
@@ -61,6 +61,7 @@ lint: .venv/.developing
 	$(RUN) mypy --strict --follow-imports=silent docs/examples
 
 docs: .venv/.documenting
+	$(BIN)/python docs/generate.py
 	$(RUN) mkdocs build --strict
 
 examples: .venv/.developing

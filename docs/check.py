@@ -3,7 +3,8 @@
 Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
 any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
 valid experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
-Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out.
+Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out. Examples of the reference are
+doctests of the package, and run with its tests.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def main(names: list[str]) -> None:
     """Check some pages, or all."""
     sys.path.insert(0, "")
     sys.dont_write_bytecode = True
-    for page in [DOCS / name for name in names] or sorted(DOCS.rglob("*.md")):
+    pages = sorted(path for path in DOCS.rglob("*.md") if path.name != "reference.md")
+    for page in [DOCS / name for name in names] or pages:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             print(page.name, flush=True)

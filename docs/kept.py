@@ -33,11 +33,11 @@ def recipe(path: Path) -> str:
     parts = [f"## {path.stem}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}."]
     if not kept_at.is_file():
         verb = "tune" if "tune" in content else "run"
-        return "\n\n".join([*parts, f"```sh\nfedtide {verb} recipe:{path.stem}\n```"])
+        return "\n\n".join([*parts, f"```console\nfedtide {verb} recipe:{path.stem}\n```"])
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
     command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
     parts += [
-        f"```sh\n{command}\n```",
+        f"```console\n{command}\n```",
         f"{minutes(kept['minutes'])} on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
         f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}, {kept['made']}. {kept['note']}".strip(),
     ]
@@ -53,7 +53,8 @@ def recipe(path: Path) -> str:
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
     parts.append(as_markdown(**kept.get("claims", {"header": [], "rows": []})))
     for point in points:
-        parts.append(f'??? note "More about {point["point"]}"\n\n{indented(as_markdown(**point["results"]))}')
+        table = as_markdown(**point["results"])
+        parts.append(f'<details markdown="1">\n<summary>More about {point["point"]}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join(part for part in parts if part)
 
 
@@ -67,8 +68,3 @@ def as_markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table; nothing without rows."""
     lines = [header, ["---"] * len(header), *rows] if rows else []
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def indented(text: str) -> str:
-    """Four spaces before every line."""
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -10,8 +9,6 @@ from typing import Any, Literal, get_args, get_origin
 from fedtide.config import Experiment
 from fedtide.config.keys import Doc, allowed, code, docstring, ingredients, spelled, table_fields, within_list
 from fedtide.core.shapes import bare, described, is_choice, is_table, tags
-
-LOG = logging.getLogger("mkdocs.fedtide")
 
 UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 """Keys whose tables are those of another key, and stand there."""
@@ -29,6 +26,10 @@ SAME = {
 """Keys below a choice whose tables are those of another key, to which they link."""
 
 
+PLACES: dict[Any, str] = {}
+"""Anchor of the table of each class that stands on the configuration page."""
+
+
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
 
@@ -36,8 +37,7 @@ def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
     """What a docstring says of a key, or else its type."""
     if said := doc.args.get(name) or described(kind):
         return re.sub(r"(?<!\.)\.$", "", said)
-    LOG.warning(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
-    return ""
+    raise LookupError(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
 
 
 # -- the configuration page -------------------------------------------------------------------------------------------
@@ -46,16 +46,16 @@ def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
 def configuration() -> str:
     """Every key of an experiment file."""
     text = [
-        "## The top of the file { #experiment }",
+        heading(2, "The top of the file", "experiment", Experiment),
         keys(Experiment, ""),
         *section(Experiment, "", 2),
-        "## Ingredients of methods { #ingredients }",
+        heading(2, "Ingredients of methods", "ingredients"),
         "What else a method may say is up to its algorithm: see its page under [Algorithms](algorithms/index.md). "
         "Most take the same ingredients:",
     ]
     for name, kind in ingredients().items():
         text += table(name, kind, 3)
-    return "\n\n".join(text)
+    return "\n\n".join(part for part in text if part)
 
 
 def section(owner: Any, above: str, level: int) -> Iterator[str]:
@@ -71,8 +71,7 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
 def table(path: str, kind: Any, level: int) -> Iterator[str]:
     """A table of the file, or a choice between several: its heading, its docstring, its keys, the tables below it."""
     kind = bare(kind)
-    shown = "[[method]]" if path == "method" else f"{path}"
-    yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
+    yield heading(level, "`[[method]]`" if path == "method" else f"`{path}`", anchor(path), kind)
     if is_choice(kind):
         members = [bare(member) for member in get_args(kind)]
         links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
@@ -89,7 +88,7 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
 def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     first, *others = tags(kind)
     also = f" (also `{'`, `'.join(others)}`)" if others else ""
-    yield f"{'#' * level} `{first}`{also} {{ #{anchor(path)}-{first} }}"
+    yield heading(level, f"`{first}`{also}", f"{anchor(path)}-{first}", kind)
     yield documented(kind).prose
     yield keys(kind, f"{path}")
     for name, (inner, _) in table_fields(kind).items():
@@ -120,6 +119,12 @@ def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str
     shown = f"[`{name}`](#{anchor(SAME.get(path, path))})" if linked else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def heading(level: int, text: str, place: str, kind: Any = None) -> str:
+    """A heading, with an anchor that readers of the Markdown have too."""
+    PLACES.setdefault(kind, place)
+    return f'<a id="{place}"></a>\n\n{"#" * level} {text}'
 
 
 def anchor(path: str) -> str:

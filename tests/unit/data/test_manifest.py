@@ -22,7 +22,7 @@ from fedtide.data.build import build
 from fedtide.data.sources import Domains, Manifest, manifest
 from fedtide.runs.build import digest_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "data.md"
+PAGE = Path(__file__).parents[3] / "docs" / "fielding-data.md"
 
 
 def drawn(number: int, height: int = 6, width: int = 5) -> np.ndarray:
