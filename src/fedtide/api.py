@@ -74,13 +74,19 @@ class Prepared:
     said: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finished:
     """A finished experiment: its run folder, its report, and what it found (a `fedtide.report.summary.Study`)."""
 
     folder: Path
     report: Path
     study: Study
+
+    def __repr__(self) -> str:
+        made = self.summaries
+        means = [(m.name, m.measures["accuracy"].mean) for m in made[0].methods if "accuracy" in m.measures]
+        found = [f"{len(made)} points"] if len(made) > 1 else [f"{name} {mean:.4g}" for name, mean in means]
+        return f"Finished({', '.join([repr(str(self.folder)), *found])})"
 
     @property
     def summaries(self) -> list[Summary]:
@@ -177,12 +183,14 @@ def run(
     sets: Sequence[str] = (),
     seeds: str | None = None,
     workers: int | None = None,
+    quiet: bool = False,
 ) -> Finished:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
         out, scale, sets, seeds, workers: see `Request`.
+        quiet: print nothing; by default the progress and the results are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -191,7 +199,15 @@ def run(
     made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
-    return _done(play(made.settings, made.root, workers=made.workers), made.root)
+    # Here and not above: worker processes show nothing.
+    from fedtide.runs.display import Live
+    from fedtide.terminal import console, print_results
+
+    screen = console(quiet=quiet)
+    screen.print(f"run folder: {made.root}", highlight=False, soft_wrap=True)
+    finished = _done(play(made.settings, made.root, workers=made.workers, display=Live(screen)), made.root)
+    print_results(finished.study, screen)
+    return finished
 
 
 def _done(finished: T | None, root: Path) -> T:
@@ -252,6 +268,7 @@ def tune(
     seeds: str | None = None,
     trials: int | None = None,
     workers: int | None = None,
+    quiet: bool = False,
 ) -> FinishedTuning:
     """Search the values that the `[tune]` table of an experiment names, by accuracy on validation rows.
 
@@ -259,6 +276,7 @@ def tune(
         experiment: made in Python, nested dicts, a TOML file, or "recipe:NAME".
         trials: for each method of every stage, in place of what the file says.
         out, scale, sets, seeds, workers: see `Request`.
+        quiet: print nothing; by default the trials are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -266,4 +284,9 @@ def tune(
     """
     made = prepare_tuning(experiment, Request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    return _done(play_tuning(made.root, workers=workers), made.root)
+    from fedtide.terminal import console
+    from fedtide.tuning.display import LiveTuning
+
+    screen = console(quiet=quiet)
+    screen.print(f"tune folder: {made.root}", highlight=False, soft_wrap=True)
+    return _done(play_tuning(made.root, workers=workers, display=LiveTuning(screen)), made.root)

@@ -217,7 +217,7 @@ UNITS: dict[str, Written] = {
         count,
     ),
 }
-"""Format of every measure of a run; docs/runs.md describes the measures."""
+"""Format of every measure of a run; docs/reports.md describes the measures."""
 
 IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay", "rounds_to_target")
 """Measures in rounds, whose differences are written with that unit."""

@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
@@ -372,7 +371,7 @@ def test_a_wrong_dump_is_one_line(tmp_path, name):
     ({"test": 1.0}, "less than 1"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options, line):
-    with pytest.raises(ValidationError, match=line):
+    with pytest.raises(FedtideError, match=line):
         Text(**{"path": ("t.jsonl",), **options})
 
 
