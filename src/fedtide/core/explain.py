@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
@@ -90,9 +91,9 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     """Say that a table has no such key: it is called or spelled otherwise, or stands in another table."""
     names = names_of(kind)
     tables = {table: bare(hint) for table, hint in fields_of(bare(kind)).items()}
-    below = [f"{table}.{name}" for table, hint in tables.items() if not is_union(hint) for name in _meant(key, hint)]
+    below = [f"{table}.{name}" for table, hint in tables.items() for name in _meant(key, hint)]
     other, above = elsewhere(key), path.removesuffix(key)
-    here = _meant(key, names)
+    here = _meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.85)
     if here or (not other and len(below) not in (1, 2)) or other == f"'{path}'":
         return f"unknown key; {nearest(here[0] if here else key, names)}"
     inside = not above or other.startswith(f"'{above}")

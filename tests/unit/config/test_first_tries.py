@@ -44,8 +44,9 @@ AT_THE_TOP = {
 }
 
 IN_A_METHOD = {
-    "lr": "'local.lr'",
-    "learning_rate": "'local.lr'",
+    "lr": "'local.lr' or 'server.lr'",
+    "learning_rate": "'local.lr' or 'server.lr'",
+    "momentum": "'local.momentum' or 'server.momentum'",
     "local_epochs": "'local.epochs'",
     "batch_size": "'local.batch_size'",
     "fraction_fit": "'cohort'",

@@ -685,13 +685,14 @@ methods = st.lists(
     min_size=1,
     max_size=3,
 ).map(lambda listed: [m | {"name": f"method {i}"} for i, m in enumerate(listed)])
+shown = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), max_size=5)
 experiments = st.fixed_dictionaries(
     {"method": methods},
     optional={
         "rounds": small,
         "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-        "title": st.text(max_size=5),
-        "description": st.text(max_size=5),
+        "title": shown,
+        "description": shown,
         "eval_every": small,
         "eval_clients": small,
         "checkpoint_every": small,
