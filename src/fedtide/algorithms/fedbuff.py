@@ -57,7 +57,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
@@ -148,8 +148,7 @@ def fedbuff(
         numbers = torch.cat([state.numbers, torch.tensor([state.step])])
         slot = torch.searchsorted(numbers, flight.step)
         began = flight.began.masked_fill(flight.round == fleet.moment.round, torch.inf)
-        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=began, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = ask_to_train(cohort, fleet, state, flight.clients, models, slot=slot, first=buffer, began=began)
         late = state.step - flight.step
         facts: Facts = {}
         if reply.total is not None:

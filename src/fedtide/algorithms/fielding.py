@@ -66,7 +66,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.algorithms.qfedavg import fairly
+from fedtide.algorithms.qfedavg import FairTraining, fairly
 from fedtide.cohorts import Cohort, Nearest, Uniform
 from fedtide.cohorts.draw import no_reports
 from fedtide.core.config_types import NonNegative, Spelled
@@ -280,7 +280,8 @@ def fielding(
         own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
+    term = Proximal(mu) if mu else None
+    train = FairTraining(task, local, weighting, term, q=q) if q else Training(task, local, weighting, term)
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
