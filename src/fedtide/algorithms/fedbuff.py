@@ -127,9 +127,8 @@ def fedbuff(
         cohort: selection of clients that begin; its size is the concurrency, so `over_selection` is not allowed.
     """
 
-    over = getattr(cohort, "over_selection", 1.0)
-    if over != 1.0:
-        raise refused("cohort.over_selection", over, "1, as `buffer` says how many count")
+    if cohort.over_selection != 1.0:
+        raise refused("cohort.over_selection", cohort.over_selection, "1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,7 +57,9 @@ def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: Loca
         return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
 
     reveals = (*algorithm.reveals, *(name for name in (*cohort.asks, *cohort.reveals) if name not in algorithm.reveals))
-    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost)
+    first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
+    deadline = None if cohort.deadline == math.inf else cohort.deadline
+    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
 
 
 def take_part(

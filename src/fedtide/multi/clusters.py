@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.cohorts import Cohort, asked
+from fedtide.cohorts import Cohort
 from fedtide.cohorts.protocol import Serve
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
@@ -168,7 +168,7 @@ def pick_per_cluster(
     """
     reachable = fleet.reachable
     each = [reachable[cluster[reachable] == k] for k in range(count)]
-    wanted = asked(cohort, len(reachable))
+    wanted = cohort.asked(len(reachable))
     picked = [
         cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, serve, among, m)
         for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))
