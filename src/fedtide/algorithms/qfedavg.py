@@ -104,7 +104,7 @@ def fairly(total: Any) -> Any:
 
     Running statistics keep the mean with weights L * F_i^q. None stays None.
 
-    >>> import torch
+    >>> from fedtide.core.sums import mean
     >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
     >>> made = mean(fairly({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
     >>> made.params["w"].item(), made.buffers["mean"].item()

@@ -13,6 +13,10 @@ from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Payload, Reply, Slot
 
+Size = Annotated[Count, Field(description="number of clients whose answers count.")]
+Surplus = Annotated[
+    AtLeastOne, Field(description="factor on the clients asked to train; the first `clients_per_round` answers count.")
+]
 Patience = Annotated[
     float,
     Field(
@@ -87,9 +91,6 @@ class Picking(Protocol):
 class Sized(Picking):
     """A selection of a fixed number of participants."""
 
-    clients_per_round: Annotated[Count, Field(description="number of clients whose answers count.")] = 10
-    over_selection: Annotated[
-        AtLeastOne,
-        Field(description="factor on the clients asked to train; the first `clients_per_round` answers count."),
-    ] = 1.0
+    clients_per_round: Size = 10
+    over_selection: Surplus = 1.0
     deadline: Patience | None = None
