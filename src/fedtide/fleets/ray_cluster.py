@@ -79,6 +79,11 @@ def check(address: str | None) -> None:
         ) from None
 
 
+def already_connected() -> bool:
+    """Tell whether this program has joined a cluster by itself."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 @contextmanager
 def connected(address: str | None, cpus: int) -> Iterator[Any]:
     """Connect Ray to a cluster: the one at an address, or one of our own on this machine.
@@ -93,7 +98,7 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         FedtideError: no cluster answers in time, or not to this version of Ray or Python.
     """
     check(address)
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+    if already_connected():
         yield imported_ray()
         return
     terminated = signal.getsignal(signal.SIGTERM)

@@ -23,7 +23,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import DEATHS, Message, search_path
 from fedtide.fleets.ray_actor import Actor, PackedMessage, packed, unpacked
-from fedtide.fleets.ray_cluster import connected
+from fedtide.fleets.ray_cluster import already_connected, connected
 from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import STOP, SharedRef
 
@@ -91,7 +91,8 @@ class RayPool:
         gpus: float = 0.0,
     ) -> None:
         self._threads, self._gpus = threads, gpus
-        self._patience = OWN_SECONDS if address is None else BEGIN_SECONDS
+        own = address is None and not already_connected()
+        self._patience = OWN_SECONDS if own else BEGIN_SECONDS
         self._numbers = 0
         self._shared: dict[str, Any] = {}
         self._seats: list[_ActorState] = []
