@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
@@ -518,15 +519,12 @@ REGISTRY: Mapping[str, Entry] = {
 }
 
 
-# From Python an algorithm's arguments are read as from a file.
-globals().update({name: checked(name, entry.make) for name, entry in REGISTRY.items() if name in globals()})
+# From Python an algorithm has its name in a file, with `_` for `-`, and its arguments are read as from a file.
+globals().update({name.replace("-", "_"): checked(name, entry.make) for name, entry in REGISTRY.items()})
 
+if TYPE_CHECKING:
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
-    """Return an algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
-    if (entry := REGISTRY.get(name.replace("_", "-"))) is None:
-        raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}'")
-    return checked(name, entry.make)
+    def __getattr__(name: str) -> Callable[..., Algorithm]: ...
 
 
 def __dir__() -> list[str]:

@@ -84,17 +84,9 @@ def test_objects_of_ones_own_are_left_as_they_are():
     class Mine(ft.cohorts.Uniform):
         pass
 
-    class Duck:
-        asks = reveals = ()
-
-        def init(self, fleet):
-            return None
-
+    class Duck(ft.cohorts.Picking):
         def pick(self, memo, fleet, rng, serve, among=None, m=None):
             return fleet.reachable[:2]
-
-        def learn(self, memo, reply, moment):
-            return memo
 
     for cohort in (Mine(2), Duck()):
         result = simulated(cohort=cohort)
