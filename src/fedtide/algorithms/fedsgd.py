@@ -69,7 +69,8 @@ def fedsgd(
         if step is None:
             return None
         delta, loss = step
-        return Answer({"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))})
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
+        return Answer(total, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))

@@ -101,7 +101,7 @@ def minloss(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=torch.tensor(k)))
+        return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtide.cohorts.oort import utility
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, S, Shard, Weighted, Weights
-from fedtide.learn.local import Fitted, LocalTrainer, Term
+from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -63,24 +63,23 @@ class Training:
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, self.weighting)
-        delta = (
-            {"delta": Weighted(fitted.delta, weight)} if self.q is None else self._fair(self.q, fitted, felt, weight)
-        )
-        return Answer({**delta, "loss": Weighted(fitted.loss, len(shard))}, seen)
+        delta = fitted.delta
+        total = {"delta": Weighted(delta, weight)} if self.q is None else self._fair(self.q, delta, felt, weight)
+        return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
 
-    def _fair(self, q: float, fitted: Fitted, loss: Tensor, weight: float) -> dict[str, Weighted]:
+    def _fair(self, q: float, delta: Weights, loss: Tensor, weight: float) -> dict[str, Weighted]:
         """Build the answer of a q-FedAvg client, its update and h_i; see `fedtide.algorithms.qfedavg`."""
         lipschitz = 1.0 / self.local.lr
         # ||dw_i||^2 = L^2 * ||w_i - w||^2
-        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in fitted.delta.params.values())
+        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in delta.params.values())
         power = float(loss**q)
         steep = q * float(loss ** (q - 1)) * norm2 if q > 0 else 0.0
         return {
             # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
-            "delta": Weighted(fitted.delta, weight * lipschitz * power),
+            "delta": Weighted(delta, weight * lipschitz * power),
             "h": Weighted(steep + lipschitz * power, weight),
         }
 
