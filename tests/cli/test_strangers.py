@@ -51,7 +51,7 @@ def forget(here: Path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("sweep", [{}, {"method.local.lr": [1, 0.1], "method.local": [{"lr": 1}, {"epochs": 2}]}])
 def test_report_and_verify_import_nothing_that_a_configuration_names(here, monkeypatch, sweep):
-    data = {"source": "python:evil:load", "partition": {"kind": "iid", "clients": 6}, "groups": {"by": "one"}}
+    data = {"source": "python:evil:load", "partition": {"kind": "iid", "clients": 6}, "groups": {"by": "none"}}
     changes = {"data": {**data, "held_out_clients": {}}, "shift": {"who": "always"}, "metrics": ["evil:error"]}
     for number, (key, values) in enumerate(sweep.items() or [("", ())]):
         root = here / f"out{number}"
