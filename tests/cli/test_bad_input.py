@@ -753,8 +753,8 @@ def change(half: Path, **values) -> Path:
 
 
 def test_a_checkpoint_of_another_version(capsys, here, half):
-    change(half, format=2)
-    assert "checkpoint.json: found format 2, allowed: 1; it was written by another version" in refused(
+    change(half, format=1)
+    assert "checkpoint.json: found format 1, allowed: 2; it was written by another version" in refused(
         capsys, here, "resume", "x"
     )
 

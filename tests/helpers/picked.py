@@ -7,23 +7,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedtide.cohorts import Picking
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @dataclass(frozen=True)
-class By:
+class By(Picking):
     """Clients that a function chooses: (rng, fleet) -> ids."""
 
     who: Callable[[Rng, Fleet], Tensor]
     asks: tuple[str, ...] = ()
     reveals: tuple[str, ...] = ()
 
-    def init(self, fleet):
-        return None
-
     def pick(self, memo, fleet, rng, serve, among=None, m=None):
         return self.who(rng, fleet)
-
-    def learn(self, memo, reply, moment):
-        return None

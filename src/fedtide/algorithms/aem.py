@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -62,7 +61,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
@@ -182,9 +181,7 @@ def aem(
         if not len(active):
             return state, {"active": 0}
         payload = {"models": [state.weights[j] for j in active.tolist()], "active": active}
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {"active": len(active)}
         # Algorithm 1, lines 8 to 10.

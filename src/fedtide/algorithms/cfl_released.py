@@ -41,7 +41,7 @@ from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Weights
 from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import loss_of
 from fedtide.parts.cluster import cosines, halves
@@ -83,10 +83,9 @@ def cfl_released(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         slot = state.model[clients]
-        reply = fleet.ask(
-            "train", clients, list(state.weights), slot=slot, reveal=("update", "weight", *cohort.reveals)
+        state, reply = ask_to_train(
+            cohort, fleet, state, clients, list(state.weights), slot=slot, reveal=("update", "weight")
         )
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {"clusters": len(state.belongs)}
         belongs = state.belongs

@@ -20,16 +20,16 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Weights, shared_weights
+from fedtide.core.types import Algorithm, ComputeCost, Facts, Fleet, Weights, Work, shared_weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -57,16 +57,45 @@ def fedavg(
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.
     """
 
+    return average_updates("fedavg", task, local, server, cohort, Training(task, local, weighting))
+
+
+def average_updates(
+    name: str,
+    task: Task,
+    local: LocalTrainer,
+    server: Server,
+    cohort: Cohort,
+    train: Work,
+    step: Callable[[State, Server, Any], tuple[State, Facts]] = averaged,
+    totals: Callable[[Any], Any] = lambda total: total,
+    predict: Any = None,
+    cost: ComputeCost | None = None,
+) -> Algorithm[State]:
+    """Build FedAvg, or an algorithm with one network that differs in what follows.
+
+    Args:
+        name: for the record.
+        task: model and loss.
+        local: local training.
+        server: server optimizer.
+        cohort: selection of participants.
+        train: work of a participant.
+        step: (state, server optimizer, means or None) -> the next state and facts.
+        totals: transforms the sums, or None, before their mean is taken.
+        predict: prediction of the network; None for one without branches.
+        cost: cost of its questions; None for local training.
+    """
+
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         return State(weights, server.init(weights), cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))  # S_t
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)  # sum n_i Delta_i
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
-        return averaged(state, server, mean(reply.total))
+        # S_t trains; the reply has sum n_i Delta_i.
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        return step(state, server, mean(totals(reply.total)))
 
-    train = Training(task, local, weighting)
-    made = Algorithm("fedavg", init, {"train": train}, round, shared_weights, task.predict)
+    works, predict = {"train": train}, predict or task.predict
+    made = Algorithm(name, init, works, round, shared_weights, predict, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

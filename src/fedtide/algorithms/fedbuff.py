@@ -57,7 +57,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
@@ -127,9 +127,8 @@ def fedbuff(
         cohort: selection of clients that begin; its size is the concurrency, so `over_selection` is not allowed.
     """
 
-    over = getattr(cohort, "over_selection", 1.0)
-    if over != 1.0:
-        raise refused("cohort.over_selection", over, "1, as `buffer` says how many count")
+    if cohort.over_selection != 1.0:
+        raise refused("cohort.over_selection", cohort.over_selection, "1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
@@ -148,8 +147,7 @@ def fedbuff(
         numbers = torch.cat([state.numbers, torch.tensor([state.step])])
         slot = torch.searchsorted(numbers, flight.step)
         began = flight.began.masked_fill(flight.round == fleet.moment.round, torch.inf)
-        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=began, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = ask_to_train(cohort, fleet, state, flight.clients, models, slot=slot, first=buffer, began=began)
         late = state.step - flight.step
         facts: Facts = {}
         if reply.total is not None:

@@ -73,7 +73,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
@@ -245,8 +245,7 @@ def feddrift(
         if step > state.step:
             state, facts = begin_step(state, fleet, step)
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients], reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = ask_to_train(cohort, fleet, state, clients, sent(state), slot=state.model[clients])
         facts["models"] = len(state.there)
         if reply.total is None:
             return state, facts

@@ -29,7 +29,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -54,7 +53,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -138,9 +137,7 @@ def fedem(
         return Answer(total, memory={"pi": pi}, notes=notes, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
         if reply.total is None:
             return state, {}
         got = mean(reply.total)

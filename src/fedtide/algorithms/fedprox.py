@@ -18,14 +18,14 @@ Choices:
 
 from __future__ import annotations
 
-from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
-from fedtide.learn.training import with_training
+from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
 
@@ -38,4 +38,5 @@ def fedprox(
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
     """FedAvg with a pull of clients back to the model they received."""
-    return with_training(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))
+    train = Training(task, local, weighting, Proximal(mu))
+    return average_updates("fedprox", task, local, server, cohort, train)

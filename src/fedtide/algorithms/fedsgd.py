@@ -20,28 +20,12 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
-from fedtide.algorithms.fedavg import State
+from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Shard,
-    Weighted,
-    Weights,
-    shared_weights,
-)
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.learn.local import LocalTrainer, gradient_step
-from fedtide.learn.participation import with_cohort
-from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -60,10 +44,6 @@ def fedsgd(
         server: server optimizer for the mean step.
     """
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights, server.init(weights), cohort.init(fleet))
-
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         step = gradient_step(task, local, payload, shard, moment)
         if step is None:
@@ -72,13 +52,4 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
-        return averaged(state, server, mean(reply.total))
-
-    made = Algorithm(
-        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, compute_cost=lambda question, rows: rows
-    )
-    return with_cohort(made, cohort, task, local)
+    return average_updates("fedsgd", task, local, server, cohort, train, cost=lambda question, rows: rows)

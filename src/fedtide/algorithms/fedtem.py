@@ -44,7 +44,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -71,7 +70,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
@@ -191,9 +190,7 @@ def fedtem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 4 to 9.
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, broadcast(state), reveal=(*reveals, *cohort.reveals))
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state), reveal=reveals)
         if reply.total is None:
             return state, {}
         # Lines 10 and 11: the network.

@@ -32,7 +32,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -60,7 +59,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, clip, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
@@ -180,9 +179,7 @@ def fedtkm(
         return Answer(total, notes=Notes(branch=k), update=trained)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
         # The network.

@@ -66,9 +66,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.algorithms.qfedavg import fairly
-from fedtide.cohorts import Cohort, Nearest, Uniform
-from fedtide.cohorts.draw import no_reports
+from fedtide.algorithms.qfedavg import FairTraining, fairly
+from fedtide.cohorts import Cohort, Uniform
 from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
@@ -205,9 +204,8 @@ def fielding(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
         reported, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
-        memo = no_reports(count, 0) if isinstance(cohort, Nearest) else cohort.init(fleet)
         state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
-                      representation.compared(task), trigger.start(), memo)  # fmt: skip
+                      representation.compared(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
         return clustered(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
 
@@ -218,10 +216,8 @@ def fielding(
         if reply is None or not len(reply.clients):
             return state, clients[:0]
         state = with_reports(state, reply.clients, reply.rows["representation"])
-        if isinstance(cohort, Nearest):  # distances of reports, which need not be label distributions
-            memo = cohort.told(state.cohort, reply.clients, reply.rows["representation"])
-            state = replace(state, cohort=memo)
-        return state, reply.clients
+        memo = cohort.record(state.cohort, reply.clients, reply.rows["representation"])
+        return replace(state, cohort=memo), reply.clients
 
     def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
@@ -280,7 +276,8 @@ def fielding(
         own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
+    term = Proximal(mu) if mu else None
+    train = FairTraining(task, local, weighting, term, q=q) if q else Training(task, local, weighting, term)
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,

@@ -31,7 +31,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +55,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
@@ -152,11 +151,9 @@ def ifca(
         return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask(
-            "train", clients, {"models": send_models(state.weights, cluster_layer)}, reveal=cohort.reveals
+        state, reply = take_part(
+            cohort, fleet, state, rng, serve, {"models": send_models(state.weights, cluster_layer)}
         )
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         state = step_models(state, server, reply.total["delta"], by, cluster_layer)

@@ -16,30 +16,24 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
 from fedtide.core.types import (
     Algorithm,
     Answer,
-    Facts,
-    Fleet,
     Memory,
     Moment,
     Notes,
     Shard,
     Weights,
-    shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
@@ -55,15 +49,6 @@ from fedtide.multi.branches import (
 )
 from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
-
-
-@dataclass(frozen=True)
-class State:
-    """The network and the server optimizer's memo."""
-
-    weights: Weights
-    server: Any
-    cohort: Any = None
 
 
 def minloss(
@@ -89,10 +74,6 @@ def minloss(
     refuse_equal_start(task, branches)
     task = with_branches(task, branch_layer, branches)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights, server.init(weights), cohort.init(fleet))
-
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
@@ -103,14 +84,7 @@ def minloss(
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
-        return step_branches(state, server, mean(reply.total), lam, branch_average)
-
-    works, cost = {"train": train}, training_cost(local, {"train": 1})  # a forward pass of all branches
-    made = Algorithm(
-        "min-loss", init, works, round, shared_weights, predict_by_certainty(task, choose_per), compute_cost=cost
-    )
-    return with_cohort(made, cohort, task, local)
+    step = partial(step_branches, lam=lam, average=branch_average)
+    cost = training_cost(local, {"train": 1})  # a forward pass of all branches
+    predict = predict_by_certainty(task, choose_per)
+    return average_updates("min-loss", task, local, server, cohort, train, step, predict=predict, cost=cost)

@@ -25,23 +25,25 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fedtide.algorithms.fedavg import State
+import torch
+
+from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Sum, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Sum, Weighted, Weights
 from fedtide.core.weights import mul
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
-from fedtide.learn.server import SGD, averaged
+from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
+
+SMALLEST = 1e-10
+"""Constant added to a loss before taking powers, as in the released code."""
 
 
 def qfedavg(
@@ -58,21 +60,43 @@ def qfedavg(
         q: fairness; 0 is FedAvg with equal weights, larger values give more even accuracy.
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
-    server = SGD()
+    train = FairTraining(task, local, weighting, q=q)
+    return average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fairly)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights, server.init(weights), cohort.init(fleet))
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
-        return averaged(state, server, mean(fairly(reply.total)))
+@dataclass(frozen=True)
+class FairTraining(Training):
+    """Training whose update is weighted by a power of the loss before it.
 
-    train = Training(task, local, weighting, q=q)
-    made = Algorithm("q-fedavg", init, {"train": train}, round, shared_weights, task.predict)
-    return with_cohort(made, cohort, task, local)
+    Args:
+        q: fairness.
+    """
+
+    q: float = 1.0
+
+    @property
+    def looks(self) -> int:
+        """Number of passes without gradients over a client's samples before training."""
+        return super().looks + 1
+
+    def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Train one client; None without a step."""
+        # A power that overflows is infinite in torch's float64, and the answer is refused; in Python it would raise.
+        loss = torch.tensor(self.task.objective(payload, shard) + SMALLEST, dtype=torch.float64)
+        answer = super().__call__(payload, memory, shard, moment, rng)
+        if answer is None:
+            return None
+        delta, lipschitz = answer.total["delta"], 1.0 / self.local.lr
+        # ||dw_i||^2 = L^2 * ||w_i - w||^2
+        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in delta.value.params.values())
+        power = float(loss**self.q)
+        steep = self.q * float(loss ** (self.q - 1)) * norm2 if self.q > 0 else 0.0
+        fair = {
+            # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
+            "delta": Weighted(delta.value, delta.weight * lipschitz * power),
+            "h": Weighted(steep + lipschitz * power, delta.weight),
+        }
+        return replace(answer, total=answer.total | fair)
 
 
 def fairly(total: Any) -> Any:
@@ -80,7 +104,7 @@ def fairly(total: Any) -> Any:
 
     Running statistics keep the mean with weights L * F_i^q. None stays None.
 
-    >>> import torch
+    >>> from fedtide.core.sums import mean
     >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
     >>> made = mean(fairly({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
     >>> made.params["w"].item(), made.buffers["mean"].item()

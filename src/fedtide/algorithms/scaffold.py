@@ -34,7 +34,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -45,7 +44,7 @@ from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.learn.local import LocalTrainer, plain_sgd, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
@@ -107,9 +106,9 @@ def scaffold(
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, {"weights": state.weights, "control": state.control}, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(
+            cohort, fleet, state, rng, shared_weights, {"weights": state.weights, "control": state.control}
+        )
         if reply.total is None:
             return state, {}
         # The sum over the cohort divided by the number of all clients: not the mean over the cohort.

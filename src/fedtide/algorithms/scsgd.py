@@ -17,19 +17,16 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE, BranchCount
@@ -44,15 +41,6 @@ from fedtide.multi.branches import (
 )
 from fedtide.parts.prior import Linear, Rhythm
 from fedtide.parts.weighting import Weighting
-
-
-@dataclass(frozen=True)
-class State:
-    """The network and the server optimizer's memo."""
-
-    weights: Weights
-    server: Any
-    cohort: Any = None
 
 
 def scsgd(
@@ -83,10 +71,6 @@ def scsgd(
     lam = lam if share_trunk else 0.0
     prior.check(branches)
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights, server.init(weights), cohort.init(fleet))
-
     def branch(moment: Moment) -> int:
         return int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
 
@@ -98,11 +82,6 @@ def scsgd(
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
-        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
-        return step_branches(state, server, mean(reply.total), lam, branch_average)
-
-    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, predict_by_certainty(task, choose_per))
-    return with_cohort(made, cohort, task, local)
+    step = partial(step_branches, lam=lam, average=branch_average)
+    predict = predict_by_certainty(task, choose_per)
+    return average_updates("scsgd", task, local, server, cohort, train, step, predict=predict)

@@ -15,7 +15,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,7 +41,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
@@ -127,9 +126,7 @@ def tshot(
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centers": state.centers}
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
-        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         state, facts = step_branches(state, server, mean(reply.total), lam, branch_average)
         return state, {**facts, "collected": state.collected}
 

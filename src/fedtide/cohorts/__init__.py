@@ -29,7 +29,7 @@ from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
 from fedtide.cohorts.own import PickedBy
 from fedtide.cohorts.power_of_choice import PowerOfChoice
-from fedtide.cohorts.protocol import Picking, asked
+from fedtide.cohorts.protocol import Picking
 from fedtide.cohorts.uniform import Uniform
 from fedtide.core.user_code import Python
 
@@ -52,7 +52,6 @@ __all__ = [
     "Picking",
     "PowerOfChoice",
     "Uniform",
-    "asked",
 ]
 
 

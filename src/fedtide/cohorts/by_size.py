@@ -7,28 +7,19 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_sizes, by_size, draw_clients
-from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
-from fedtide.core.config_types import AtLeastOne, Count, ingredient
+from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class BySize(Memoless):
+class BySize(Sized):
     """Selection with probability proportional to the reported number of samples, without replacement.
 
     A client that reported nothing counts as having the mean of the others.
-
-    Args:
-        clients_per_round: number of clients whose answers count.
-        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
-            has `first` for that.
-        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
-    clients_per_round: Count = 10
-    over_selection: AtLeastOne = 1.0
-    deadline: Patience | None = None
     kind: Literal["by-size"] = "by-size"
     asks: ClassVar[tuple[str, ...]] = ("count",)
 
@@ -47,4 +38,4 @@ class BySize(Memoless):
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among
-        return draw_clients(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))
+        return draw_clients(among, by_size(memo, among), self.asked() if m is None else m, rng.at("select"))

@@ -6,19 +6,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Memoless, Patience, Serve
+from fedtide.cohorts.protocol import Patience, Picking, Serve
 from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class Everyone(Memoless):
-    """All clients that are reachable now.
-
-    Args:
-        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
-    """
+class Everyone(Picking):
+    """All clients that are reachable now."""
 
     deadline: Patience | None = None
     kind: Literal["everyone"] = "everyone"

@@ -31,8 +31,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts.draw import ask_reachable, descending, draw_clients, fill_unknown
-from fedtide.cohorts.protocol import Patience, Serve, asked
-from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
+from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.core.config_types import Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
 
@@ -68,7 +68,7 @@ class Tried:
 
 
 @ingredient
-class Oort:
+class Oort(Sized):
     """Clients with large utility (losses) and speed, and a share of clients that were never tried.
 
     With U_i the utility of client i when it was last tried, in round l_i, and s_i the seconds it took,
@@ -80,7 +80,6 @@ class Oort:
     score. The options have the names of FedScale's configuration.
 
     Args:
-        clients_per_round: number of clients whose answers count.
         exploration_factor: share of clients that were never tried, in the first round.
         exploration_decay: factor on that share in every round.
         exploration_min: lower bound on that share.
@@ -92,12 +91,8 @@ class Oort:
             tenth or less, and falls if by five times or more.
         pacer_delta: change of the percentile.
         sample_window: new clients are drawn among this many times as many, those of the largest value.
-        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
-            has `first` for that.
-        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
-    clients_per_round: Count = 10
     exploration_factor: Fraction = 0.9
     exploration_decay: Fraction = 0.98
     exploration_min: Fraction = 0.3
@@ -108,8 +103,6 @@ class Oort:
     pacer_step: Count = 20
     pacer_delta: Positive = 5.0
     sample_window: Count = 5
-    over_selection: AtLeastOne = 1.0
-    deadline: Patience | None = None
     kind: Literal["oort"] = "oort"
     asks: ClassVar[tuple[str, ...]] = ("count",)
     reveals: ClassVar[tuple[str, ...]] = ("utility",)
@@ -143,7 +136,7 @@ class Oort:
         m: int | None = None,
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
-        among, m = (fleet.reachable if among is None else among).sort().values, asked(self) if m is None else m
+        among, m = (fleet.reachable if among is None else among).sort().values, self.asked() if m is None else m
         t = max(fleet.moment.round + 1, 1)
         if m >= len(among):
             return among

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Memoless, Serve
+from fedtide.cohorts.protocol import Picking, Serve
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment
 
 
 @dataclass(frozen=True)
-class PickedBy(Memoless):
+class PickedBy(Picking):
     """A cohort by a function of the clients that are reachable, the moment and a key.
 
     It needs no memo and asks clients for nothing; a cohort that does is a class with the methods of `Picking`.

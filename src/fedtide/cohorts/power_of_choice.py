@@ -32,29 +32,22 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
-from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
-from fedtide.core.config_types import AtLeastOne, Count, ingredient
+from fedtide.cohorts.protocol import Serve, Sized
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class PowerOfChoice(Memoless):
+class PowerOfChoice(Sized):
     """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:
-        clients_per_round: number of clients whose answers count; the paper's m.
         d: number of candidates asked for their loss, in each cluster of a method that has several; at least the number
             of clients picked. None means twice that number.
-        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
-            has `first` for that.
-        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
-    clients_per_round: Count = 10
     d: Count | None = None
-    over_selection: AtLeastOne = 1.0
-    deadline: Patience | None = None
     kind: Literal["power-of-choice"] = "power-of-choice"
     asks: ClassVar[tuple[str, ...]] = ("count", "loss")
 
@@ -72,7 +65,7 @@ class PowerOfChoice(Memoless):
         m: int | None = None,
     ) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
-        among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
+        among, m = fleet.reachable if among is None else among, self.asked() if m is None else m
         d = m if serve is None else max(2 * m if self.d is None else self.d, m)
         candidates = draw_clients(among, by_size(memo, among), d, rng.at("candidates"))
         if serve is None or len(candidates) <= m:

@@ -9,11 +9,23 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Payload, Reply, Slot
 
-Patience = Annotated[float, Field(strict=True, gt=0)]
-"""Deadline in seconds; infinity waits for all clients, which is the default."""
+Size = Annotated[Count, Field(description="number of clients whose answers count.")]
+Surplus = Annotated[
+    AtLeastOne, Field(description="factor on the clients asked to train; the first `clients_per_round` answers count.")
+]
+Patience = Annotated[
+    float,
+    Field(
+        strict=True,
+        gt=0,
+        description="seconds of the simulated clock after which answers do not count; inf for none, the default.",
+    ),
+]
+"""Deadline; infinity lets a method wait for all clients where the others do not."""
 
 Serve = Callable[[Tensor], tuple[Payload, Slot | None]] | None
 """Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` of an algorithm with
@@ -21,21 +33,30 @@ its state; None if there is no model yet."""
 
 
 class Picking(Protocol):
-    """A selection of participants.
+    """A selection of participants; by default of all clients there, without questions and without a memo."""
 
-    A cohort with a fixed number of clients also has `clients_per_round`, and may have `over_selection` and `deadline`.
-    """
-
-    @property
-    def asks(self) -> tuple[str, ...]:
-        """Questions of the cohort, each also the name of the value revealed per client: "count", "labels", "loss"."""
-
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """Values that it needs from the answers to "train": () or ("utility",)."""
+    asks: ClassVar[tuple[str, ...]] = ()
+    """Questions of the cohort, each also the name of the value revealed per client: "count", "labels", "loss"."""
+    reveals: ClassVar[tuple[str, ...]] = ()
+    """Values that it needs from the answers to "train": () or ("utility",)."""
+    clients_per_round: int | None = None
+    """Number of clients whose answers count; None for all."""
+    over_selection: float = 1.0
+    """Factor on that number: the clients that are asked."""
+    deadline: float | None = None
+    """Seconds after which answers do not count; None and infinity for none."""
 
     def init(self, fleet: Fleet) -> Any:
         """Return the first memo; None if there is none."""
+        return None
+
+    def init_unasked(self, fleet: Fleet) -> Any:
+        """Return the first memo for a method that records reports of its own (`record`)."""
+        return self.init(fleet)
+
+    def record(self, memo: Any, clients: Tensor, reports: Tensor) -> Any:
+        """Return the memo after reports (n, width) of some clients (n,) to a method that compares clients by them."""
+        return memo
 
     def pick(
         self, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
@@ -53,32 +74,23 @@ class Picking(Protocol):
 
     def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
         """Return the memo after a round of training; called with the reply to "train", once a round."""
-
-
-class Memoless:
-    """A cohort that learns nothing from a round; by default it asks clients for nothing and has no memo."""
-
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> Any:
-        """Return the first memo: None."""
-
-    def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
-        """Return the memo unchanged."""
         return memo
 
+    def asked(self, there: int = 0) -> int:
+        """Return the number of clients asked among those there: `over_selection` times those that count.
 
-def asked(cohort: Any, there: int = 0) -> int:
-    """Return the number of clients that a cohort asks: `over_selection` times those that count.
+        >>> from fedtide.cohorts import Arrivals, Everyone, Uniform
+        >>> Uniform(10, over_selection=1.3).asked(), Arrivals(10, over_selection=1.01).asked(), Everyone().asked(20)
+        (13, 11, 20)
+        """
+        size = self.clients_per_round
+        return there if size is None else math.ceil(round(size * self.over_selection, 9))
 
-    Args:
-        cohort: the selection of participants.
-        there: number of clients to choose from, which a cohort without a fixed number asks all.
 
-    >>> from fedtide.cohorts import Arrivals, Everyone, Uniform
-    >>> asked(Uniform(10, over_selection=1.3)), asked(Arrivals(10, over_selection=1.01)), asked(Everyone(), 20)
-    (13, 11, 20)
-    """
-    size = getattr(cohort, "clients_per_round", None)
-    return there if size is None else math.ceil(round(size * getattr(cohort, "over_selection", 1.0), 9))
+@ingredient
+class Sized(Picking):
+    """A selection of a fixed number of participants."""
+
+    clients_per_round: Size = 10
+    over_selection: Surplus = 1.0
+    deadline: Patience | None = None

@@ -442,6 +442,8 @@ class Algorithm(Generic[S]):
             are shared.
         compute_cost: what its questions cost clients on a clock of devices; None means local training for "train", and
             a pass over the rows without gradients for every other. An ask may say it itself (`passes=`).
+        first: number of answers to "train" that count, the earliest ones; None means all.
+        deadline: seconds within which answers to "train" count; None means that the server waits for all.
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
     """
 
@@ -458,6 +460,8 @@ class Algorithm(Generic[S]):
     own_expert: bool = False
     compute_cost: ComputeCost | None = None
     check: Callable[[Holdings], None] | None = None
+    first: int | None = None
+    deadline: float | None = None
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

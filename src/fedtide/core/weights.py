@@ -87,7 +87,7 @@ def placed(
     """
     held = weights if isinstance(weights, tuple) else (weights,)
     one = 0 if len(held) == 1 else slot
-    parts: dict[int | None, Weights] = dict(update) if isinstance(update, Mapping) else {one: update}
+    parts = {int(k): part for k, part in update.items()} if isinstance(update, Mapping) else {one: update}
     if any(k is None or not 0 <= k < len(held) for k in parts):
         raise LookupError(f"its update does not say which of {len(held)} models it belongs to")
     if any(not isinstance(part, Weights) for part in parts.values()):

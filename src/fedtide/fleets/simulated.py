@@ -19,7 +19,7 @@ from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
-from fedtide.fleets.host import concat_scores
+from fedtide.fleets.host import Host, concat_scores
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16
@@ -137,6 +137,24 @@ class SimulatedFleet:
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.substituted = 0
+
+    @classmethod
+    def of(
+        cls, host: Host, engine: Engine, memory: MemoryStore, clock: Clock, replayable: Collection[int] = ()
+    ) -> SimulatedFleet:
+        """Build the fleet of a run, as its algorithm demands."""
+        algorithm = host.algorithm
+        return cls(
+            host.population,
+            engine,
+            memory,
+            clock,
+            reveals=algorithm.reveals,
+            replayable=replayable,
+            adapts=algorithm.adapt is not None,
+            first=algorithm.first,
+            deadline=algorithm.deadline,
+        )
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -143,9 +143,10 @@ def whole_update(case: Case) -> None:
         nonlocal compared
         trained.clear()
         answer = work(payload, memory, shard, moment, rng)
-        if answer is not None and answer.update is None:
+        if answer is None:
+            return None
+        if (named := answer.update) is None:
             raise NotApplicable(f"answers to '{TRAIN}' have no update, so forgetting is not measured")
-        named = answer.update if answer is not None else {}
         for part in named.values() if isinstance(named, Mapping) else (named,):
             like = [made for made in trained if _shapes(made) == _shapes(part)]
             compared += bool(like)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,10 +15,16 @@ from fedtide.cohorts import Cohort
 from fedtide.cohorts.oort import utility
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, S, Shard, Work
+from fedtide.core.types import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task, classes_of, row_losses
 from fedtide.learn.training import Training, training_loss
+
+P = TypeVar("P", bound=Any)
+"""State of an algorithm with a cohort: a dataclass with the memo of `cohort`."""
+
+Serving = Callable[[P, Tensor], tuple[Payload, Slot | None]]
+"""The `serve` of an algorithm with such a state."""
 
 
 def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm[S]:
@@ -49,7 +57,42 @@ def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: Loca
         return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
 
     reveals = (*algorithm.reveals, *(name for name in (*cohort.asks, *cohort.reveals) if name not in algorithm.reveals))
-    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost)
+    first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
+    deadline = None if cohort.deadline == math.inf else cohort.deadline
+    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
+
+
+def take_part(
+    cohort: Cohort, fleet: Fleet, state: P, rng: Rng, serve: Serving, payload: Payload, *, reveal: Sequence[str] = ()
+) -> tuple[P, Reply]:
+    """Pick a round's participants, ask them to train, and let the cohort learn; return the state and the reply.
+
+    Args:
+        cohort: the selection of participants.
+        fleet: the clients.
+        state: the state, with the memo of `cohort`.
+        rng: the round's key.
+        serve: of the algorithm, for cohorts that ask for losses.
+        payload: what every participant receives.
+        reveal: further values revealed per client.
+    """
+    clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+    return ask_to_train(cohort, fleet, state, clients, payload, reveal=reveal)
+
+
+def ask_to_train(
+    cohort: Cohort,
+    fleet: Fleet,
+    state: P,
+    clients: Tensor,
+    payload: Payload,
+    *,
+    reveal: Sequence[str] = (),
+    **bounds: Any,
+) -> tuple[P, Reply]:
+    """Ask given clients to train, and let the cohort learn; `bounds` are further arguments of `fleet.ask`."""
+    reply = fleet.ask("train", clients, payload, reveal=(*reveal, *cohort.reveals), **bounds)
+    return replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment)), reply
 
 
 def count_question(trained: Callable[[Tensor], Tensor]) -> Work:

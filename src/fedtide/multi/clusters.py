@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.cohorts import Cohort, asked
+from fedtide.cohorts import Cohort
 from fedtide.cohorts.protocol import Serve
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
@@ -36,6 +36,7 @@ from fedtide.core.types import (
     Work,
 )
 from fedtide.core.weights import zeros_like
+from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
@@ -78,9 +79,8 @@ def train_clusters(
         client answered, the models are unchanged and there are no facts.
     """
     slots = len(state.weights)
-    seen = (*reveal, *cohort.reveals)
-    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=seen)
-    state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+    models = list(state.weights)
+    state, reply = ask_to_train(cohort, fleet, state, clients, models, slot=cluster, slots=slots, reveal=reveal)
     if reply.total is None:
         return state, reply, {}
     made = reply.total if totals is None else [totals(total) for total in reply.total]
@@ -168,7 +168,7 @@ def pick_per_cluster(
     """
     reachable = fleet.reachable
     each = [reachable[cluster[reachable] == k] for k in range(count)]
-    wanted = asked(cohort, len(reachable))
+    wanted = cohort.asked(len(reachable))
     picked = [
         cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, serve, among, m)
         for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))

@@ -20,7 +20,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import clock_of, host_of, patience_of, spec_of
+from fedtide.runs.build import clock_of, host_of, spec_of
 from fedtide.runs.folder import plan
 from fedtide.runs.parallel import processes
 
@@ -108,17 +108,12 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         memory = MemoryStore(folder)
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        patience = patience_of(run.method)
-
-        def fleet_of(engine: Engine) -> SimulatedFleet:
-            reveals = host.algorithm.reveals
-            return SimulatedFleet(host.population, engine, memory, clock, reveals=reveals, **patience)
-
-        first = begin(host.algorithm, fleet_of(LocalEngine(host)), seed=run.seed, rounds=experiment.rounds).state
+        fleet = SimulatedFleet.of(host, LocalEngine(host), memory, clock)
+        first = begin(host.algorithm, fleet, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))
 
         def round_on(engine: Engine) -> Callable[[], None]:
-            fleet = fleet_of(engine)
+            fleet = SimulatedFleet.of(host, engine, memory, clock)
 
             def once() -> None:
                 fleet.begin(Moment(0, experiment.rounds, 0.0))

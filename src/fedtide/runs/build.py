@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts import asked
+from fedtide.cohorts import Picking
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, is_own, maker, points, resolved
 from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
@@ -192,8 +191,9 @@ def default_cost(local: Any) -> ComputeCost:
 
 
 def _fits(method: Method, population: Population) -> None:
-    size = getattr(cohort_of(method), "clients_per_round", population.registered)
-    if size > population.registered:
+    cohort = cohort_of(method)
+    size = None if cohort is None else cohort.clients_per_round
+    if size is not None and size > population.registered:
         allowed = f"at most {population.registered}, the registered clients (data.partition.clients)"
         raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
 
@@ -302,21 +302,16 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
 def cohort_of(method: Method) -> Any:
     """Return the cohort of a method, made by the user's function if it is their own; None if it has none."""
     cohort = method.settings().get("cohort")
-    return own(cohort, f"method '{method.name}'.cohort", ("init", "pick", "learn", "asks", "reveals"))
+    needs = [name for name in vars(Picking) if not name.startswith("_")]
+    return own(cohort, f"method '{method.name}'.cohort", needs)
 
 
 def cohort_size(method: Method, registered: int) -> int:
     """Return the number of clients that a method asks in a round: as its cohort says, else all of them."""
     cohort = cohort_of(method)
-    return max(getattr(cohort, "clients_per_round", 0), min(asked(cohort, registered), registered))
-
-
-def patience_of(method: Method) -> dict[str, Any]:
-    """Return the bounds on the answers that count: the `first` so many, and those before the `deadline`."""
-    cohort = cohort_of(method)
-    first = cohort.clients_per_round if getattr(cohort, "over_selection", 1.0) > 1.0 else None
-    deadline = getattr(cohort, "deadline", None)
-    return {"first": first, "deadline": None if deadline == math.inf else deadline}
+    if cohort is None:
+        return registered
+    return max(cohort.clients_per_round or 0, min(cohort.asked(registered), registered))
 
 
 def _only(experiment: Experiment, method: Method) -> Experiment:

@@ -30,7 +30,7 @@ from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import Query, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metrics_of, patience_of, spec_of
+from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metrics_of, spec_of
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
@@ -174,16 +174,8 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     algorithm = host.algorithm
-    fleet = SimulatedFleet(
-        host.population,
-        engine,
-        memory,
-        clock_of(experiment, method, algorithm, host.population),
-        reveals=algorithm.reveals,
-        replayable=probed,
-        adapts=algorithm.adapt is not None,
-        **patience_of(method),
-    )
+    clock = clock_of(experiment, method, algorithm, host.population)
+    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     return Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 

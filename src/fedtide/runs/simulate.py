@@ -107,8 +107,6 @@ def simulate(
     threads: int = 1,
     forgetting: Forgetting | None = None,
     devices: Devices = Steady(),
-    first: int | None = None,
-    deadline: float | None = None,
     stop_at: StopAt | float | None = None,
     metrics: Sequence[Metric] = (),
 ) -> Result[S]:
@@ -124,8 +122,6 @@ def simulate(
         forgetting: at which rounds local client forgetting is measured, and on whose rows.
         devices: how long clients take on the simulated clock. Training is taken for one pass over a client's rows where
             the algorithm does not say what it costs.
-        first: number of clients whose answers count, of those asked to train: the first to answer.
-        deadline: seconds after which answers do not count.
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
         metrics: of your own, for `Result.lines`.
 
@@ -145,22 +141,14 @@ def simulate(
     if algorithm.check is not None:
         algorithm.check(population)
     memory = MemoryStore(None)
-    engine = LocalEngine(Host(algorithm, population, seed, memory, partial_work=devices.partial_work), threads)
+    host = Host(algorithm, population, seed, memory, partial_work=devices.partial_work)
+    engine = LocalEngine(host, threads)
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
-    fleet = SimulatedFleet(
-        population,
-        engine,
-        memory,
-        devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None)),
-        reveals=algorithm.reveals,
-        replayable=probed,
-        adapts=algorithm.adapt is not None,
-        first=first,
-        deadline=deadline,
-    )
+    clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
+    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
     target = StopAt(accuracy=stop_at) if isinstance(stop_at, int | float) else stop_at
     judge = Judge(algorithm, fleet, views(population), metrics=(*METRICS, *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")

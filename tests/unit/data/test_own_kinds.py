@@ -10,11 +10,12 @@ import torch
 
 from fedtide.config import from_dict, resolved
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.types import Moment
 from fedtide.core.user_code import Python
 from fedtide.data.shift import Shift
-from fedtide.runs.build import cohort_size, host_of, patience_of, population_of, preflight, task_of
+from fedtide.runs.build import cohort_size, host_of, population_of, preflight, task_of
 from fedtide.runs.runner import Run
 from helpers.toys import toy
 
@@ -178,14 +179,15 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     preflight(experiment)
     method = experiment.method[0]
     assert cohort_size(method, 8) == 3
-    assert patience_of(method) == {"first": None, "deadline": None}
+    algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
+    assert (algorithm.first, algorithm.deadline) == (None, None)
     list(Run(experiment, method, 0, tmp_path / "toy" / "0").play())
     assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(("name", "said"), [
     ("absent", "method 'toy'.cohort.function: cannot import 'mine:absent'"),
-    ("nothing", "method 'toy'.cohort.function: 'mine:nothing' returned int without 'init', allowed: an object with"),
+    ("nothing", "method 'toy'.cohort.function: 'mine:nothing' returned int without 'asks', allowed: an object with"),
 ])  # fmt: skip
 def test_a_cohort_that_is_none_is_one_line(name, said):
     base = resolved(toy("fedavg", rounds=3))

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.runs.build import digest_of, host_of, patience_of, preflight, task_of
+from fedtide.runs.build import digest_of, host_of, preflight, task_of
 from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}
@@ -94,7 +94,8 @@ def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
     hasty = {key: value for key, value in A.items() if key != "cohort"}
     defaults = {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 2.0}}
     experiment = study(hasty, patient, defaults=defaults, devices="log-normal")
-    assert [patience_of(method)["deadline"] for method in experiment.method] == [2.0, None]
+    hosts = [host_of(experiment, method, 0, MemoryStore(None)) for method in experiment.method]
+    assert [host.algorithm.deadline for host in hosts] == [2.0, None]
     preflight(experiment)
 
 

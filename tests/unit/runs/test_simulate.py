@@ -53,6 +53,20 @@ def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
     assert result.accuracy == [p.accuracy for p in told if p.accuracy is not None]
 
 
+@pytest.mark.parametrize("bounds", [{"over_selection": 1.5}, {"deadline": 0.08}], ids=lambda bounds: next(iter(bounds)))
+def test_a_cohort_counts_the_same_answers_from_python_and_from_a_file(tmp_path, bounds):
+    cohort = {"kind": "uniform", "clients_per_round": 4}
+    experiment = study({**A, "cohort": {**cohort, **bounds}}, devices="log-normal")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    result = ft.simulate(host.algorithm, host.population, rounds=6, eval_every=2, devices=experiment.timing)
+    run = run_of(experiment, tmp_path)
+    list(run.play())
+    lines = lines_of(run.folder)
+    assert json.loads(json.dumps(plain(result.lines))) == lines
+    assert any(line["trained"][1] < line["trained"][0] for line in lines)
+    assert any(line["trained"][1] for line in lines)
+
+
 def test_a_simulation_follows_its_seed():
     experiment = study()
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
