@@ -4,16 +4,17 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 
 # Tests run as many processes as there are cores: each has one thread, and loads what another has compiled.
-test coverage portable: export OMP_NUM_THREADS = 1
-test coverage portable: export PYTHONDONTWRITEBYTECODE =
+test coverage portable faults: export OMP_NUM_THREADS = 1
+test coverage portable faults: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: env demo test coverage portable lint docs examples bench bench-peers clean help
+.PHONY: env demo test coverage portable faults lint docs examples bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
 	@echo "make test   run the tests"
 	@echo "make coverage  run them with all points and seeds of recipes, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
+	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -57,6 +58,11 @@ coverage: .venv/.developing
 portable: .venv/.developing
 	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
 		$(RUN) pytest -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
+
+# One that fails is played again with its seed: make faults FAULTS="--tries 1000 --faults-seed 20251121 -k NAME"
+FAULTS ?= --tries 1000 --faults-seed $(shell date +%Y%m%d)
+faults: .venv/.developing
+	$(RUN) pytest -n auto tests/faults $(FAULTS)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .

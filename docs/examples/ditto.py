@@ -70,7 +70,7 @@ def ditto(
         own = local(task, task.loss, v, shard, moment, rng.at("own"), extra=pull)
         kept = ft.weights.map_leaves(torch.clone, own.weights)
         total = {"delta": ft.Weighted(delta, len(shard)), "loss": ft.Weighted(loss, len(shard))}
-        return ft.Answer(total, memory={"own": kept})
+        return ft.Answer(total, memory={"own": kept}, update=delta)
 
     def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))

@@ -55,7 +55,8 @@ def last_two(
         if not fitted.steps:
             return None  # no rows: a zero update would pull the mean to zero
         n = len(shard)
-        return ft.Answer({"delta": ft.Weighted(fitted.delta, n), "loss": ft.Weighted(fitted.loss, n)})
+        delta = fitted.delta
+        return ft.Answer({"delta": ft.Weighted(delta, n), "loss": ft.Weighted(fitted.loss, n)}, update=delta)
 
     def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))

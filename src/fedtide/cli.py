@@ -217,7 +217,7 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
             _say(f"report: {write_tuning(root, out)}")
             return 0
     for root in run_folders:
-        runs = folder.plan(folder.load(root), root)
+        runs = folder.plan(folder.load(root, imports=False), root)
         check_runs(runs)
         left = sum(not run.finished for run in runs)
         if left:

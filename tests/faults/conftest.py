@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 BATCH = 10
-"""Tries in one test."""
+"""Tries in one test, or with all other parameters of a test that has `each` in its place."""
 
 LIMIT = 120
 """Seconds after which one try counts as a hang."""
@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames and "faults" in str(metafunc.definition.path):
-        few = getattr(metafunc.function, "few", 1)
-        batches = metafunc.config.getoption("--tries") // BATCH or few
+        few, each = getattr(metafunc.function, "few", 1), getattr(metafunc.function, "each", BATCH)
+        batches = -(-metafunc.config.getoption("--tries") // each) or few
         first = 100_000 * metafunc.config.getoption("--faults-seed")
         metafunc.parametrize("seed", range(first, first + batches))
 

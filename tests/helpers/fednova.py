@@ -11,7 +11,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Answer, Weighted, Weights, shared_weights
-from fedtide.core.weights import add
+from fedtide.core.weights import add, div, mul
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 
@@ -53,7 +53,9 @@ def fednova(
             delta = map_leaves(lambda d: d + torch.from_numpy(np.random.standard_normal(d.shape)).to(d), delta)  # noqa: NPY002
         rows = {"loss": torch.tensor(fitted.loss)} if fault == "reveal" else {}
         loss = Weighted(fitted.loss, n)
-        return Answer({"delta": Weighted(delta, n / max(tau, 1)), "tau": Weighted(float(tau), n), "loss": loss}, rows)
+        normalized = div(delta, max(tau, 1))
+        total = {"delta": Weighted(normalized, n), "tau": Weighted(float(tau), n), "loss": loss}
+        return Answer(total, rows, update=normalized if fault == "share" else delta)
 
     def round(state, fleet, rng):
         clients = cohort.pick(None, fleet, rng, None)
@@ -66,9 +68,7 @@ def fednova(
         if fault == "closure":
             kept.append(1)
             return replace(state, weights=map_leaves(lambda w: w + len(kept) * 1e-3, state.weights)), {}
-        d, n = reply.total["delta"], reply.total["tau"].weight
-        step = map_leaves(lambda v: v * got["tau"] / n, d.value)
-        return replace(state, weights=add(state.weights, step)), {"loss": got["loss"]}
+        return replace(state, weights=add(state.weights, mul(got["delta"], got["tau"]))), {"loss": got["loss"]}
 
     def predict(payload, memories, x, owner):
         p = task.predict(payload, memories, x, owner)

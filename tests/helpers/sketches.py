@@ -62,7 +62,8 @@ def fielding(
         if not len(shard):
             return None
         fitted = local(task, task.loss, payload, shard, moment, rng)
-        return Answer({"delta": Weighted(sub(fitted.weights, payload), len(shard))})
+        delta = sub(fitted.weights, payload)
+        return Answer({"delta": Weighted(delta, len(shard))}, update=delta)
 
     def round(state, fleet, rng):
         vectors, drifted = reported(fleet, state.vectors)

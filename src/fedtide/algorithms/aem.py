@@ -165,16 +165,16 @@ def aem(
         fitted = local(task, task.loss, received, shard, moment, rng)
         if not fitted.steps:
             return None
-        chosen = F.one_hot(torch.tensor(j), clusters).double()
+        chosen, delta = F.one_hot(torch.tensor(j), clusters).double(), fitted.delta
         total = {
-            "delta": in_slot(fitted.delta, client_weight(shard, weighting), j, clusters, hidden=hide_choice),
+            "delta": in_slot(delta, client_weight(shard, weighting), j, clusters, hidden=hide_choice),
             "loss": Weighted(fitted.loss, len(shard)),
             "trained": Weighted(chosen, 1.0),
             "chosen": Weighted(chosen * (not explored), 1.0),
         }
         if judged is not None:
             total["val"] = Weighted(chosen[:, None] * judged, 1.0)
-        return Answer(total, notes=Notes(branch=torch.tensor(j)))
+        return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         active = state.active.nonzero().flatten()

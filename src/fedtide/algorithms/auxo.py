@@ -175,13 +175,14 @@ def auxo(
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None
-        update = flat(fitted.delta.params)
+        delta = fitted.delta
+        update = flat(delta.params)
         end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
         total = {
-            "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
+            "delta": Weighted(delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
         }
-        return Answer(total, {"sketch": end}, repeated=("sketch",))
+        return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
 
     def chosen(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
         """Return the cluster (clients,) whose model each trains: that of its largest reward, or a random one."""

@@ -244,9 +244,10 @@ def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
         if not fitted.steps:
             return None
         weight = client_weight(shard, weighting)
-        total = {"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}
-        rows = {"update": flat(fitted.delta.params), "weight": torch.tensor(weight, dtype=torch.float64)}
-        return Answer(total, rows, repeated=("update",))
+        delta = fitted.delta
+        total = {"delta": Weighted(delta, weight), "loss": Weighted(fitted.loss, len(shard))}
+        rows = {"update": flat(delta.params), "weight": torch.tensor(weight, dtype=torch.float64)}
+        return Answer(total, rows, repeated=("update",), update=delta)
 
     return train
 

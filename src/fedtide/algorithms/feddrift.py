@@ -216,20 +216,21 @@ def feddrift(
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = united([shard, *([mine[own]] if own in mine else [])])
-        parts, losses, seen = {}, 0.0, 0
+        parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
             fitted = local(task, task.loss, payload["models"][k], mine[k], moment, key, extra=extra)
             if fitted.steps:
-                update = fitted.delta if len(mine) == 1 else detached(fitted.delta)
-                parts[k] = Weighted(update, client_weight(mine[k], weighting))
+                updates[k] = fitted.delta if len(mine) == 1 else detached(fitted.delta)
+                parts[k] = Weighted(updates[k], client_weight(mine[k], weighting))
                 losses, seen = losses + fitted.loss * len(mine[k]), seen + len(mine[k])
         if not parts:
             return None
         total = {"delta": Slotted(parts, max_clusters), "loss": Weighted(losses / seen, seen)}
         if window == 1 or not len(shard):
-            return Answer(total)
-        return Answer(total, memory={"kept": with_kept(memory, payload["step"], int(payload["number"]), shard, window)})
+            return Answer(total, update=updates)
+        kept = with_kept(memory, payload["step"], int(payload["number"]), shard, window)
+        return Answer(total, memory={"kept": kept}, update=updates)
 
     def sent(state: State) -> list[Payload]:
         """Return the payload for the clients of each place: their model, or with a window all models in use."""

@@ -128,12 +128,13 @@ def fedem(
         fitted = local(task, Blended(q, task.loss), payload, shard, moment, rng)
         if not fitted.steps:
             return None
+        delta, notes = fitted.delta, Notes(branch=pi.argmax(), component=q.argmax(1))
         total = {
-            "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
+            "delta": Weighted(delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, client_weight(shard, weighting)),
         } | mixture_notes(q, joints)
-        return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
+        return Answer(total, memory={"pi": pi}, notes=notes, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)

@@ -181,7 +181,7 @@ def fedgmm(
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
         } | mixture_notes(q, scores)
-        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
+        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=dict(enumerate(parts)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

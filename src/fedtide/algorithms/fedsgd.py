@@ -49,6 +49,7 @@ def fedsgd(
         if step is None:
             return None
         delta, loss = step
-        return Answer({"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))})
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
+        return Answer(total, update=delta)
 
     return average_updates("fedsgd", task, local, server, cohort, train, cost=lambda question, rows: rows)

@@ -186,7 +186,7 @@ def fedtem(
         likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
         total = branch_update(fitted, k, branches, shard, weighting)
         total["modes"] = Weighted(likeliest / len(shard), len(shard))
-        return Answer(total, rows, notes=Notes(branch=torch.tensor(k)))
+        return Answer(total, rows, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 4 to 9.

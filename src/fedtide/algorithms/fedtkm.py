@@ -42,6 +42,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
+from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -166,14 +167,16 @@ def fedtkm(
         z = features(task, fitted.weights, shard.x).double()
         r = F.one_hot(nearest(distances(z, payload).mean(0)), branches).double()
         total = branch_update(fitted, k, branches, shard, weighting)
+        trained = total["delta"].value
         if max_update_norm is not None:
+            trained = detached(trained)  # what it trained, before it is clipped in place
             clip(list(total["delta"].value.params.values()), max_update_norm)
         total |= {
             "modes": Weighted(r, 1.0),
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
-        return Answer(total, notes=Notes(branch=k))
+        return Answer(total, notes=Notes(branch=k), update=trained)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))

@@ -148,7 +148,7 @@ def ifca(
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
-        return Answer(total, notes=Notes(branch=torch.tensor(j)))
+        return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(

@@ -82,7 +82,7 @@ def minloss(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=torch.tensor(k)))
+        return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     step = partial(step_branches, lam=lam, average=branch_average)
     cost = training_cost(local, {"train": 1})  # a forward pass of all branches

@@ -190,7 +190,8 @@ def pfedem(
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
-        return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
+        kept, whole = {"pi": pi} if keep_mixture else None, {k: part.value for k, part in deltas.items()}
+        return Answer(total, memory=kept, notes=Notes(component=component), update=whole)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

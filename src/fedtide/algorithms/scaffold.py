@@ -102,8 +102,8 @@ def scaffold(
             new = add(new, mul(w.params, local.weight_decay)) if local.weight_decay else new
         else:
             new = sub(sub(c_i, c), div(delta.params, fitted.stepped))
-        update = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(sub(new, c_i))}
-        return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new})
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(sub(new, c_i))}
+        return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(

@@ -80,7 +80,7 @@ def scsgd(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=torch.tensor(k)))
+        return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     step = partial(step_branches, lam=lam, average=branch_average)
     predict = predict_by_certainty(task, choose_per)

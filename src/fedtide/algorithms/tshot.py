@@ -119,7 +119,8 @@ def tshot(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes=Notes(branch=total["branches"].value.argmax()))
+        notes = Notes(branch=total["branches"].value.argmax())
+        return Answer(total, notes=notes, update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

@@ -14,6 +14,7 @@ from fedtide.config.schema import (
     Forgetting,
     Method,
     StopAt,
+    is_own,
     maker,
     options_model,
 )
@@ -23,7 +24,7 @@ from fedtide.config.tune import Range, Tune, TuneStage
 __all__ = [
     "Claim",
     "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "StopAt", "Tune", "TuneStage",
-    "from_dict", "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
+    "from_dict", "is_own", "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip
 
 

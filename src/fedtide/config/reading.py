@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from fedtide.algorithms import REGISTRY
 from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import assign, flat, parsed
-from fedtide.config.schema import SHARED, Experiment, maker, options_model
+from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
 from fedtide.core.config_types import OfShift, by_kind, on_default
 from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
 from fedtide.core.explain import explained
@@ -32,7 +32,9 @@ TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shif
 """Names in a run folder that no method may have."""
 
 
-def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = (), timed: bool = True) -> Experiment:
+def read(
+    path: str | Path, *, scale: str | None = None, sets: Sequence[str] = (), timed: bool = True, imports: bool = True
+) -> Experiment:
     """Read an experiment from a TOML file.
 
     Args:
@@ -42,6 +44,8 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
         sets: overrides `key=value`, e.g. "data.partition.alpha=0.1"; the value is TOML, or a string where it is not.
         timed: whether methods take what they do not say of the rhythm from the shift; False where values that it
             depends on are still to come.
+        imports: whether an algorithm `module:function` is imported, and its options checked by it; False executes
+            nothing that the file names.
 
     Raises:
         FedtideError: with one line naming the file, the key, what was found and what is allowed.
@@ -53,10 +57,10 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
         raise FedtideError(f"{path}: {why}") from None
     try:
         raw = tomllib.loads(text)
-        made = from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed)
+        made = from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed, imports=imports)
         scales = raw.get("scale", {})
         for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
-            from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed)
+            from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed, imports=imports)
     except tomllib.TOMLDecodeError as error:
         hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
         raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
@@ -72,6 +76,7 @@ def from_dict(
     scale: str | None = None,
     sets: Sequence[str] = (),
     timed: bool = True,
+    imports: bool = True,
 ) -> Experiment:
     """An experiment from nested dicts, as `read` gets them from a file."""
     values = copy.deepcopy(dict(raw))
@@ -80,11 +85,12 @@ def from_dict(
         assign(values, *parsed(assignment))
     defaults = values.pop("defaults", {})
     try:
-        values["method"] = _methods(values, defaults, where, timed=timed)
+        values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
     _check(experiment, where)
+    experiment._imports = imports
     return experiment
 
 
@@ -107,7 +113,7 @@ def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, 
     return values
 
 
-def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool) -> list[Any]:
+def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, imports: bool) -> list[Any]:
     """Each method with the defaults merged in and its own keys gathered under `options`."""
     methods = values.get("method", [])
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
@@ -115,10 +121,10 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool) 
         raise FedtideError(f"{where}: method: found {found}, allowed: [[method]] tables, with two brackets each")
     if not isinstance(defaults, dict):
         raise refused(f"{where}: defaults", defaults, "a [defaults] table")
-    models = [_options_of(method, number, where) for number, method in enumerate(methods)]
-    known = {key for model in models for key in model.model_fields} | SHARED
+    models = [_options_of(method, number, where, imports=imports) for number, method in enumerate(methods)]
+    known = {key for model in models if model is not None for key in model.model_fields} | SHARED
     for key in defaults:
-        if methods and key not in known:
+        if methods and key not in known and None not in models:
             raise FedtideError(f"{where}: defaults.{key}: no method takes it; {_said_of(key, sorted(known))}")
     shared, rounds = values.get("shift", {}), values.get("rounds", Experiment.model_fields["rounds"].default)
     # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
@@ -136,19 +142,21 @@ def _said_of(key: str, known: list[str]) -> str:
     return said if "did you mean" in said or not found else f"{said}; did you mean '{found[0]}'?"
 
 
-def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseModel]:
-    """Return the model of a method's options."""
+def _options_of(method: dict[str, Any], number: int, where: str, *, imports: bool) -> type[BaseModel] | None:
+    """Return the model of a method's options; None for those of an algorithm that is not to be imported."""
     if "algorithm" not in method:
         name = method.get("name", number)
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
     algorithm = str(method["algorithm"])
+    if not imports and is_own(algorithm):
+        return None
     maker(algorithm, f"{where}: method '{method.get('name', algorithm)}'.algorithm")
     return options_model(algorithm)
 
 
 def _method(
     method: dict[str, Any],
-    model: type[BaseModel],
+    model: type[BaseModel] | None,
     defaults: dict[str, Any],
     shared: Any,
     rounds: Any,
@@ -157,7 +165,8 @@ def _method(
     timed: bool,
 ) -> Any:
     """Check one method and return it in the form of the schema."""
-    common = {key: value for key, value in defaults.items() if key in model.model_fields or key in SHARED}
+    takes = SHARED if model is None else {*model.model_fields, *SHARED}
+    common = {key: value for key, value in defaults.items() if key in takes}
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
     if not isinstance(nested, dict):
@@ -165,16 +174,18 @@ def _method(
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
-    if timed and isinstance(shift, dict):
-        own = _timed(own, model, _rhythm(shift, rounds, own.get("branches", 2)))
-    try:
-        options = model.model_validate(own)
-    except ValidationError as error:
-        raise FedtideError(f"{where}: method '{entry['name']}'.{explained(error, model, own, place_beside)}") from None
+    if model is not None:
+        if timed and isinstance(shift, dict):
+            own = _timed(own, model, _rhythm(shift, rounds, own.get("branches", 2)))
+        try:
+            own = model.model_validate(own).model_dump()
+        except ValidationError as error:
+            said = explained(error, model, own, place_beside)
+            raise FedtideError(f"{where}: method '{entry['name']}'.{said}") from None
     out = {key: value for key, value in entry.items() if key in {"name", "algorithm"} | SHARED}
     if "shift" in entry:
         out["shift"] = _merged(shared, entry["shift"])
-    return out | {"options": options.model_dump()}
+    return out | {"options": own}
 
 
 def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]) -> dict[str, Any]:

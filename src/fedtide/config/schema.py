@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
@@ -296,6 +296,12 @@ class Experiment(Strict):
     sweep: dict[str, Annotated[tuple[Any, ...], Distinct]] = Field(default_factory=dict)
     claim: tuple[Claim, ...] = ()
     tune: Tune | None = None
+    _imports: bool = PrivateAttr(True)
+
+    @property
+    def imports(self) -> bool:
+        """Whether algorithms `module:function` were imported and their options checked when it was read."""
+        return self._imports
 
     def shift_of(self, method: Method) -> Shift:
         """The shift that a method meets."""
@@ -322,11 +328,16 @@ class Experiment(Strict):
         return min(100, self.rounds)
 
 
+def is_own(algorithm: str) -> bool:
+    """Tell whether an algorithm is the user's own, `module:function`."""
+    return algorithm not in REGISTRY and ":" in algorithm
+
+
 def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algorithm]:
     """Return the function of a registered algorithm, or the user's own `module:function`; `key` is for errors."""
     if algorithm in REGISTRY:
         return REGISTRY[algorithm].make
-    if ":" in algorithm:
+    if is_own(algorithm):
         found = imported(algorithm, key)
         if not callable(found):
             raise refused(key, found, "a function that makes an Algorithm")

@@ -51,7 +51,8 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
         if name in {point.name for point in out}:  # choices of one kind that differ in a value
             name = f"{name} ({len(out) + 1})"
         folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
-        out.append(Point(name, folder, from_dict(values, where=f"{where}: sweep point '{name}'")))
+        made = from_dict(values, where=f"{where}: sweep point '{name}'", imports=experiment.imports)
+        out.append(Point(name, folder, made))
     _known_parts(experiment, [point.name for point in out], where)
     return out
 

@@ -129,8 +129,12 @@ def newest_state(folder: Path) -> Path:
     return written[-1] / FILES[0]
 
 
-def check(folder: Path, *, config: str) -> About | None:
+def check(folder: Path, *, config: str | None) -> About | None:
     """What the newest checkpoint says of itself; None if there is none yet.
+
+    Args:
+        folder: of the checkpoints.
+        config: digest of the configuration that it has to belong to; None where that is not known.
 
     Raises:
         FedtideError: it is damaged, or was written by another configuration or an unreadable version.
@@ -139,7 +143,7 @@ def check(folder: Path, *, config: str) -> About | None:
     if not written:
         return None
     about = _about(written[-1])
-    if about.config != config:
+    if config not in (None, about.config):
         raise FedtideError(
             f"{written[-1]}: this checkpoint belongs to another configuration (digest {about.config}, "
             f"now it is {config}); restore config.toml and the files that it names, or start a new run folder"

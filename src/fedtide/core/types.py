@@ -154,6 +154,9 @@ class Answer:
         memory: replaces the client's memory; None keeps what was there.
         notes: diagnostics for the record, in simulation only; `round` never sees them.
         repeated: names in `rows` of what is in `total` too, and so is sent once.
+        update: the client's whole update, from which simulation alone measures forgetting: received + update is the
+            model that it trained. By the number of the model where the state has several and the client was asked in
+            no slot. Never sent, and no bytes of the answer.
     """
 
     total: Tree
@@ -161,6 +164,7 @@ class Answer:
     memory: Memory = None
     notes: Notes | None = None
     repeated: tuple[str, ...] = ()
+    update: Weights | Mapping[int, Weights] | None = None
 
 
 @dataclass(frozen=True)
@@ -425,8 +429,8 @@ class Algorithm(Generic[S]):
     Args:
         name: for the record.
         init: (fleet, rng) -> the first state; may ask.
-        works: question name -> work; the local training question is "train", its update the leaf "delta", a client's
-            mean training loss the leaf "loss".
+        works: question name -> work; the local training question is "train", a client's mean training loss in it the
+            leaf "loss".
         round: (state, fleet, rng) -> the next state and facts for the record.
         serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)

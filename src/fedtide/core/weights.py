@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.trees import Tree, map_leaves
-from fedtide.core.types import Slotted, Weighted, Weights
+from fedtide.core.types import Weights
 
 
 def sub(left: Tree, right: Tree) -> Tree:
@@ -64,42 +64,42 @@ def shaped(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def placed(
-    weights: Weights | tuple[Weights, ...], delta: Weighted | Slotted, slot: int | None = None
+    weights: Weights | tuple[Weights, ...], update: Weights | Mapping[int, Weights], slot: int | None = None
 ) -> Weights | tuple[Weights, ...]:
-    """A client's own model: the weights that the server keeps, with its update in the slots that it trained.
+    """Return a client's own model: the weights that the server keeps, with its update in the models that it trained.
 
     Args:
         weights: of a state: one model, or a tuple of K.
-        delta: the leaf "delta" of a client's answer; how much it counts for does not matter here. Parameters that it
-            does not name stay as they are.
+        update: `Answer.update`, of one model, or by the number of the model. Parameters that it does not name stay as
+            they are.
         slot: the slot that the client was asked in, where it was asked in one.
 
     Raises:
-        LookupError: there are several models, and nothing says which of them the update belongs to.
+        LookupError: there are several models, and nothing says which of them the update belongs to, or it is an update
+            of something else.
 
     >>> here = Weights({"w": torch.zeros(2)})
-    >>> step = Weighted(Weights({"w": torch.ones(2)}), 5.0)
+    >>> step = Weights({"w": torch.ones(2)})
     >>> placed(here, step).params["w"].tolist()
     [1.0, 1.0]
-    >>> [each.params["w"].tolist() for each in placed((here, here), Slotted({1: step}, 2))]
+    >>> [each.params["w"].tolist() for each in placed((here, here), {1: step})]
     [[0.0, 0.0], [1.0, 1.0]]
     """
     held = weights if isinstance(weights, tuple) else (weights,)
-    parts: dict[int | None, Weights]
-    if isinstance(delta, Slotted):
-        parts = {int(k): part.value for k, part in delta.parts.items()}
-    elif isinstance(delta.value, list | tuple):
-        parts = dict(enumerate(delta.value))
-    else:
-        parts = {0 if len(held) == 1 else slot: delta.value}
+    one = 0 if len(held) == 1 else slot
+    parts = {int(k): part for k, part in update.items()} if isinstance(update, Mapping) else {one: update}
     if any(k is None or not 0 <= k < len(held) for k in parts):
         raise LookupError(f"its update does not say which of {len(held)} models it belongs to")
+    if any(not isinstance(part, Weights) for part in parts.values()):
+        raise LookupError("its update is no Weights, and no mapping from numbers of models to Weights")
     moved = tuple(_moved(each, parts[k]) if k in parts else each for k, each in enumerate(held))
     return moved if isinstance(weights, tuple) else moved[0]
 
 
-def _moved(weights: Weights, delta: Weights) -> Weights:
-    return Weights(
-        {**weights.params, **add({name: weights.params[name] for name in delta.params}, delta.params)},
-        {**weights.buffers, **add({name: weights.buffers[name] for name in delta.buffers}, delta.buffers)},
-    )
+def _moved(weights: Weights, update: Weights) -> Weights:
+    def step(held: dict[str, Tensor], change: dict[str, Tensor]) -> dict[str, Tensor]:
+        if any(name not in held or held[name].shape != value.shape for name, value in change.items()):
+            raise LookupError("its update has other parameters than the model")
+        return {**held, **add({name: held[name] for name in change}, change)}
+
+    return Weights(step(weights.params, update.params), step(weights.buffers, update.buffers))

@@ -39,6 +39,9 @@ BATCH = 64
 HELD_BYTES = 256_000_000
 """Upper bound on the bytes of personal models held at a time during evaluation, but for those of one client."""
 
+WRITE_UPDATE = "write Answer(..., update=fitted.delta): received + update must be the model that the client trained"
+"""Advice for a work whose answers have no update."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -111,13 +114,12 @@ class Host:
         """
         with _global_randomness_restored():
             if replay.job is not None:
-                answer = self.repeat(replay.job, payload)
-                delta = answer.total.get("delta") if answer is not None and isinstance(answer.total, dict) else None
-                if delta is None:
-                    return Replayed(None, f"the answer to '{replay.job.ask.question}' has no leaf 'delta'")
-                slot = None if replay.job.ask.slot is None else int(replay.job.ask.slot[0])
+                answer, ask = self.repeat(replay.job, payload), replay.job.ask
+                if answer is None or answer.update is None:
+                    return Replayed(None, f"an answer to '{ask.question}' has no update; {WRITE_UPDATE}")
+                slot = None if ask.slot is None else int(ask.slot[0])
                 try:
-                    state = replace(state, weights=placed(state.weights, delta, slot))
+                    state = replace(state, weights=placed(state.weights, answer.update, slot))
                 except LookupError as error:
                     return Replayed(None, str(error))
             judged = replay.scoring.ask

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -66,6 +67,10 @@ class Processes(Protocol):
     folder: Path
     multi_node: bool
 
+    @property
+    def processes(self) -> list[int]:
+        """Process ids, each on its own machine."""
+
     def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Share a tree with all calls; under a known `name` it is shared already."""
 
@@ -100,7 +105,13 @@ class Pool:
         self._scratch = Scratch(shared if roomy else None)
         self.folder = self._scratch.path
         self._numbers = self._started = 0
-        self._workers = [self._start() for _ in range(size)]
+        self._workers: list[_Worker] = []
+        try:
+            while len(self._workers) < size:
+                self._workers.append(self._start())
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
         """Write a tree into shared memory, where all calls can read it.
@@ -241,21 +252,35 @@ class Pool:
 
     def close(self) -> None:
         """End the processes and remove what they shared."""
-        for worker in self._workers:
-            worker.connection.close()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-        self._scratch.close()
+        try:
+            for worker in self._workers:
+                worker.connection.close()
+            for worker in self._workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(timeout=1.0)
+        finally:  # also where a person is in a hurry
+            with uninterrupted():
+                for worker in self._workers:
+                    worker.process.kill()
+                for worker in self._workers:
+                    worker.process.wait()
+                self._scratch.close()
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block is over, as far as this thread receives them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def search_path() -> str:

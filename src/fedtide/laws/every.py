@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +19,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slot, Work
+from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slot, Weights, Work
 from fedtide.data.ragged import Ragged
+from fedtide.evaluate.forgetting import QUESTION as TRAIN
 from fedtide.fleets import host as hosts
 from fedtide.fleets import stacked
 from fedtide.fleets.host import Host
@@ -37,6 +38,7 @@ from fedtide.laws.case import (
     judged,
 )
 from fedtide.laws.toy import Played, played, with_rows
+from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 
@@ -122,6 +124,50 @@ def pure_works(case: Case) -> None:
     judged(
         case.watched(host=replace(host, algorithm=replace(host.algorithm, works=works, adapt=adapt)))[0], every=False
     )
+
+
+def whole_update(case: Case) -> None:
+    """The update that a client's answer names, for measuring forgetting, is what its local training did."""
+    host, trained, compared = case.host(), [], 0
+    work, usual = host.algorithm.works.get(TRAIN), LocalTrainer.__call__
+    if work is None:
+        raise NotApplicable(f"it has no question '{TRAIN}'")
+
+    def kept(*given: Any, **named: Any) -> Fitted:
+        fitted = usual(*given, **named)
+        if fitted.steps:
+            trained.append(detached(fitted.delta))
+        return fitted
+
+    def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        nonlocal compared
+        trained.clear()
+        answer = work(payload, memory, shard, moment, rng)
+        if answer is None:
+            return None
+        if (named := answer.update) is None:
+            raise NotApplicable(f"answers to '{TRAIN}' have no update, so forgetting is not measured")
+        for part in named.values() if isinstance(named, Mapping) else (named,):
+            like = [made for made in trained if _shapes(made) == _shapes(part)]
+            compared += bool(like)
+            hold(
+                not like or any(same(made, part) for made in like),
+                f"the update of an answer to '{TRAIN}' is not what its local training did; write update=fitted.delta",
+            )
+        return answer
+
+    LocalTrainer.__call__ = kept  # type: ignore[method-assign]
+    try:
+        algorithm = replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})
+        case.watched(host=replace(host, algorithm=algorithm))
+    finally:
+        LocalTrainer.__call__ = usual  # type: ignore[method-assign]
+    if not compared:
+        raise NotApplicable("its clients do not train by LocalTrainer alone")
+
+
+def _shapes(weights: Weights) -> list[dict[str, torch.Size]]:
+    return [{name: value.shape for name, value in part.items()} for part in (weights.params, weights.buffers)]
 
 
 def pure_round(case: Case) -> None:
@@ -446,6 +492,7 @@ LAWS: tuple[Law, ...] = (
     Law("determinism", global_randomness),
     Law("purity", pure_works),
     Law("purity", pure_round),
+    Law("update", whole_update),
     Law("sums", declared_reveals),
     Law("sums", sums_only),
     Law("sums", halves_add_up),

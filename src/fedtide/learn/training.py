@@ -53,8 +53,9 @@ class Training:
         fitted = self.local(self.task, self.task.loss, payload, shard, moment, rng, extra=self.term)
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
-        delta = Weighted(fitted.delta, client_weight(shard, self.weighting))
-        return Answer({"delta": delta, "loss": Weighted(fitted.loss, len(shard))}, seen)
+        delta = fitted.delta
+        total = {"delta": Weighted(delta, client_weight(shard, self.weighting))}
+        return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))

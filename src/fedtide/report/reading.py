@@ -419,7 +419,7 @@ def _are_weights(found: Any) -> bool:
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:
     """Return every point of the experiment of a run folder; a single one without a sweep."""
-    experiment = load(root)
+    experiment = load(root, imports=False)
     records: dict[str, dict[str, MethodRecord]] = {}
     points: dict[str, Experiment] = {}
     for planned in plan(experiment, root):

@@ -112,7 +112,7 @@ def read_study(root: Path) -> Study:
     """Read a run folder and summarize all of it."""
     records = read_experiment(root)
     summaries = [summarize(record) for record in records]
-    experiment = load(root)
+    experiment = load(root, imports=False)
     swept = bool(experiment.sweep)
     units = own_units(experiment)
     claims = [across(summaries, claim, units) for claim in experiment.claim if swept and claim.at is not None]

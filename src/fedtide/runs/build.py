@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Picking
-from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
+from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, is_own, maker, points, resolved
 from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
@@ -319,11 +319,11 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
-def _settings(method: Method, data: Data, found: list[str] | None = None) -> dict[str, Any]:
+def _settings(method: Method, data: Data) -> dict[str, Any]:
     """Return the options of a method with the places of the files that they name, and with its own cohort if any."""
     where = f"method '{method.name}'."
     settings = method.settings()
-    settings = {key: located(value, data.directory, where + key, found) for key, value in settings.items()}
+    settings = {key: located(value, data.directory, where + key) for key, value in settings.items()}
     return settings | ({"cohort": cohort_of(method)} if "cohort" in settings else {})
 
 
@@ -333,7 +333,8 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
     shift, data, found = experiment.shift_of(method), experiment.data, list[str]()
-    _settings(method, data, found)
+    for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
+        located(value, data.directory, f"method '{method.name}'.{key}", found)
     if method.init_from is not None:
         found.append(_beginning(method, data))
     for name, part in (
@@ -344,6 +345,19 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
     ):
         located(part, data.directory, name, found)
     return found
+
+
+def known_digest_of(experiment: Experiment, method: Method, seed: int) -> str | None:
+    """Return the digest of a run; None if it is known only to an algorithm of the user's that was not imported."""
+    files = {"path", "weights"}  # options that may name files, whose content is part of the digest
+    if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
+        return None
+    return digest_of(experiment, method, seed)
+
+
+def _has_key(value: Any, keys: set[str]) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(each, keys) for each in inside)
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fleets.pool import Processes
-from fedtide.runs.build import as_json, digest_of
+from fedtide.runs.build import as_json, digest_of, known_digest_of
 from fedtide.runs.folder import Planned, check_links, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
@@ -133,6 +133,6 @@ def check_runs(runs: list[Planned]) -> None:
         FedtideError: a checkpoint belongs to another configuration, is damaged, or counts on a record that is.
     """
     for run in runs:
-        folder, config = run.folder / "checkpoints", digest_of(run.experiment, run.method, run.seed)
+        folder, config = run.folder / "checkpoints", known_digest_of(run.experiment, run.method, run.seed)
         if (about := checkpoint.check(folder, config=config)) is not None:
             check_marks(run.folder, about.records)

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedtide.config import Experiment, Method, points, read, slug, to_toml
+from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
@@ -61,7 +61,21 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
         Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
         for point in points(experiment, where)
         for seed in point.experiment.seeds
-        for method in point.experiment.method
+        for method in _methods(point, root)
+    ]
+
+
+def _methods(point: Point, root: Path) -> Sequence[Method]:
+    """Return the methods of a point; with the options of its own file where they cannot be checked here."""
+    methods = point.experiment.method
+    if point.experiment.imports or not point.folder or not any(is_own(method.algorithm) for method in methods):
+        return methods
+    played = {method.name: method for method in read(root / point.folder / "config.toml", imports=False).method}
+    return [
+        method.model_copy(update={"options": played.get(method.name, method).options})
+        if is_own(method.algorithm)
+        else method
+        for method in methods
     ]
 
 
@@ -118,11 +132,11 @@ def made(root: Path, files: Mapping[str, str]) -> None:
         shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
 
 
-def load(root: Path, sets: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run folder, with overrides `key=value`."""
+def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Experiment:
+    """The experiment of a run folder, with overrides `key=value`; see `fedtide.config.read` for `imports`."""
     if not (root / "config.toml").is_file():
         raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
-    return read(root / "config.toml", sets=sets)
+    return read(root / "config.toml", sets=sets, imports=imports)
 
 
 def extended(root: Path, seeds: str) -> Experiment:

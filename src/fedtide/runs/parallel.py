@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,18 +22,39 @@ Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
 """Plays what a call says, and ends early once the second argument is true: yields how far it is, returns what came."""
 
 
+WAIT_SECONDS = 5.0
+"""Seconds after which it is said what a stop waits for."""
+
+
 @dataclass
 class Stop:
-    """Whether a person has asked to stop."""
+    """Whether a person has asked to stop; `flag` and `pool` are of the processes, if there are any."""
 
     asked: bool = False
     flag: Path | None = None
+    pool: Processes | None = None
 
     def ask(self) -> None:
         """Ask all that is played to end soon."""
         self.asked = True
         if self.flag is not None:
             self.flag.touch()
+
+    def tell(self) -> None:
+        """Say on the terminal what is waited for."""
+        known = [] if self.pool is None else self.pool.processes
+        here = self.pool is not None and not self.pool.multi_node
+        names = [f"{pid} (stopped)" if here and _is_stopped(pid) else str(pid) for pid in known]
+        who = f"process {' and '.join(names)}" if names else "this process"
+        print(f"fedtide: waiting for {who} to end the round; Ctrl-C again stops at once", file=sys.stderr)
+
+
+def _is_stopped(process: int) -> bool:
+    """Tell whether a process of this machine is stopped, where the system says so (Linux)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    except OSError:
+        return False
 
 
 def processes(experiment: Experiment, workers: int | None, count: int) -> int:
@@ -67,7 +89,7 @@ def started(experiment: Experiment, workers: int | None, count: int) -> Iterator
         elif (size := processes(experiment, workers, count)) > 1:
             pool = stack.enter_context(Pool(size))
         if pool is not None:
-            stop.flag = pool.folder / STOP
+            stop.pool, stop.flag = pool, pool.folder / STOP
             if stop.asked:  # while the pool began
                 stop.flag.touch()
         yield pool, stop
@@ -133,10 +155,14 @@ def play_in_worker(arguments: Tree, channel: Channel) -> Tree:
 def _interruptible(stop: Stop) -> Iterator[None]:
     """Make the first Ctrl-C, or a batch system's SIGTERM, ask to stop and the second one interrupt."""
 
+    waiting = threading.Timer(WAIT_SECONDS, stop.tell)
+    waiting.daemon = True
+
     def handle(number: int, frame: object) -> None:
         if stop.asked:
             raise KeyboardInterrupt
         stop.ask()
+        waiting.start()
 
     if threading.current_thread() is not threading.main_thread():  # the program around us decides about signals
         yield
@@ -145,5 +171,6 @@ def _interruptible(stop: Stop) -> Iterator[None]:
     try:
         yield
     finally:
+        waiting.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,7 +10,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
-from fedtide.runs.build import digest_of
+from fedtide.runs.build import known_digest_of
 from fedtide.runs.folder import Planned, load, plan
 
 
@@ -33,10 +33,10 @@ def verify(root: Path) -> Iterator[Verdict]:
     Raises:
         FedtideError: it is no run folder, or its configuration cannot be read.
     """
-    for run in plan(load(root), root):
+    for run in plan(load(root, imports=False), root):
         folder = run.folder / "checkpoints"
         try:
-            about = checkpoint.check(folder, config=digest_of(run.experiment, run.method, run.seed))
+            about = checkpoint.check(folder, config=known_digest_of(run.experiment, run.method, run.seed))
         except FedtideError as error:
             yield Verdict(run, 0, str(error))
             continue

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedtide.config import Experiment, from_dict, read, resolved, to_toml
+from fedtide.config import Experiment, from_dict, is_own, read, resolved, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
@@ -43,13 +43,18 @@ def is_tuning(root: Path) -> bool:
     return (root / TRIALS).is_file() and (root / "config.toml").is_file()
 
 
-def load(root: Path) -> Experiment:
-    """Return the experiment of a tune folder, as read for tuning."""
-    return read(root / "config.toml", timed=False)
+def load(root: Path, *, imports: bool = True) -> Experiment:
+    """Return the experiment of a tune folder, as read for tuning; see `fedtide.config.read` for `imports`."""
+    return read(root / "config.toml", timed=False, imports=imports)
 
 
-def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) -> list[Trial]:
+def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str | None) -> list[Trial]:
     """Return the recorded trials; an incomplete last line is ignored.
+
+    Args:
+        root: the tune folder.
+        planned: the searches of each stage.
+        config: digest of the configuration that they have to belong to; None where that is not known.
 
     Raises:
         FedtideError: a line is damaged, or belongs to another configuration.
@@ -58,7 +63,7 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) ->
     out = []
     for number, line in enumerate(read_rounds(root, TRIALS), start=1):
         trial = read_trial(line, f"{root / TRIALS}: line {number}")
-        if trial.config != config:
+        if config not in (None, trial.config):
             raise FedtideError(
                 f"{root / TRIALS}: line {number} belongs to another configuration (digest {trial.config}, config.toml "
                 f"has {config}); restore config.toml or start a new tune folder"
@@ -114,9 +119,10 @@ def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
     """
     if not is_tuning(root):
         raise FedtideError(f"{root}: not a tune folder (no {TRIALS} and config.toml in it)")
-    experiment = load(root)
+    experiment = load(root, imports=False)
     planned = stages(experiment, str(root / "config.toml"))
-    trials = read_trials(root, planned, digest_of_tuning(experiment))
+    known = not any(is_own(method.algorithm) for method in experiment.method)
+    trials = read_trials(root, planned, digest_of_tuning(experiment) if known else None)
     return experiment, [[_tuned(trials, search) for search in stage] for stage in planned]
 
 

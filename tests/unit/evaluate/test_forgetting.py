@@ -19,7 +19,7 @@ from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import plain
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Moment, Prediction, Slotted, Weighted, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Moment, Prediction, Weighted, Weights, shared_weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -31,6 +31,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.runs.simulate import simulate
+from helpers.fednova import fednova
 from helpers.handmade import people
 from helpers.picked import By
 
@@ -228,8 +229,13 @@ class _Kept:
 
 def test_what_no_model_can_be_made_of_is_skipped_with_its_reason():
     who = population([[0], [1]])
-    no_delta = probed(who, bare())
-    assert no_delta == {"round": 0, "skipped": "the answer to 'train' has no leaf 'delta'"}
+    no_update = probed(who, bare())
+    assert no_update["skipped"] == (
+        "an answer to 'train' has no update; write Answer(..., update=fitted.delta): received + update must be the "
+        "model that the client trained"
+    )
+    other = {"train": lambda *given: Answer({"n": Weighted(1.0)}, update=Weights({"mine": torch.ones(1)}))}
+    assert probed(who, bare(works=other))["skipped"] == "its update has other parameters than the model"
     for weights in (None, (), {"a": 1}, (1, 2)):
         odd = probed(who, bare(init=lambda fleet, rng, weights=weights: _Kept(weights)))
         assert odd == {"round": 0, "skipped": "its state holds no weights, one model or a tuple of them"}
@@ -245,7 +251,7 @@ def test_what_no_model_can_be_made_of_is_skipped_with_its_reason():
     }
 
 
-def several(question: str = "train", slot: bool = False, delta: Any = None) -> Algorithm:
+def several(question: str = "train", slot: bool = False, update: Any = lambda step: step) -> Algorithm:
     """Two models, the second of which client 1 trains: it answers class 1 then. Everyone is served by the second."""
     task = Task(zeros)
 
@@ -255,7 +261,7 @@ def several(question: str = "train", slot: bool = False, delta: Any = None) -> A
     def train(payload, memory, shard, moment, rng):
         if int(shard.y[0]) == 0:
             return None
-        return Answer({"delta": (delta or Weighted)(step(payload))})
+        return Answer({"n": Weighted(1.0)}, update=update(step(payload)))
 
     def round(state, fleet, rng):
         given = {"slot": torch.ones(len(fleet.clients), dtype=torch.int64), "slots": 2} if slot else {}
@@ -275,10 +281,10 @@ def several(question: str = "train", slot: bool = False, delta: Any = None) -> A
     "algorithm",
     [
         several(slot=True),
-        several(delta=lambda value: Slotted({1: Weighted(value)}, 2)),
-        several(delta=lambda value: Weighted((Weights({}), value))),
+        several(update=lambda step: {1: step}),
+        several(update=lambda step: {0: Weights({}), 1: step}),
     ],
-    ids=["asked in a slot", "slotted", "one for each model"],
+    ids=["asked in a slot", "by its number", "one for each model"],
 )
 def test_an_update_goes_into_the_models_that_it_was_made_for(algorithm):
     line = probed(population([[0], [1]]), algorithm)
@@ -288,7 +294,7 @@ def test_an_update_goes_into_the_models_that_it_was_made_for(algorithm):
 
 
 def test_an_update_for_the_other_model_changes_nothing_for_whom_that_does_not_serve():
-    line = probed(population([[0], [1]]), several(delta=lambda value: Slotted({0: Weighted(value)}, 2)))
+    line = probed(population([[0], [1]]), several(update=lambda step: {0: step}))
     assert line["accuracy"] == {"received": [0.0], "local": [[0.0]]}
 
 
@@ -305,7 +311,7 @@ def test_of_two_questions_in_a_round_the_first_is_put_again():
         seen.append((payload["turn"], None if memory is None else memory["turn"], rng.path[-1]))
         sign = 1.0 if payload["turn"] == 1 else -1.0
         delta = Weights({"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, sign])})
-        return Answer({"delta": Weighted(delta)}, memory={"turn": payload["turn"]})
+        return Answer({"delta": Weighted(delta)}, memory={"turn": payload["turn"]}, update=delta)
 
     def round(state, fleet, rng):
         for turn in (1, 2):
@@ -322,6 +328,15 @@ def test_of_two_questions_in_a_round_the_first_is_put_again():
         [0.0, 0.0],
     ]  # client 0 by its first answer, client 1 by its only one
     assert seen[-2:] == [(1, 2, "train"), (2, 2, "train#1")]
+
+
+@pytest.mark.parametrize("labels", [[[0, 0], [1, 1]], [[0, 1], [1, 1]]])
+def test_fednova_whose_sums_hold_normalized_updates_forgets_what_fedavg_forgets_at_equal_steps(labels):
+    """What is measured is what clients train: what their sums hold is another thing (Wang et al. 2020, Eq. 7)."""
+    local, task = LocalTrainer(lr=0.5, local_steps=5, batch_size=0), Task(zeros)
+    nova, plainly = (probed(population(labels), make(task, local, cohort=Everyone())) for make in (fednova, fedavg))
+    assert nova == plainly
+    assert nova["forgetting"]["mean"] != 0 or labels[0] != labels[1]
 
 
 # -- the fleet keeps what may be asked again ---------------------------------------------------------------------------

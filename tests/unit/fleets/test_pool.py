@@ -135,6 +135,23 @@ def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
     assert (tmp_path / "toy" / "0" / "rounds.jsonl").stat().st_size == written
 
 
+def test_whoever_interrupts_the_closing_leaves_no_process_and_no_folder(monkeypatch):
+    pool = Pool(2)
+    processes = [psutil.Process(pid) for pid in pool.processes]
+    for process in processes:
+        process.suspend()  # so that it does not end by itself
+
+    def wait(*given, **named):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert not any(process.is_running() for process in processes)
+    assert not pool.folder.exists()
+
+
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ FAULTS = {
     "closure": ("resume", "something is kept outside of the state"),
     "nobody": ("dropouts", "(fednova.py, line "),
     "empty": ("degenerate", "ZeroDivisionError: division by zero (where the rows of one client are odd: no sample)"),
+    "share": ("update", "the update of an answer to 'train' is not what its local training did"),
     "mixing": ("pooled", "`predict` mixes rows"),
 }
 
