@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtide.config.schema import Method, options_model
+from fedtide.config.schema import Method, is_own, options_model
 from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError, nearest, refused
 
@@ -115,10 +115,11 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
 
 
 def _is_key(word: str, methods: list[Any]) -> bool:
-    """Tell whether a word is a key of one of the methods, or much like one."""
-    known = {*Method.model_fields}
-    for method in methods:
-        known |= {*options_model(str(method["algorithm"])).model_fields} if "algorithm" in method else set()
+    """Tell whether a word is a key of one of the methods, or much like one; of an algorithm of one's own it may be."""
+    algorithms = [str(method["algorithm"]) for method in methods if "algorithm" in method]
+    if any(map(is_own, algorithms)):  # which is not imported for this
+        return True
+    known = {*Method.model_fields}.union(*(options_model(algorithm).model_fields for algorithm in algorithms))
     return word in known or "did you mean" in nearest(word, sorted(known))
 
 
