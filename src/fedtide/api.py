@@ -189,7 +189,7 @@ def run(
     """
     made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
-    folder.create(made.settings, made.root, made.where)
+    folder.create(made.settings, made.root, made.where, scale)
     return _done(play(made.settings, made.root, workers=made.workers), made.root)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, color, dashes, label, leftmost, legend_above, stacked, svg, together
+from fedtide.report.figures import STYLE, band, label, leftmost, legend_above, look, stacked, svg, together
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -251,7 +252,8 @@ def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
         for number, method in enumerate(record.methods):
             curves = [curve for curve in map(_curve, method.runs) if len(curve[0])]
             if curves:
-                band(axes, curves, label(method.name), color(number), dashes(number), marker="o")
+                shown = look(number)
+                band(axes, curves, label(method.name), replace(shown, marker=shown.marker or "o"), every=1)
                 several = several or len(curves[0][0]) > 1
         axes.axhline(0, color="#777777", lw=0.8)
         axes.set_xlabel("round")
@@ -293,7 +295,7 @@ def groups_over_rounds(record: ExperimentRecord) -> str | None:
             axes.invert_yaxis()
             axes.set_title(label(method.name), fontsize=10, loc="left")
             axes.grid(False)
-        panels[-1].set_xlabel("round")
+        panels[-1].set_xlabel("rounds done")
         figure.colorbar(drawn_map, ax=panels, label="accuracy, %", pad=0.01)
         return svg(figure, "accuracy of groups over rounds")
 
