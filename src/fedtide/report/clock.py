@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import STYLE, band, from_below, label, legend_above, look, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, svg, together
 from fedtide.report.measures import Measure, count, percent, seconds
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
@@ -27,7 +27,7 @@ def timed(record: ExperimentRecord) -> bool:
 
 def round_seconds(record: ExperimentRecord) -> float | None:
     """Return the simulated seconds of every round; None where rounds differ."""
-    each = None if timed(record) else record.experiment.devices.seconds
+    each = None if timed(record) else record.experiment.timing.seconds
     ends = [line for method in record.methods for run in method.runs for line in run.lines[-1:]]
     return each if each and all(math.isclose(end["seconds"], each * (end["round"] + 1)) for end in ends) else None
 
@@ -57,7 +57,7 @@ def _short(counted: Measure | None) -> bool:
     return counted is not None and any(value < 1 for value in counted.values)
 
 
-def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
+def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
     """Draw accuracy over the simulated clock, a mean over seeds; None where all rounds take equally long."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not timed(record) or not drawn:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.data.shift.what import ChangePoints
 from fedtide.data.shift.what.change_points import Domains
 from fedtide.report.clusters import Membership, membership
-from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, leftmost, stacked, svg
+from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, Drawn, label, leftmost, stacked, svg
 from fedtide.report.reading import ExperimentRecord
 
 DRAWN, WIDE = 200, 3
@@ -25,7 +25,7 @@ TRUE_COLOURS = ("#332288", "#DDCC77", "#882255", "#999933", "#AA4499", "#117733"
 """Paul Tol's muted colors, for true groups: distinct with any kind of color vision, and none the color of a model."""
 
 
-def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
+def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> Drawn | None:
     """Draw for the first seed of each method a map of clients against rounds, in the color of their cluster.
 
     Clients are sorted by group. Below each map stands the share of clients in each cluster. Where groups drift, a map

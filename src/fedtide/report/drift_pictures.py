@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.report.drift import cluster_counts, marks, reclusterings
-from fedtide.report.figures import STYLE, band, columns, label, look, mark_events, over_rounds, svg
+from fedtide.report.figures import STYLE, Drawn, band, columns, label, look, mark_events, over_rounds, svg
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 Numbered = tuple[int, MethodRecord]
@@ -21,7 +21,7 @@ Numbered = tuple[int, MethodRecord]
 Drawing = Callable[[Axes, list[Numbered]], None]
 
 
-def following_over_rounds(record: ExperimentRecord) -> str | None:
+def following_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw stacked panels: heterogeneity within clusters, number of clusters, moves; None without data.
 
     Vertical lines are known events. Triangles on a line are rounds in which the method re-clustered, in any seed. All

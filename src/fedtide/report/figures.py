@@ -86,7 +86,7 @@ def look(number: int) -> Look:
     return Look(COLOURS[number % len(COLOURS)], dashes, MARKERS[turn % len(MARKERS)])
 
 
-def accuracy_over_rounds(record: ExperimentRecord) -> str:
+def accuracy_over_rounds(record: ExperimentRecord) -> Drawn:
     """Draw accuracy over rounds with a band over seeds, and below it participants, domains and drift.
 
     Participants: expected share of each group and the arrivals. Domains: share of each, where domains are blended.
@@ -119,7 +119,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Places on the horizontal axis, and values."""
 
 
-def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> str:
+def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
     """Draw accuracy over rounds of the methods of several experiments, each named by its experiment too."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 4.4))
@@ -230,7 +230,7 @@ def _came_of_first(run: Any) -> np.ndarray:
     return run.every_round(lambda line: line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None)
 
 
-def one_period(record: ExperimentRecord) -> str | None:
+def one_period(record: ExperimentRecord) -> Drawn | None:
     """Draw the last periods folded into one: accuracy of each group against the hour; None without a period."""
     period = record.period
     drawn = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
@@ -252,7 +252,7 @@ def one_period(record: ExperimentRecord) -> str | None:
             axes.set_xlabel(label(f"rounds since the peak of {record.groups[0]}"))
             axes.set_xlim(0, period)
             shown = [np.asarray(curve.get_ydata()) for curve in axes.lines]
-            shown += [area.get_paths()[0].vertices[:, 1] for area in axes.collections]
+            shown += [np.asarray(area.get_paths()[0].vertices)[:, 1] for area in axes.collections]
             low += [values.min() for values in shown]
             high += [values.max() for values in shown]
         room = 0.12 * (max(high) - min(low)) + 0.5
@@ -297,7 +297,7 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
     return np.append(places, places[0] + period), np.append(means, means[0])
 
 
-def branches(record: ExperimentRecord) -> str | None:
+def branches(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of rows at the branch of their true group, and that of participants at the first group's.
 
     The latter is drawn against the expected share q(t).
@@ -350,7 +350,7 @@ def seen_rounds(record: ExperimentRecord) -> int:
     return int(min(4 * record.period, rounds)) if record.period else rounds
 
 
-def participants(record: ExperimentRecord) -> str | None:
+def participants(record: ExperimentRecord) -> Drawn | None:
     """Draw the received model's accuracy on the participants' own rows in the last rounds, as a server sees it."""
     span = seen_rounds(record)
     found = {number: [_received(run, span) for run in method.runs] for number, method in enumerate(record.methods)}
@@ -375,7 +375,7 @@ def _received(run: RunRecord, span: int) -> Curve:
     return np.arange(1, len(values) + 1)[-span:], values[-span:]
 
 
-def client_distribution(record: ExperimentRecord) -> str | None:
+def client_distribution(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of clients with at most a given accuracy, over the last evaluations."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.9))

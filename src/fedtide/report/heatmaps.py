@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, label, leftmost, legend_above, look, stacked, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, label, leftmost, legend_above, look, stacked, svg, together
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -34,7 +34,7 @@ SPREAD = 0.1
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-def label_shares(record: ExperimentRecord) -> str | None:
+def label_shares(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of each class in each client's training rows; None where clients are much the same."""
     counted = _counted(record)
     if counted is None or not heterogeneous(counted[0]):
@@ -91,7 +91,7 @@ def heterogeneous(counts: np.ndarray) -> bool:
 # -- local forgetting --------------------------------------------------------------------------------------------------
 
 
-def local_forgetting(record: ExperimentRecord) -> str | None:
+def local_forgetting(record: ExperimentRecord) -> Drawn | None:
     """Draw F of every method in every probed round of the first seed, in one color scale; None without probes."""
     found = _probed(record)
     rounds = _some(sorted({number for lines in found.values() for number in lines}))
@@ -103,7 +103,7 @@ def local_forgetting(record: ExperimentRecord) -> str | None:
     )  # fmt: skip
 
 
-def after_local_training(record: ExperimentRecord) -> str | None:
+def after_local_training(record: ExperimentRecord) -> Drawn | None:
     """Draw A, accuracy of participants' own models on all owners' rows, in the last probed round of the first seed."""
     found = _probed(record)
     rounds = sorted({number for lines in found.values() for number in lines})[-1:]
@@ -139,7 +139,7 @@ def _grid(
     unit: str,
     title: str,
     said: Callable[[Line], str],
-) -> str | None:
+) -> Drawn | None:
     """Draw a map for each method and round, in one color scale; None without a round."""
     if not rounds:
         return None
@@ -243,7 +243,7 @@ def _ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
     axis.set_ticks([*(k for k, _ in shown), strip_at], [*(str(client) for _, client in shown), strip])
 
 
-def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
+def forgetting_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw mean local forgetting in the probed rounds; None with a single probed round."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.2))
@@ -271,7 +271,7 @@ def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
 # -- groups over rounds ------------------------------------------------------------------------------------------------
 
 
-def groups_over_rounds(record: ExperimentRecord) -> str | None:
+def groups_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw the accuracy and turns of every group over all rounds; None where the picture of one period is enough."""
     drawn = [method for method in record.methods if method.shifted and method.runs]
     folded = record.period is not None and record.period <= record.experiment.rounds

@@ -17,6 +17,7 @@ from fedtide.report.blends import followed, learned, loss, purities, trivial, tr
 from fedtide.report.figures import (
     OTHER_COLOUR,
     STYLE,
+    Drawn,
     Look,
     band,
     domain_color,
@@ -39,7 +40,7 @@ TRUE_DASHES = (0, (4, 2))
 """Dashes of true values, drawn beside learned ones."""
 
 
-def blend_learned(record: ExperimentRecord) -> str | None:
+def blend_learned(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of each domain's component over rounds against the true share, a panel per method.
 
     None without such a method.
@@ -100,7 +101,7 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
     return left_over
 
 
-def split_purity(record: ExperimentRecord) -> str | None:
+def split_purity(record: ExperimentRecord) -> Drawn | None:
     """Draw the purity of the split in each round and, below it, the entropy of posteriors; None without either."""
     split = _numbered(record, purities)
     undecided = _numbered(record, _entropy) if split or record.blended else []
@@ -156,7 +157,7 @@ def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
     axes.plot(rounds, 100 * largest, color="#8A8A8A", lw=1.2, ls=TRUE_DASHES, label="all in one component", zorder=1.5)
 
 
-def client_losses(record: ExperimentRecord) -> str | None:
+def client_losses(record: ExperimentRecord) -> Drawn | None:
     """Draw participants' training losses over rounds and in the last cycle; None without blended domains."""
     drawn = _numbered(record, _median) if record.blended else []
     if not drawn:

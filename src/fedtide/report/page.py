@@ -89,7 +89,7 @@ def write_report(
         # Everything is computed by now: no file appears if one of the folders is damaged.
         for each in made:
             write_summary(each.root / "summary.json", each.study)
-    everything = [*([together] if together else []), *sweeps, *sections]
+    everything: list[Together | Sweep | Section] = [*([together] if together else []), *sweeps, *sections]
     if pictures is not None:
         save_pictures((picture for each in everything for picture in each.pictures), pictures)
     if saved_tables is not None:
@@ -385,9 +385,9 @@ def _about_drift(record: ExperimentRecord, band: str) -> str:
         "All panels count the rounds done: what a round did or found stands at its end, and an event where it struck, "
         "between two rounds. Above: how far clients are, on average, from the others of their cluster, by the L1 "
         "distance of the shares of labels that they really hold; the wide gray line is that of all clients, which "
-        "is what a method without clusters has. Then how many clusters there are, those of nobody included: a triangle is a round in which "
-        "a method re-clustered, in any seed. Then clients that were moved to another cluster. "
-        f"{'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
+        "is what a method without clusters has. Then how many clusters there are, those of nobody included: a "
+        "triangle is a round in which a method re-clustered, in any seed. Then clients that were moved to another "
+        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
         f"method that tells.{band}"
     )
 

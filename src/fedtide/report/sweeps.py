@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedtide.report.figures import STYLE, columns, grid, label, leftmost, look, svg
+from fedtide.report.figures import STYLE, Drawn, columns, grid, label, leftmost, look, svg
 from fedtide.report.measures import Measure
 from fedtide.report.summary import Study
 
@@ -68,7 +68,7 @@ def over_sweep(study: Study, measure: str) -> Swept | None:
     return Swept(along.rpartition(".")[2], study.axes[along], known) if known else None
 
 
-def share_over_sweep(study: Study, measure: str, said: str, title: str) -> str | None:
+def share_over_sweep(study: Study, measure: str, said: str, title: str) -> Drawn | None:
     """Draw a measure between 0 and 1 along a sweep, in percent; None without data or with one point.
 
     Args:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Range
-from fedtide.report.figures import STYLE, grid, label, leftmost, look, svg
+from fedtide.report.figures import STYLE, Drawn, grid, label, leftmost, look, svg
 from fedtide.report.tables import written
 from fedtide.tuning.folder import Tuned
 from fedtide.tuning.plan import Parameter
@@ -24,7 +24,7 @@ PRUNED = "#777777"
 FAILED = "#B00020"
 
 
-def over_trials(stage: Sequence[Tuned]) -> str:
+def over_trials(stage: Sequence[Tuned]) -> Drawn:
     """Draw accuracy over trials with the best so far, a panel per method."""
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(stage), high=3.0)
@@ -45,11 +45,11 @@ def over_trials(stage: Sequence[Tuned]) -> str:
         return svg(figure, "accuracy over trials")
 
 
-def over_values(tuned: Tuned) -> str:
-    """Draw accuracy against each value, a panel per parameter; "" where no trial was judged."""
+def over_values(tuned: Tuned) -> Drawn | None:
+    """Draw accuracy against each value, a panel per parameter; None where no trial was judged."""
     seen = [trial for trial in tuned.trials if trial.last is not None]
     if not seen:
-        return ""
+        return None
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(tuned.search.parameters), high=3.0)
         for axes, parameter in zip(panels, tuned.search.parameters, strict=True):
