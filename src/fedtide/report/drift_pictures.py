@@ -72,9 +72,9 @@ def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
         anew = {at + 1 for run in method.runs for at in reclusterings(run) or ()}
         x, y = (np.asarray(values) for values in axes.lines[-1].get_data())
         there = np.isin(x, list(anew))
-        axes.plot(
-            x[there], y[there], ls="", marker="^", ms=7, mfc=look(number).color, mec="white", mew=0.8, clip_on=False
-        )
+        if there.any():  # of no points at all a layout cannot be made
+            shown = {"ms": 7, "mfc": look(number).color, "mec": "white", "mew": 0.8, "clip_on": False}
+            axes.plot(x[there], y[there], ls="", marker="^", **shown)
     axes.set_ylabel("clusters")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))

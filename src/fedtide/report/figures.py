@@ -122,10 +122,10 @@ Curve = tuple[np.ndarray, np.ndarray]
 def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
     """Draw accuracy over rounds of the methods of several experiments, each named by its experiment too."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 4.4))
-        axes = figure.subplots()
         named = [(f"{name}: {method.name}", _accuracies(record, method)) for name, record in records
                  for method in record.methods if method.runs]  # fmt: skip
+        figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(named)))
+        axes = figure.subplots()
         _draw_accuracies(axes, named)
         views = {record.whose for _, record in records}
         axes.set_ylabel(f"accuracy of {views.pop()}, %" if len(views) == 1 else "accuracy, %")

@@ -74,7 +74,7 @@ def _with_error(
     mean, error = scale * measure.mean, scale * (measure.error or 0.0)
     error = error if error > 1e-9 else 0.0
     if digits is None:
-        leading = error or abs(mean) / 10 or 1.0
+        leading = error or abs(mean) / 10 or 0.1
         digits = min(max(1 - math.floor(math.log10(leading)), 0), 4)
     mean = round(mean, digits) + 0.0  # no minus before a zero
     said = f"{mean:{'+' if signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")

@@ -387,8 +387,8 @@ def _about_drift(record: ExperimentRecord, band: str) -> str:
         "distance of the shares of labels that they really hold; the wide gray line is that of all clients, which "
         "is what a method without clusters has. Then how many clusters there are, those of nobody included: a "
         "triangle is a round in which a method re-clustered, in any seed. Then clients that were moved to another "
-        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
-        f"method that tells.{band}"
+        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for "
+        f"every method that tells.{band}"
     )
 
 
