@@ -517,6 +517,12 @@ def saved(figure: Figure, to: Any, **options: Any) -> None:
     with warnings.catch_warnings():
         for message in ("Glyph .* missing from", "constrained_layout not applied"):
             warnings.filterwarnings("ignore", message)
+        if (engine := figure.get_layout_engine()) is not None:
+            # Left to `savefig`, the layout costs a second drawing of everything, for each format.
+            figure.set_dpi(72)
+            engine.execute(figure)
+            with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+                figure.set_layout_engine(None)
         figure.savefig(to, **options)
 
 
