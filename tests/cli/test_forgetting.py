@@ -119,7 +119,7 @@ def test_where_nothing_can_be_probed_there_are_no_maps(here):
 
 def test_workers_and_resuming_leave_the_same(here, monkeypatch):
     study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "eval_clients": 5})
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary, place: [])
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
     assert done("run", "study.toml", "--out", "one") == 0
     assert done("run", "study.toml", "--out", "two", "--workers", 2) == 0
     for file in ("forgetting.jsonl", "rounds.jsonl"):

@@ -6,6 +6,7 @@ import math
 
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
+from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
@@ -249,7 +250,7 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
 
 def _found(record: ExperimentRecord, summary: Summary) -> str:
     pair = _with_and_without(record)
-    done = {m.name: m for m in summary.methods}
+    done = {m.name: m for m in summary.methods if not broken(m)}
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
         said = f"The shift costs {points(_difference(steady, shifted, 'accuracy'))} of accuracy on average"
@@ -262,10 +263,10 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
             ]
             said += f". Within every period accuracy swings: {listed(apart)}" if apart else ""
         return f"{said}. {_cure(done, shifted, steady)}".strip()
-    ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
+    ranked = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
     if not ranked:
-        return ""
-    bounds = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
+        return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
+    bounds = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
     return _first(ranked, summary) + "".join(
         f" {m.name}, which knows the true groups and is no method, has {percent(m.measures['accuracy'])}."
         for m in bounds

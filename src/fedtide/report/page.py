@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -12,6 +12,8 @@ from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
+from fedtide.report.alarms import alarms
+from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import (
     Part,
@@ -40,6 +42,7 @@ class Section:
     heading: str
     anchor: str
     setting: str
+    alarms: list[str]
     headline: str
     methods: Part
     sentences: list[tuple[Markup, str, str]]
@@ -63,7 +66,7 @@ def write_report(
     Raises:
         FedtideError: a folder is not a run folder, or no run in it is finished.
     """
-    made = [_Root.read(root) for root in roots]
+    made = _named(_Root.read(root) for root in roots)
     shown = [
         (" · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p), record, summary, each.nano)
         for each in made
@@ -151,6 +154,16 @@ class _Root:
         return _Root(root, root.resolve().name, study, is_nano(root))
 
 
+def _named(roots: Iterable[_Root]) -> list[_Root]:
+    """Return the folders, those of one name called by the folder that they are in, too."""
+    made = list(roots)
+    names = [each.name for each in made]
+    return [
+        replace(each, name=f"{each.root.resolve().parent.name}/{each.name}") if names.count(each.name) > 1 else each
+        for each in made
+    ]
+
+
 def _sweep(root: _Root, *, several: bool) -> Sweep:
     study, verdicts = root.study, not root.nano
     place = root.name if several else ""
@@ -195,13 +208,14 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
         heading,
         anchored(heading) if heading else "",
         narrative.setting(record),
+        alarms(summary),
         narrative.headline(record, summary),
         Part("", tables.methods_table(summary), about, anchored("Methods", heading), marks),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
          for method in summary.methods if method.unfinished],
-        _pictures(record, summary, heading),
+        drawn(_pictures(record, summary), heading),
         _parts(record, summary, heading, nano=nano),
         to_toml(record.experiment),
     )  # fmt: skip
@@ -273,12 +287,13 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
     return [Part(title, table, caption, anchored(f"table {title}", place)) for title, table, caption in found if table]
 
 
-def _pictures(record: ExperimentRecord, summary: Summary, place: str = "") -> list[Picture]:
+def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str, Drawn | None]]:
+    """Return titles, captions and figures, None for a figure that has nothing to show."""
     clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
-    pictures = [
+    return [
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, {_every(record.experiment.eval_every)}.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
@@ -346,7 +361,6 @@ def _pictures(record: ExperimentRecord, summary: Summary, place: str = "") -> li
          + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
          figures.client_distribution(record)),
     ]  # fmt: skip
-    return drawn(pictures, place)
 
 
 def _every(rounds: int) -> str:

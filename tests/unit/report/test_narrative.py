@@ -8,6 +8,7 @@ import pytest
 
 from fedtide.config import from_dict
 from fedtide.report import measures, narrative, tables
+from fedtide.report.alarms import alarms
 from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
@@ -210,6 +211,16 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
         "every period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night "
         "clients by 10.0 points instead of 1.0 points."
     )
+
+
+def test_no_headline_praises_a_method_whose_training_went_wrong():
+    good = method("Good", accuracy=0.8, answered=290.0, refused=10.0)
+    refused = method("Refused", accuracy=0.9, answered=0.0, refused=30.0)
+    diverged = method("Diverged", accuracy=(None, None), diverged=2.0)
+    made = summary(refused, diverged, good)
+    assert narrative.headline(record(A), made) == "Good has an accuracy of 80.0 % over the last 64 rounds."
+    assert narrative.headline(record(A), summary(refused)) == "No method was trained as it should be."
+    assert [line.partition(":")[0] for line in alarms(made)] == ["Refused", "Diverged", "Good"]
 
 
 def test_with_one_seed_the_headline_has_no_errors():

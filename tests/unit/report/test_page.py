@@ -162,6 +162,22 @@ def test_several_folders_are_sections_of_one_page(root, tmp_path, monkeypatch):
     assert (other / "summary.json").is_file()
 
 
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    roots = [finished(tmp_path / place / "run", A, rounds=2) for place in ("a", "b")]
+    page = Page(write_report(roots, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [row[0] for row in page.cells[1:3]] == ["a/run: A", "b/run: A"]
+    ids = [value for tag, name, value in page.attributes if name == "id" and tag in ("figure", "h2", "div")]
+    assert len(set(ids)) == len(ids)
+
+
+def test_refused_answers_are_told_above_everything(tmp_path):
+    root = finished(tmp_path / "run", {**A, "local": {"lr": 1e38}}, rounds=2)
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert "answers of clients were refused" in page.text["p"]
+    assert ("p", "role", "alert") in page.attributes
+    assert "No method was trained as it should be." in page.text["p"]
+
+
 def test_a_folder_without_a_title_is_called_by_its_name(tmp_path):
     root = finished(tmp_path / "my study", A, rounds=2)
     assert Page(write_report([root]).read_text(encoding="utf-8")).text["h1"] == "my study"
