@@ -292,7 +292,11 @@ def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: Method
         return "None of the others clearly gains on that." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
     rest = _difference(done[best], steady, "accuracy")
+    level = [name for name in clear if name != best and _difference(done[best], done[name], "accuracy").side() <= 0]
     said = f"{best} copes best: it wins back {points(clear[best])}"
+    if level:
+        both = f"{listed([best, *level])} cope best, without a clear difference between them"
+        said = f"{both}: {best} wins back {points(clear[best])}"
     if rest.mean is None or not rest.side():
         return f"{said}, about all that the shift costs."
     more = "more" if rest.mean > 0 else "less"

@@ -213,6 +213,19 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
     )
 
 
+def test_who_copes_best_is_one_method_only_where_it_is_clearly_ahead():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}}, {**A, "name": "X"})
+    base, steady = ([0.5, 0.52], [0.8, 0.81])
+
+    def said(**others: list[float]) -> str:
+        values = {"FedAvg": base, "Steady": steady, **others}
+        done = [MethodSummary(n, "fedavg", [0, 1], 0, {"accuracy": Measure.of(v)}) for n, v in values.items()]
+        return narrative.headline(made, summary(*done))
+
+    assert "X copes best: it wins back 20.0" in said(X=[0.7, 0.72], Y=[0.6, 0.62])
+    assert "X and Y cope best, without a clear difference between them: X wins" in said(X=[0.7, 0.72], Y=[0.69, 0.72])
+
+
 def test_no_headline_praises_a_method_whose_training_went_wrong():
     good = method("Good", accuracy=0.8, answered=290.0, refused=10.0)
     refused = method("Refused", accuracy=0.9, answered=0.0, refused=30.0)
