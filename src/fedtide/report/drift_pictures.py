@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -73,7 +74,7 @@ def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
         x, y = (np.asarray(values) for values in axes.lines[-1].get_data())
         there = np.isin(x, list(anew))
         if there.any():  # of no points at all a layout cannot be made
-            shown = {"ms": 7, "mfc": look(number).color, "mec": "white", "mew": 0.8, "clip_on": False}
+            shown: dict[str, Any] = {"ms": 7, "mfc": look(number).color, "mec": "white", "mew": 0.8, "clip_on": False}
             axes.plot(x[there], y[there], ls="", marker="^", **shown)
     axes.set_ylabel("clusters")
     axes.set_ylim(bottom=0)

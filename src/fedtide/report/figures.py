@@ -148,7 +148,7 @@ def _draw_accuracies(axes: Axes, named: Sequence[tuple[str, Sequence[Curve]]]) -
 
 def from_below(axes: Axes, accuracies: Sequence[np.ndarray]) -> None:
     """Let the axis begin a little below the accuracies after the first quarter, and say what lies below it."""
-    late = [values[len(values) // 4 :].min() for values in accuracies if len(values)]
+    late = [value for values in accuracies for value in values[len(values) // 4 :] if math.isfinite(value)]
     bottom = max(100 * min(late, default=0.0) - 4, 0)
     drawn = [np.nanmin(np.asarray(line.get_ydata())) for line in _labeled(axes)]
     if drawn:

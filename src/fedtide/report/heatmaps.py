@@ -277,7 +277,12 @@ def groups_over_rounds(record: ExperimentRecord) -> Drawn | None:
     folded = record.period is not None and record.period <= record.experiment.rounds
     if len(record.groups) < 2 or not drawn or (folded and len(record.groups) == 2):
         return None
-    maps = [_mean_matrix(record, method) for method in drawn]
+    found = [(method, _mean_matrix(record, method)) for method in drawn]
+    # A method that diverged has no accuracies.
+    found = [(method, (at, matrix)) for method, (at, matrix) in found if np.isfinite(matrix).any()]
+    if not found:
+        return None
+    drawn, maps = [method for method, _ in found], [matrix for _, matrix in found]
     low, high = min(np.nanmin(m) for _, m in maps), max(np.nanmax(m) for _, m in maps)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, (0.7 + 0.32 * len(record.groups)) * len(drawn) + 0.5))
