@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.config.overrides import seed_list
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import refused, unknown, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
@@ -198,7 +198,7 @@ def run(
     """
     made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
-    folder.create(made.settings, made.root, made.where)
+    folder.create(made.settings, made.root, made.where, scale)
     # Here and not above: worker processes show nothing.
     from fedtide.runs.display import Live
     from fedtide.terminal import console, print_results
@@ -236,10 +236,8 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
     base = from_dict(plan.base_of(settings), where=where)
     _ready(base, where)
     for end, made in ends:
-        try:
+        with within(end):
             preflight(made, end, fresh=False)
-        except FedtideError as error:
-            raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "val" for view in views(people)):
         but = "trials are judged on validation rows, never on test rows"
