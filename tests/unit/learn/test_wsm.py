@@ -141,7 +141,7 @@ def test_without_validation_rows_there_are_none_to_count():
 
 def test_validation_rows_may_have_other_labels_than_those_to_train_on():
     for labels, beside, expected in (([0, 1], [4], [1, 1, 0, 0, 1]), ([0, 4], [1, 1], [1, 2, 0, 0, 1])):
-        held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), held_out=lambda b=beside: shard(b))
+        held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), fetch_val=lambda b=beside: shard(b))
         assert WSM(val=True).prepare(held)[0].tolist() == expected
         assert len(WSM().prepare(held)[0]) == max(labels) + 1
 
