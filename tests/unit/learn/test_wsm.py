@@ -133,8 +133,8 @@ def test_each_label_has_its_value_and_the_mean_is_the_loss():
 
 
 def test_without_validation_rows_there_are_none_to_count():
-    for held_out in (None, lambda: None, lambda: shard([])):
-        held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), held_out=held_out)
+    for fetch in (None, lambda: None, lambda: shard([])):
+        held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), fetch_val=fetch)
         counts, _ = WSM(val=True).prepare(held)
         assert counts.tolist() == [1.0, 1.0]
 
