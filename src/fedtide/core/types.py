@@ -193,7 +193,7 @@ class Reply:
         total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when no client answered.
         rows: the revealed names only, in the order of `clients`.
         clients: ids of those that answered, sorted; drop-outs and abstentions are absent.
-        seconds: (clients,) on the simulated or real clock.
+        seconds: (clients,) from when each was sent the question until its answer, on the simulated or real clock.
         cost: bytes of this ask.
         refused: ids of those that answered with a number that is not finite, and were not counted.
         silent: ids of clients whose answer will never come, sorted: those that abstained and, with `began`, those that
