@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from fedtide.config import Experiment
-from fedtide.config.keys import Doc, allowed, code, docstring, ingredients, spelled, table_fields, within_list
+from fedtide.config.keys import Doc, allowed, code, documented, ingredients, spelled, table_fields, within_list
 from fedtide.core.shapes import bare, described, is_choice, is_table, tags
 
 UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
@@ -94,11 +94,6 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     for name, (inner, _) in table_fields(kind).items():
         if (is_choice(bare(inner)) or is_table(bare(inner))) and f"{path}.{name}" not in SAME:
             yield from table(f"{path}.{name}", inner, level + 1)
-
-
-def documented(kind: Any) -> Doc:
-    """The docstring of a type."""
-    return docstring(kind.__doc__, tuple(table_fields(kind)))
 
 
 def keys(kind: Any, path: str) -> str:

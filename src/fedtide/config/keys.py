@@ -158,6 +158,15 @@ def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     return {name: (hint, _default(kind, name)) for name, hint in shown.items()}
 
 
+def documented(kind: Any) -> Doc:
+    """The docstring of a type, with what its bases say of their keys."""
+    names = tuple(table_fields(kind))
+    bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+    args = {name: said for base in bases for name, said in docstring(base.__doc__, names).args.items()}
+    own = docstring(kind.__doc__, names)
+    return dataclasses.replace(own, args=args | own.args)
+
+
 def _default(kind: Any, name: str) -> Any:
     if issubclass(kind, BaseModel):
         field = kind.model_fields[name]
@@ -334,7 +343,7 @@ def _section(path: str, table: Any, only: str = "") -> Section:
     fields, chosen = table_fields(table), next(iter(tags(table)), "")
     if only and only not in fields:  # of an algorithm
         fields = {only: next(found for name in REGISTRY if (found := options(name).get(only)) is not None)}
-    doc = docstring(table.__doc__, list(fields))
+    doc = documented(table)
     by = "kind" if "kind" in fields else "by"
     title = f'{path} = {{ {by} = "{chosen}" }}' if chosen else f"[{path}]" if path else "the top of the file"
     if table is Method and not only:
