@@ -46,6 +46,10 @@ QUIET = {
 """Settings with which Ray sends nothing home and prints nothing into our progress."""
 
 
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Setting with which Ray knows of no other machine, and all of its sockets listen on this one alone."""
+
+
 def imported_ray() -> Any:
     """Import Ray.
 
@@ -102,9 +106,9 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         yield imported_ray()
         return
     terminated = signal.getsignal(signal.SIGTERM)
-    with _environment(QUIET | (_secret() if address is None else {})):
+    with _environment(QUIET | (_secret() | LOOPBACK if address is None else {})):
         ray = imported_ray()
-        _environment_read_again()
+        _environment_read_again(loopback=address is None)
         with _own_cluster(cpus) if address is None else _existing_cluster(address) as found:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -126,10 +130,12 @@ def _secret() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def _environment_read_again() -> None:
+def _environment_read_again(*, loopback: bool) -> None:
     """Let Ray read its environment again, as it may have been imported before."""
     with suppress(Exception):
         import_module("ray._raylet").Config.initialize("")
+    with suppress(Exception):
+        import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = not loopback
 
 
 @contextmanager

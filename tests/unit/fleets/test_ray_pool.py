@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -190,7 +191,7 @@ def test_a_payload_is_let_go_of(actors):
     experiment = toy("fedavg")
     spec = spec_of(experiment, experiment.method[0], 0, None)
     played(experiment, engine=lambda host: WorkersEngine(actors, spec))
-    assert not [name for name in actors._lent if name.startswith("payload")]
+    assert not [name for name in actors._shared if name.startswith("payload")]
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def test_a_cluster_that_is_too_small_is_one_line(actors, size, more, said):
 
 def test_a_cluster_without_room_is_one_line_within_a_deadline(actors, monkeypatch):
     """All its CPUs belong to the actors of the session."""
-    monkeypatch.setattr(ray_pool, "BEGIN_SECONDS", 0.5)
+    monkeypatch.setattr(ray_pool, "OWN_SECONDS", 0.5)
     with pytest.raises(
         FedtideError, match=r"had no room for an actor within 0 seconds; it needs 1 CPUs and 0 GPUs, free: 0"
     ):
@@ -358,6 +359,10 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
         part for one in family for part in re.findall(r"/tmp/fedtide-[^/\s]+(?=/r/session)", " ".join(one.cmdline()))
     }
     assert len(folders) == 1
+    assert stat.S_IMODE(Path(*folders).stat().st_mode) == 0o700
+    listening = [held.laddr for one in family for held in one.net_connections("inet") if held.status == "LISTEN"]
+    assert len(listening) > 3
+    assert {place.ip.removeprefix("::ffff:") for place in listening} == {"127.0.0.1"}
     program.kill()
     program.wait()
     assert program.stderr.read() == b""
