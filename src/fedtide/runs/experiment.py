@@ -87,7 +87,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
             )
     display.begin(left, len(runs) - len(left))
     try:
-        with started(experiment, workers, len(left)) as (pool, stop):
+        with started(experiment, workers, len(left), root) as (pool, stop):
             for number, progress in _played(left, pool, stop):
                 display.progress(number, progress)
     finally:

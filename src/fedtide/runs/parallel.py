@@ -78,14 +78,19 @@ def _cores() -> int:
 
 
 @contextmanager
-def started(experiment: Experiment, workers: int | None, count: int) -> Iterator[tuple[Processes | None, Stop]]:
-    """Processes for so many runs or trials, None for this one alone, and the stop that a person's Ctrl-C asks for."""
+def started(
+    experiment: Experiment, workers: int | None, count: int, root: Path
+) -> Iterator[tuple[Processes | None, Stop]]:
+    """Processes for so many runs or trials, None for this one alone, and the stop that a person's Ctrl-C asks for.
+
+    `root` is the folder with which a person goes on.
+    """
     stop = Stop()
     with ExitStack() as stack:
         stack.enter_context(_interruptible(stop))
         pool: Processes | None = None
         if experiment.fleet.kind == "ray" and count:
-            pool = stack.enter_context(_cluster(experiment, workers, count))
+            pool = stack.enter_context(_cluster(experiment, workers, count, root))
         elif (size := processes(experiment, workers, count)) > 1:
             pool = stack.enter_context(Pool(size))
         if pool is not None:
@@ -95,7 +100,7 @@ def started(experiment: Experiment, workers: int | None, count: int) -> Iterator
         yield pool, stop
 
 
-def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool:
+def _cluster(experiment: Experiment, workers: int | None, count: int, root: Path) -> RayPool:
     """Actors for so many runs or trials, or for the blocks of one."""
     fleet, most = experiment.fleet, count if count > 1 else BLOCKS
     size = workers or fleet.workers
@@ -105,6 +110,7 @@ def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool
         address=fleet.address,
         threads=fleet.threads,
         gpus=fleet.gpus,
+        resume=f"fedtide resume {root}",
     )
 
 

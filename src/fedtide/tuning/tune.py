@@ -112,7 +112,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
         stack.callback(display.end)
         most = max(len(stage) for stage in planned) * tune.parallel_trials
-        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0))
+        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0, root))
         tuning = _Tuning(experiment, root, planned, tune, config, display, pool, stop)
         found: list[tuple[Place, Any]] = []
         for stage in planned:

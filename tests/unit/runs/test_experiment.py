@@ -242,7 +242,7 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
             pass
 
     monkeypatch.setattr(parallel, "Pool", Slow)
-    with parallel.started(study(), 2, 2) as (_, stop):
+    with parallel.started(study(), 2, 2, tmp_path) as (_, stop):
         assert stop.asked
         assert (tmp_path / parallel.STOP).exists()
 
