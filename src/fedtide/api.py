@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import refused, unknown, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
@@ -189,7 +189,7 @@ def run(
     """
     made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
-    folder.create(made.settings, made.root, made.where)
+    folder.create(made.settings, made.root, made.where, scale)
     return _done(play(made.settings, made.root, workers=made.workers), made.root)
 
 
@@ -219,10 +219,8 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
     base = from_dict(plan.base_of(settings), where=where)
     _ready(base, where)
     for end, made in ends:
-        try:
+        with within(end):
             preflight(made, end, fresh=False)
-        except FedtideError as error:
-            raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "val" for view in views(people)):
         but = "trials are judged on validation rows, never on test rows"

@@ -91,7 +91,7 @@ def run(
     if made.said:
         _say(made.said)
     _say_room(made.settings, made.root, made.where)
-    folder.create(made.settings, made.root, made.where)
+    folder.create(made.settings, made.root, made.where, request.scale)
     return _play(made.settings, made.root, made.workers)
 
 
@@ -197,12 +197,16 @@ def verify(run_folder: Path, /) -> int:
 
 
 @app.command
-def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
+def report(
+    run_folders: list[Path], /, *, out: Path | None = None, figures: Path | None = None, tables: Path | None = None
+) -> int:
     """Make the report of one run folder, or one page about several.
 
     Args:
         run_folders: run folders.
         out: where the page goes; by default report.html in the run folder, or here for several.
+        figures: a directory for every picture as SVG and PDF; it may be that of the tables.
+        tables: a directory for every table as CSV and LaTeX.
     """
     # Drawing takes a while to import, and every other command would wait for it.
     from fedtide.report.page import write_report
@@ -222,7 +226,7 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
         left = sum(not run.finished for run in runs)
         if left:
             _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: fedtide resume {root}")
-    _say(f"report: {write_report(run_folders, out)}")
+    _say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
     return 0
 
 

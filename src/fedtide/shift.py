@@ -5,11 +5,11 @@
 8.0
 """
 
-from fedtide.core.user_code import Python
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
+from fedtide.data.shift.python import Python
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who
 

@@ -300,7 +300,12 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
 
 
 def test_a_tuning_that_is_killed_with_its_workers_finds_the_same(shell, tmp_path, monkeypatch):
-    tune = {"trials": 6, "batch": 2, "startup_trials": 2, "ranges": {"method.local.lr": {"low": 0.01, "high": 1.0}}}
+    tune = {
+        "trials": 6,
+        "parallel_trials": 2,
+        "startup_trials": 2,
+        "ranges": {"method.local.lr": {"low": 0.01, "high": 1.0}},
+    }
     written(tmp_path / "study.toml", A, SCAFFOLD, tune=tune)
     monkeypatch.chdir(tmp_path)
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0

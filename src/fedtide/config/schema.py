@@ -263,7 +263,8 @@ class Experiment(Strict):
         metrics: of your own, computed at each evaluation beside accuracy and loss.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
-        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
+        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else the last
+            quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
         precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
             passes rows through the model in bfloat16, which is refused on a processor that gains nothing by it.
@@ -326,12 +327,15 @@ class Experiment(Strict):
 
     @property
     def late(self) -> int:
-        """Rounds over which late accuracy is averaged: `average_last`, else two periods, else a hundred rounds."""
+        """Rounds over which late accuracy is averaged: `average_last`, else two periods, else the last quarter.
+
+        The last round is always judged, so that there is at least one evaluation in them.
+        """
         if self.average_last:
             return min(self.average_last, self.rounds)
         if self.period:
             return max(int(min(2 * self.period, self.rounds)), 1)
-        return min(100, self.rounds)
+        return max(self.rounds // 4, 1)
 
 
 def is_own(algorithm: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, sha256
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Mark, check_marks
@@ -194,7 +194,7 @@ def _about(folder: Path) -> About:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
     if found != FORMAT:
-        raise FedtideError(f"{path}: found format {found!r}, allowed: {FORMAT}; it was written by another version")
+        raise refused(f"{path}: format", found, str(FORMAT), "it was written by another version")
     try:
         if claimed != _sum(read):
             raise ValueError("its content is not what was written")

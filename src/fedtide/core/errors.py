@@ -1,6 +1,7 @@
 """The one exception for what a person can cause."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 SYNONYMS = {
@@ -83,6 +84,22 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
     return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices)}")
+
+
+@contextmanager
+def within(key: str) -> Iterator[None]:
+    """Put a key in front of the lines of errors that do not begin with it.
+
+    >>> with within("personal"):
+    ...     raise FedtideError("model.kind: found 'cnn', allowed: mlp")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: personal: model.kind: found 'cnn', allowed: mlp
+    """
+    try:
+        yield
+    except FedtideError as error:
+        raise FedtideError(f"{key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
 def shown(value: Any) -> str:

@@ -9,42 +9,38 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from fedtide.core.config_types import ingredient
+from pydantic import Field
+
+from fedtide.core.config_types import explained, ingredient
 from fedtide.core.errors import FedtideError, refused
+
+FUNCTION = (
+    "of a module that can be imported from where the command runs; a class will do, and in Python the function itself."
+)
 
 
 @ingredient
 class Python:
-    """Your own kind: what your `module:function`, called with `options`, returns stands in its place.
+    """Your own kind: what your `module:function`, called with `options`, returns stands in its place."""
 
-    Args:
-        function: of a module that can be imported from where the command runs; a class will do, and in Python the
-            function itself.
-        options: keyword arguments for it.
-    """
-
-    function: str | Callable[..., Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    function: Annotated[str | Callable[..., Any], explained("module:function"), Field(description=FUNCTION)]
+    options: Annotated[dict[str, Any], Field(description="keyword arguments for it.")] = field(default_factory=dict)
     kind: Literal["python"] = "python"
-    # What can be said of a shift of your own before it is made: anything may change, in no rhythm that is known.
-    drifts: ClassVar[bool] = True
-    changes: ClassVar[bool] = True
-
-    def rhythm(self, *_: Any) -> dict[str, float]:
-        """Return no rhythm: none is known."""
-        return {}
-
-    def words(self, *_: Any) -> str:
-        """Name the user's code in words."""
-        return f"What your own {self.name} says holds too. "
 
     @property
     def name(self) -> str:
         """Name in a configuration."""
         made = self.function
         return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
+
+    def find(self, key: str) -> Callable[..., Any]:
+        """Return the function, imported if it is named; `key` is where it stands, for messages."""
+        found = imported(self.function, f"{key}.function") if isinstance(self.function, str) else self.function
+        if not callable(found):
+            raise refused(f"{key}.function", self.name, "a function or class")
+        return found
 
 
 def own(part: Any, key: str, needs: Sequence[str]) -> Any:
@@ -63,10 +59,7 @@ def own(part: Any, key: str, needs: Sequence[str]) -> Any:
     """
     if not isinstance(part, Python):
         return part
-    function = imported(part.function, f"{key}.function") if isinstance(part.function, str) else part.function
-    if not callable(function):
-        raise refused(f"{key}.function", part.name, "a function or class")
-    made = call(function, f"{key}.options", **part.options)
+    made = call(part.find(key), f"{key}.options", **part.options)
     missing = next((name for name in needs if not hasattr(made, name)), None)
     if missing is not None:
         raise FedtideError(

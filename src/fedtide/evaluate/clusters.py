@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts.cluster import entropy
 from fedtide.parts.drift import heterogeneity
@@ -74,6 +73,8 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     >>> churn({1: 0, 2: 0, 3: 1}, {2: 0, 3: 0}), churn({1: 0, 2: 0, 3: 1}, {1: 5, 2: 5, 3: 0})
     (0.5, 0.0)
     """
+    from scipy.optimize import linear_sum_assignment  # takes longer to import than all of this package
+
     both = [client for client in after if client in before]
     if not both:
         return math.nan

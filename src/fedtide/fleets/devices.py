@@ -158,10 +158,10 @@ def latencies(path: Path, column: str) -> Tensor:
     except (OSError, ValueError) as error:
         raise FedtideError(f"devices.latency: {path}: cannot be read as JSON ({error})") from None
     if not isinstance(made, list) or not all(isinstance(each, dict) for each in made):
-        raise FedtideError(f"devices.latency: {path}: found {type(made).__name__}, allowed: a list of objects")
+        raise refused(f"devices.latency: {path}", made, "a list of objects")
     found = [float(each[column]) for each in made if _positive(each.get(column))]
     if not found:
-        raise FedtideError(f"devices.latency: {path}: no positive number under '{column}'; allowed: one or more")
+        raise refused(f"devices.latency: {path}: positive numbers under '{column}'", 0, "one or more")
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -188,9 +188,7 @@ def speeds(path: Path, case: int | None) -> Tensor:
     needed = ["tcp_speed_kbps"] + (["case"] if case is not None else [])
     missing = next((name for name in needed if not table or name not in table[0]), None)
     if missing is not None:
-        raise FedtideError(
-            f"devices.lines: {path}: no column '{missing}', or no lines; allowed: one line or more with it"
-        )
+        raise refused(f"devices.lines: {path}: columns", list(table[0]) if table else [], f"'{missing}' in each line")
     found = [
         _speed(path, number, line) for number, line in enumerate(table, 2) if case in (None, _whole(line.get("case")))
     ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +17,8 @@ from fedtide.core.trees import Tree, all_finite, detached, leaves, size_in_bytes
 from fedtide.core.types import (
     Algorithm,
     Answer,
-    Grouping,
     Memory,
     Notes,
-    Prediction,
     Scores,
     Slotted,
     State,
@@ -30,11 +27,9 @@ from fedtide.core.types import (
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
-from fedtide.learn.task import ROWS, row_losses
+from fedtide.fleets.tally import Tally, decision_units
+from fedtide.learn.task import ROWS
 from fedtide.learn.training import training_loss
-
-BATCH = 64
-"""Rows that decide together with grouping "batch" and "oracle"."""
 
 HELD_BYTES = 256_000_000
 """Upper bound on the bytes of personal models held at a time during evaluation, but for those of one client."""
@@ -152,7 +147,7 @@ class Host:
         """Evaluate a block of clients on their own rows, pooled by slot into large batches."""
         ask = scoring.ask
         slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
-        tally = _Tally(len(ask.clients))
+        tally = Tally(len(ask.clients))
         for slot in slots.unique().tolist():
             received = payload if ask.slot is None else payload[slot]
             for places in self._batches((slots == slot).nonzero().flatten(), scoring):
@@ -167,7 +162,7 @@ class Host:
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
     def _predict(
-        self, scoring: Scoring, payload: Tree, places: Tensor, memories: Sequence[Memory], tally: _Tally
+        self, scoring: Scoring, payload: Tree, places: Tensor, memories: Sequence[Memory], tally: Tally
     ) -> None:
         clients = scoring.ask.clients[places]
         rows, owner = self.population.pooled(clients, scoring.ask.moment, scoring.part)
@@ -230,32 +225,6 @@ def _pick(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
     return [memories[place] for place in places]
 
 
-def decision_units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
-    """Number the units of rows that decide together 0..n-1 (rows,), and find the first row of each unit (n,).
-
-    Args:
-        owner: (rows,) position of the client that owns each row, sorted.
-        group: (owners,) the true group of each owner.
-        grouping: see `fedtide.core.types.Grouping`.
-
-    >>> decision_units(torch.tensor([0, 0, 1]), torch.tensor([0, 0]), "client")[0].tolist()
-    [0, 0, 1]
-    """
-    rows = torch.arange(len(owner))
-    if grouping == "sample":
-        return rows, rows
-    source = owner if grouping in ("client", "batch") else group[owner]
-    # The place of each row among those of the same source, for batches of at most BATCH of them.
-    order = source.argsort(stable=True)
-    counts = torch.bincount(source)
-    place = torch.empty_like(rows)
-    place[order] = rows - (counts.cumsum(0) - counts)[source[order]]
-    batch = place // BATCH if grouping in ("batch", "oracle") else torch.zeros_like(rows)
-    _, unit = torch.unique(torch.stack([source, batch], 1), dim=0, return_inverse=True)
-    first = torch.full((int(unit.max()) + 1,), len(owner)).scatter_reduce(0, unit, rows, "amin")
-    return unit, first
-
-
 @contextmanager
 def _global_randomness_restored() -> Iterator[None]:
     before = torch.get_rng_state()
@@ -263,85 +232,3 @@ def _global_randomness_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
-
-
-class _Tally:
-    """Sums of a scoring for each client."""
-
-    def __init__(self, clients: int) -> None:
-        self.rows = torch.zeros(clients, dtype=torch.float64)
-        self.correct = torch.zeros(clients, dtype=torch.float64)
-        self.loss = torch.zeros(clients, dtype=torch.float64)
-        self.choice: Tensor | None = None
-        self.weights: Tensor | None = None
-        self.others: dict[str, Tensor] = {}
-        self.density: Tensor | None = None
-
-    def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
-        """Count predictions of some rows, or of those of their labels that are `scored`."""
-        logp, choice, weights = prediction.logp, prediction.choice, prediction.weights
-        right = ((logp.argmax(-1) == y) & ~logp.isnan().any(-1)).double()  # of NaN, argmax is one of them
-        rows = _per_row(torch.ones_like(right), scored)
-        self.rows.index_add_(0, owner, rows)
-        self.correct.index_add_(0, owner, _per_row(right, scored))
-        self.loss.index_add_(0, owner, _per_row(row_losses(logp, y).double(), scored))
-        for name, other in prediction.others.items():
-            correct = _per_row((other == y).double(), scored)
-            self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
-        if prediction.density is not None:
-            self.density = torch.zeros_like(self.rows) if self.density is None else self.density
-            self.density.index_add_(0, owner, prediction.density.double() * rows)
-        if choice is not None:
-            counts = _wide(self.choice, len(self.rows), int(choice.max()) + 1)
-            self.choice = counts.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
-        if weights is not None:
-            self.weights = _wide(self.weights, len(self.rows), weights.shape[1])
-            self.weights[:, : weights.shape[1]].index_add_(0, owner, weights.double())
-
-    def scores(self, clients: Tensor) -> Scores:
-        return Scores(clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density)
-
-
-def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
-    """Sum sequences (rows, steps) over the steps that are scored (rows,); return other rows as they are."""
-    return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
-
-
-def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
-    """Copy a table (clients, K), padded with zeros to at least `width` columns; None is an empty table."""
-    known = 0 if table is None else table.shape[1]
-    grown = torch.zeros(clients, max(width, known), dtype=torch.float64)
-    if table is not None:
-        grown[:, :known] = table
-    return grown
-
-
-def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor | None:
-    """Concatenate the tables of several blocks, padded to the widest; None where no block has one."""
-    width = max((table.shape[1] for table in tables if table is not None), default=0)
-    return torch.cat([_wide(*each, width) for each in zip(tables, clients, strict=True)]) if width else None
-
-
-def _filled(columns: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor:
-    """Concatenate the columns of several blocks, with zeros for a block in which no client had rows."""
-    zeros = partial(torch.zeros, dtype=torch.float64)
-    return torch.cat([zeros(n) if column is None else column for column, n in zip(columns, clients, strict=True)])
-
-
-def concat_scores(blocks: Iterable[Scores]) -> Scores:
-    """Concatenate the scores of several blocks."""
-    none = torch.empty(0, dtype=torch.float64)
-    parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
-    clients = [len(part) for part in parts]
-    names = dict.fromkeys(name for part in parts for name in part.others)
-    density = [part.density for part in parts]
-    return Scores(
-        torch.cat([part.clients for part in parts]),
-        torch.cat([part.rows for part in parts]),
-        torch.cat([part.correct for part in parts]),
-        torch.cat([part.loss for part in parts]),
-        _stacked([part.choice for part in parts], clients),
-        _stacked([part.weights for part in parts], clients),
-        {name: _filled([part.others.get(name) for part in parts], clients) for name in names},
-        None if all(column is None for column in density) else _filled(density, clients),
-    )

@@ -19,7 +19,8 @@ from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
-from fedtide.fleets.host import Host, concat_scores
+from fedtide.fleets.host import Host
+from fedtide.fleets.tally import concat_scores
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
@@ -41,7 +41,7 @@ def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float =
 
 
 def _refused(where: str, what: str) -> FedtideError:
-    return FedtideError(f"{where}: found 'stacked', which cannot train {what}; allowed: local, workers, ray")
+    return refused(where, "stacked", "local, workers, ray", f"it cannot train {what}")
 
 
 def stackable(host: Host, where: str = "fleet.kind") -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Finite, Fraction, Whole, ingredient
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 
 
 @ingredient
@@ -109,8 +109,6 @@ Augment = Annotated[RandomCrop | Flip, Field(discriminator="kind")]
 
 def _picture(kind: str, shape: tuple[int, ...], key: str) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise FedtideError(
-            f"{key}.augment: '{kind}' needs pictures (channels, height, width), found rows of shape {shape}; allowed: "
-            "[], no augmentation"
-        )
+        allowed = "(channels, height, width), pictures; or [], no augmentation"
+        raise refused(f"{key}.augment: '{kind}': shape of rows", shape, allowed)
     return shape[0], shape[1], shape[2]

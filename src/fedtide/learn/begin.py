@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.checkpoint import newest_state
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, within
 from fedtide.core.types import Weights
 
 STATE = "state.safetensors"
@@ -37,13 +37,14 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
     Raises:
         FedtideError: the file is missing or damaged, belongs to another network, or holds several models.
     """
-    held = _held(path, key)
+    with within(key):
+        held = _held(path)
     wanted = {**like.params, **like.buffers}
     for name, value in wanted.items():
         found = held.get(name)
         if found is None or found.shape != value.shape:
-            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
-            raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
+            shape = None if found is None else tuple(found.shape)
+            raise refused(f"{key}: {path}: shape of '{name}'", shape, str(tuple(value.shape)))
     more = [name for name, value in held.items() if name not in wanted and value.is_floating_point()]
     if more:
         raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
@@ -53,26 +54,18 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
     )
 
 
-def _held(path: Path, key: str) -> dict[str, Tensor]:
-    try:
-        file = file_of(path)
-    except FedtideError as error:
-        raise FedtideError(f"{key}: {error}") from None
+def _held(path: Path) -> dict[str, Tensor]:
+    file = file_of(path)
     try:
         if file.name != STATE:
             return load(file.read_bytes())
     except OSError as error:
         reason = error.strerror or "cannot be read"
-        raise FedtideError(f"{key}: {path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
+        raise FedtideError(f"{path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
     except SafetensorError as error:
-        raise FedtideError(
-            f"{key}: {path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED"
-        ) from None
-    try:
-        found: Any = getattr(codec.from_file(file), "weights", None)
-    except FedtideError as error:
-        raise FedtideError(f"{key}: {error}") from None
-    models = found if isinstance(found, tuple) else (found,)
-    if len(models) != 1 or not isinstance(models[0], Weights):
-        raise FedtideError(f"{key}: {path}: found {len(models)} models, allowed: the state of a run with one")
+        raise FedtideError(f"{path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED") from None
+    found: Any = getattr(codec.from_file(file), "weights", None)
+    models = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Weights)]
+    if len(models) != 1:
+        raise refused(f"{path}: number of models", len(models), "1, as in the state of a run with one model")
     return models[0].params | models[0].buffers

@@ -8,15 +8,14 @@ Linear(in_features=3, out_features=2, bias=True)
 from __future__ import annotations
 
 import inspect
-from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field
 from torch import nn
 
+from fedtide.core import user_code
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.user_code import call, imported
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
 from fedtide.models.mobilenet import MobileNetV2
@@ -27,26 +26,17 @@ from fedtide.models.vit import ViT
 
 
 @ingredient
-class Python:
-    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`.
-
-    Args:
-        function: the function or class, importable from the working directory of the command.
-        options: keyword arguments for the function.
-    """
-
-    function: str
-    options: dict[str, Any] = field(default_factory=dict)
-    kind: Literal["python"] = "python"
+class Python(user_code.Python):
+    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the module by calling the user's function."""
-        make = imported(self.function, "model.function")
+        make = self.find("model")
         takes = inspect.signature(make).parameters
         known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
-        made = call(make, "model.options", **known, **self.options)
+        made = user_code.call(make, "model.options", **known, **self.options)
         if not isinstance(made, nn.Module):
-            raise FedtideError(f"model.function: '{self.function}' returned {type(made).__name__}, allowed: nn.Module")
+            raise FedtideError(f"model.function: '{self.name}' returned {type(made).__name__}, allowed: nn.Module")
         return made
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 
 PADDING = 0
 """Token that pads a row at its end."""
@@ -43,9 +43,7 @@ class LSTM:
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
         if len(shape) != 1:
-            raise FedtideError(
-                f"model.kind: 'lstm' needs rows of token ids, found rows of shape {shape}, allowed: (steps,)"
-            )
+            raise refused("model.kind: 'lstm': shape of rows", shape, "(steps,), with the id of a token at each")
         return NextWord(classes, self.embedding, self.hidden)
 
 
@@ -62,7 +60,7 @@ class NextWord(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens (rows, steps) to logits (rows, steps, words)."""
         if tokens.is_floating_point():
-            raise FedtideError(f"model.kind: 'lstm' needs token ids, found rows of {tokens.dtype}, allowed: integers")
+            raise refused("model.kind: 'lstm': type of rows", tokens.dtype, "integers, ids of tokens")
         return self.vocabulary(self.projection(self.lstm(self.embedding(tokens.long()))))
 
     def counted(self, tokens: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, within
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.bfloat import full
@@ -54,12 +54,11 @@ class Networks:
         made = Task(
             lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, example, bfloat=task.bfloat
         )
-        try:
-            made.logits(made.init(Rng(0)), example)
-        except FedtideError as error:  # the key of its line is that of the federation's model
-            raise FedtideError(f"personal: {error}") from None
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise FedtideError(f"personal: a network of clients does not fit rows of shape {shape}: {error}") from None
+        with within("personal"):  # a network refuses rows as the federation's model
+            try:
+                made.logits(made.init(Rng(0)), example)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
         return made
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import STYLE, band, color, dashes, label, legend_above, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, svg, together
 from fedtide.report.measures import Measure, count, percent, seconds
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
@@ -22,6 +23,13 @@ def timed(record: ExperimentRecord) -> bool:
     """Tell whether seconds differ from rounds: devices differ, or the shift reads seconds."""
     clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
     return record.experiment.timing.seconds is None or "seconds" in clocks
+
+
+def round_seconds(record: ExperimentRecord) -> float | None:
+    """Return the simulated seconds of every round; None where rounds differ."""
+    each = None if timed(record) else record.experiment.timing.seconds
+    ends = [line for method in record.methods for run in method.runs for line in run.lines[-1:]]
+    return each if each and all(math.isclose(end["seconds"], each * (end["round"] + 1)) for end in ends) else None
 
 
 def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
@@ -49,7 +57,7 @@ def _short(counted: Measure | None) -> bool:
     return counted is not None and any(value < 1 for value in counted.values)
 
 
-def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
+def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
     """Draw accuracy over the simulated clock, a mean over seeds; None where all rounds take equally long."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not timed(record) or not drawn:
@@ -62,11 +70,10 @@ def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
         axes: Any = figure.subplots()
         for number, method in drawn:
             scaled = [(at / unit, values) for at, values in curves[number]]
-            band(axes, scaled, label(method.name), color(number), dashes(number))
+            band(axes, scaled, label(method.name), look(number))
         axes.set_xlabel(f"simulated time, {name}")
         axes.set_xlim(0, longest / unit)
-        low = [values[len(values) // 4 :].min() for times in curves.values() for _, values in times if len(values)]
-        axes.set_ylim(bottom=max(100 * min(low) - 4, 0))
+        from_below(axes, [values for times in curves.values() for _, values in times])
         axes.set_ylabel(f"accuracy of {record.whose}, %")
         legend_above(axes)
         return svg(figure, "accuracy over simulated time")

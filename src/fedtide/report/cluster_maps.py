@@ -15,14 +15,17 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.data.shift.what import ChangePoints
 from fedtide.data.shift.what.change_points import Domains
 from fedtide.report.clusters import Membership, membership
-from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, leftmost, stacked, svg
+from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, Drawn, label, leftmost, stacked, svg
 from fedtide.report.reading import ExperimentRecord
 
 DRAWN, WIDE = 200, 3
 """Maximum number of clients drawn, and of methods side by side."""
 
+TRUE_COLOURS = ("#332288", "#DDCC77", "#882255", "#999933", "#AA4499", "#117733", "#CC6677")
+"""Paul Tol's muted colors, for true groups: distinct with any kind of color vision, and none the color of a model."""
 
-def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
+
+def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> Drawn | None:
     """Draw for the first seed of each method a map of clients against rounds, in the color of their cluster.
 
     Clients are sorted by group. Below each map stands the share of clients in each cluster. Where groups drift, a map
@@ -57,12 +60,13 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
                 axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 axes.grid(False)
         figure.legend(
-            handles=[Patch(color=_color(n, shown), label=_said(n)) for n in _legend([*drawn.values()], shown)],
-            loc="outside upper left", ncols=len(MODEL_COLOURS) + 2, fontsize=9, columnspacing=1.2,
+            handles=[_patch(n, shown) for n in _legend([*drawn.values()], shown)],
+            loc="outside upper left", ncols=6, fontsize=9, columnspacing=1.2,
         )  # fmt: skip
         if truth is not None:
             patches = [Patch(color=group_color(number), label=label(groups[number])) for number in truth.shares]
-            figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2)
+            figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2,
+                          title="true groups", alignment="left", title_fontsize=9)  # fmt: skip
         return svg(figure, "clusters of clients over time")
 
 
@@ -96,15 +100,15 @@ def _of_groups(made: Membership) -> Map:
 
 
 def group_color(number: int) -> str:
-    """Return the color of a true group: the palette, then its tints, then its shades, then from the beginning.
+    """Return the color of a true group, none of them a model's: the palette, its tints, its shades, and again.
 
     >>> group_color(0), group_color(7), group_color(14), group_color(21)
-    ('#0072b2', '#80b8d8', '#003959', '#0072b2')
+    ('#332288', '#9990c4', '#191144', '#332288')
     """
-    turn = number // len(MODEL_COLOURS) % 3
+    turn = number // len(TRUE_COLOURS) % 3
     red, green, blue = (
         part if turn == 0 else (part + 1) / 2 if turn == 1 else part / 2
-        for part in to_rgb(MODEL_COLOURS[number % len(MODEL_COLOURS)])
+        for part in to_rgb(TRUE_COLOURS[number % len(TRUE_COLOURS)])
     )
     return to_hex((red, green, blue))
 
@@ -139,14 +143,21 @@ def _color(number: int | None, shown: Mapping[int, str]) -> str:
     return OWN_COLOUR if number == -1 else OTHER_COLOUR if number is None else shown.get(number, OTHER_COLOUR)
 
 
-def _said(number: int | None) -> str:
-    return "another model" if number is None else "a client's own expert" if number == -1 else f"model {number}"
+def _patch(number: int | None, shown: Mapping[int, str]) -> Patch:
+    """Return an entry of the legend, hollow for a model that no client has."""
+    if number is None or number == -1:
+        return Patch(color=_color(number, shown), label="another model" if number is None else "a client's own expert")
+    if number in shown:
+        return Patch(color=shown[number], label=f"model {number}")
+    return Patch(facecolor="none", edgecolor=OTHER_COLOUR, label=f"model {number}: nobody's")
 
 
 def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int | None]:
+    """Return the entries of the legend; models between those that clients have are listed though nobody has them."""
     numbers = {number for made in drawn for number in made.sizes}
     rest: list[int | None] = [None] if numbers - {-1, *shown} else []
-    return [*([-1] if -1 in numbers else []), *shown, *rest]
+    models = range(max(shown) + 1) if shown and max(shown) < len(MODEL_COLOURS) and not rest else shown
+    return [*([-1] if -1 in numbers else []), *models, *rest]
 
 
 def _draw_map(axes: Axes, drawn: Map, groups: Sequence[str] | None) -> None:
@@ -186,7 +197,7 @@ def _draw_sizes(axes: Axes, drawn: Map, *, first: bool) -> None:
         low = high
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 50, 100])
-    axes.set_xlabel("round")
+    axes.set_xlabel("rounds done")
     if first:
         axes.set_ylabel("clients, %")
     else:

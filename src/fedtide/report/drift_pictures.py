@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.report.drift import cluster_counts, marks, reclusterings
-from fedtide.report.figures import STYLE, band, color, columns, dashes, label, mark_events, over_rounds, svg
+from fedtide.report.figures import STYLE, Drawn, band, columns, label, look, mark_events, over_rounds, svg
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 Numbered = tuple[int, MethodRecord]
@@ -21,11 +22,11 @@ Numbered = tuple[int, MethodRecord]
 Drawing = Callable[[Axes, list[Numbered]], None]
 
 
-def following_over_rounds(record: ExperimentRecord) -> str | None:
+def following_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw stacked panels: heterogeneity within clusters, number of clusters, moves; None without data.
 
-    Vertical lines are known events. Triangles on a line are rounds in which the method re-clustered, in any seed.
-    Values from the beginning of a round stand at its number, evaluations after it one further.
+    Vertical lines are known events. Triangles on a line are rounds in which the method re-clustered, in any seed. All
+    panels count the rounds done: what a round did or found stands at its end.
     """
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
     panels: list[tuple[float, Drawing, list[Numbered]]] = [
@@ -60,19 +61,21 @@ def _draw_apart(axes: Axes, methods: list[Numbered]) -> None:
     axes.plot(found[0][0], everyone, color="#777777", lw=4, alpha=0.35, label="all clients, one cluster")
     for number, method in methods:
         curves = [run.apart()[:2] for run in method.runs]
-        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
+        band(axes, curves, label(method.name), look(number), scale=1.0)
     axes.set_ylabel("distance of label\nshares (L1, 0 to 2)")
     axes.set_ylim(bottom=0)
 
 
 def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
     for number, method in methods:
-        curves = [cluster_counts(run) for run in method.runs]
-        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
-        anew = {at for run in method.runs for at in reclusterings(run) or ()}
+        curves = [(at + 1, counts) for at, counts in map(cluster_counts, method.runs)]
+        band(axes, curves, label(method.name), look(number), scale=1.0)
+        anew = {at + 1 for run in method.runs for at in reclusterings(run) or ()}
         x, y = (np.asarray(values) for values in axes.lines[-1].get_data())
         there = np.isin(x, list(anew))
-        axes.plot(x[there], y[there], ls="", marker="^", ms=7, mfc=color(number), mec="white", mew=0.8)
+        if there.any():  # of no points at all a layout cannot be made
+            shown: dict[str, Any] = {"ms": 7, "mfc": look(number).color, "mec": "white", "mew": 0.8, "clip_on": False}
+            axes.plot(x[there], y[there], ls="", marker="^", **shown)
     axes.set_ylabel("clusters")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -81,14 +84,14 @@ def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
 def _draw_moves(axes: Axes, methods: list[Numbered]) -> None:
     for number, method in methods:
         curves = [_moves(run) for run in method.runs]
-        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
+        band(axes, curves, label(method.name), look(number), scale=1.0)
     axes.set_ylabel("clients moved\nin a round")
     axes.set_ylim(bottom=0)
 
 
 def _moves(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     told = run.fact("moved")
-    return np.arange(len(told)), np.nan_to_num(told)
+    return np.arange(1, len(told) + 1), np.nan_to_num(told)
 
 
 def _legend(figure: Figure, stack: Iterable[Axes]) -> None:

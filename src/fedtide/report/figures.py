@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,7 +22,10 @@ from fedtide.evaluate.metrics import cumulative
 from fedtide.report.drift import marks
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+INK = "#1d2733"
+"""Color of text and axes; the page's style sheet exchanges it, and the grays below, on a dark screen."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6D31")
+MARKERS = ("", "o", "s", "^", "D", "v", "X", "P")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
 MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -27,9 +34,14 @@ OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
 """Colors of a client's own expert, and of models beyond the palette."""
 MOST_MARKS = 40
 """Maximum number of events that are marked."""
+FEW_POINTS = 4
+"""Maximum number of evaluations in a period that are too few for a curve."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
+    "pdf.fonttype": 42,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -54,21 +66,27 @@ def label(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def color(number: int) -> str:
-    """Return the color of method number `number`."""
-    return COLOURS[number % len(COLOURS)]
+@dataclass(frozen=True)
+class Look:
+    """Color, dashes and marker ("" for none) of a line."""
+
+    color: str
+    dashes: Any
+    marker: str = ""
 
 
-def dashes(number: int) -> Any:
-    """Return the dashes of method number `number`: neighbors never differ by color alone, and 32 methods are distinct.
+def look(number: int) -> Look:
+    """Return the look of method number `number`: neighbors differ in color and dashes, the ninth has a marker too.
 
-    >>> len({(color(number), str(dashes(number))) for number in range(32)})
-    32
+    >>> len({str(look(number)) for number in range(64)}), look(8).color == look(0).color, look(8).marker
+    (64, True, 'o')
     """
-    return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
+    turn = number // len(COLOURS)
+    dashes = DASHES[(number + turn) % len(DASHES)]
+    return Look(COLOURS[number % len(COLOURS)], dashes, MARKERS[turn % len(MARKERS)])
 
 
-def accuracy_over_rounds(record: ExperimentRecord) -> str:
+def accuracy_over_rounds(record: ExperimentRecord) -> Drawn:
     """Draw accuracy over rounds with a band over seeds, and below it participants, domains and drift.
 
     Participants: expected share of each group and the arrivals. Domains: share of each, where domains are blended.
@@ -91,24 +109,58 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
             _draw_drifted(below[-1], drifting)
             for axes in (top, below[-1]):
                 mark_events(axes, marks(drifting))
-        low = []
-        for number, method in enumerate(record.methods):
-            curves = [run.accuracy(record.view) for run in method.runs]
-            if not curves or not len(curves[0][0]):
-                continue
-            band(top, curves, label(method.name), color(number), dashes(number))
-            low += [values[len(values) // 4 :].min() for _, values in curves if len(values)]
+        _draw_accuracies(top, [(method.name, _accuracies(record, method)) for method in record.methods])
         top.set_ylabel(f"accuracy of {record.whose}, %")
-        if low:
-            top.set_ylim(bottom=max(100 * min(low) - 4, 0))
         over_rounds([top, *below][-1], 0, record.experiment.rounds)
-        legend_above(top)
         return svg(figure, "accuracy over rounds")
 
 
+Curve = tuple[np.ndarray, np.ndarray]
+"""Places on the horizontal axis, and values."""
+
+
+def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
+    """Draw accuracy over rounds of the methods of several experiments, each named by its experiment too."""
+    with matplotlib.rc_context(STYLE):
+        named = [(f"{name}: {method.name}", _accuracies(record, method)) for name, record in records
+                 for method in record.methods if method.runs]  # fmt: skip
+        figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(named)))
+        axes = figure.subplots()
+        _draw_accuracies(axes, named)
+        views = {record.whose for _, record in records}
+        axes.set_ylabel(f"accuracy of {views.pop()}, %" if len(views) == 1 else "accuracy, %")
+        over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
+        return svg(figure, "accuracy of all methods")
+
+
+def _accuracies(record: ExperimentRecord, method: MethodRecord) -> list[Curve]:
+    return [run.accuracy(record.view) for run in method.runs]
+
+
+def _draw_accuracies(axes: Axes, named: Sequence[tuple[str, Sequence[Curve]]]) -> None:
+    """Draw the accuracies of methods, which follow each other in number, with a legend."""
+    for number, (name, curves) in enumerate(named):
+        if any(len(at) for at, _ in curves):
+            band(axes, curves, label(name), look(number))
+    from_below(axes, [values for _, curves in named for _, values in curves])
+    legend_above(axes)
+
+
+def from_below(axes: Axes, accuracies: Sequence[np.ndarray]) -> None:
+    """Let the axis begin a little below the accuracies after the first quarter, and say what lies below it."""
+    late = [value for values in accuracies for value in values[len(values) // 4 :] if math.isfinite(value)]
+    bottom = max(100 * min(late, default=0.0) - 4, 0)
+    drawn = [np.nanmin(np.asarray(line.get_ydata())) for line in _labeled(axes)]
+    if drawn:
+        axes.set_ylim(bottom=bottom)
+    if min(drawn, default=bottom) < bottom:
+        said = f"\u25be below this axis: early evaluations, down to {min(drawn):.1f} %"
+        axes.text(0.995, 0.02, said, transform=axes.transAxes, ha="right", fontsize=8, color="#555555")
+
+
 def over_rounds(axes: Axes, first: int, last: int) -> None:
-    """Set the horizontal axis to a span of rounds, with ticks at whole rounds."""
-    axes.set_xlabel("round")
+    """Set the horizontal axis to a span of rounds, with ticks at whole rounds: what a round did stands at its end."""
+    axes.set_xlabel("rounds done")
     axes.set_xlim(first, last)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -178,7 +230,7 @@ def _came_of_first(run: Any) -> np.ndarray:
     return run.every_round(lambda line: line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None)
 
 
-def one_period(record: ExperimentRecord) -> str | None:
+def one_period(record: ExperimentRecord) -> Drawn | None:
     """Draw the last periods folded into one: accuracy of each group against the hour; None without a period."""
     period = record.period
     drawn = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
@@ -191,14 +243,18 @@ def one_period(record: ExperimentRecord) -> str | None:
             _background(axes, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
-                band(axes, folded, label(f"{group} clients"), GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
+                line = Look(GROUP_COLOURS[k % 5], DASHES[k % 4], "os^D"[k % 4])
+                band(axes, folded, label(f"{group} clients"), line, every=1)
             pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
-            band(axes, pooled, "all", "#555555", ":", marker=None)
+            band(axes, pooled, "all", Look("#555555", ":"))
+            _say_points(axes, max(len(at) for at, _ in pooled) - 1)
             axes.set_title(label(method.name), fontsize=10)
             axes.set_xlabel(label(f"rounds since the peak of {record.groups[0]}"))
             axes.set_xlim(0, period)
-            low += [np.min(np.asarray(curve.get_ydata())) for curve in axes.lines]
-            high += [np.max(np.asarray(curve.get_ydata())) for curve in axes.lines]
+            shown = [np.asarray(curve.get_ydata()) for curve in axes.lines]
+            shown += [np.asarray(area.get_paths()[0].vertices)[:, 1] for area in axes.collections]
+            low += [values.min() for values in shown]
+            high += [values.max() for values in shown]
         room = 0.12 * (max(high) - min(low)) + 0.5
         panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
         for axes in filter(leftmost, panels):
@@ -208,13 +264,22 @@ def one_period(record: ExperimentRecord) -> str | None:
         return svg(figure, "accuracy within one period")
 
 
+def _say_points(axes: Axes, points: int) -> None:
+    """Say so where a curve has too few points to show a course, and draw it thin."""
+    if 0 < points <= FEW_POINTS:
+        for line in axes.lines:
+            line.set(linewidth=0.9, marker=line.get_marker() if line.get_marker() != "None" else ".")
+        said = f"{points} point{'s' * (points > 1)} a period"
+        axes.text(0.99, 0.98, said, transform=axes.transAxes, ha="right", va="top", fontsize=8, color="#555555")
+
+
 def _background(axes: Axes, method: MethodRecord, period: float) -> None:
     """Shade the hours by the expected participants: the darker, the fewer of the first group."""
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])[: int(period)]
     if method.shifted and len(share):
         axes.imshow(
             1 - share[None, :], extent=(0, period, 0, 1), transform=axes.get_xaxis_transform(), aspect="auto",
-            cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#FFF6DF", "#DDE1F0"]), zorder=-2,
+            cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#E69F0024", "#3B4C8A38"]), zorder=-2,
             interpolation="bilinear", vmin=0, vmax=1,
         )  # fmt: skip
 
@@ -232,7 +297,7 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
     return np.append(places, places[0] + period), np.append(means, means[0])
 
 
-def branches(record: ExperimentRecord) -> str | None:
+def branches(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of rows at the branch of their true group, and that of participants at the first group's.
 
     The latter is drawn against the expected share q(t).
@@ -241,12 +306,14 @@ def branches(record: ExperimentRecord) -> str | None:
     if len(record.groups) < 2 or not drawn:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 4.8))
-        top, below = figure.subplots(2, 1, height_ratios=(1.4, 1))
+        figure = Figure(figsize=(9.6, 5.2))
+        top, below = figure.subplots(2, 1, height_ratios=(1.4, 1.1))
         for number, method in drawn:
             curves = [run.branches(record.view) for run in method.runs]
-            band(top, curves, label(method.name), color(number), dashes(number))
-        top.set_ylabel("rows with the branch\nof their group, %")
+            band(top, curves, label(method.name), look(number))
+        largest = largest_group(drawn[0][1].runs[0], record.view)
+        top.axhline(100 * largest, color="#777777", lw=1.2, ls=(0, (1, 1.5)), label="chance: one for all", zorder=1.5)
+        top.set_ylabel("rows with the branch or\nmodel of their group, %")
         over_rounds(top, 0, record.experiment.rounds)
         top.set_xlabel("")
         top.set_ylim(top=101)
@@ -254,48 +321,61 @@ def branches(record: ExperimentRecord) -> str | None:
         first = max(record.experiment.rounds - record.window, 0)
         expected = drawn[0][1].runs[0].every_round(lambda line: line.get("expected", [None])[0])
         rounds = np.arange(1, len(expected) + 1)
-        below.plot(
-            rounds, 100 * expected, color="#777777", lw=4, alpha=0.35, label=f"{label(record.groups[0])}, expected"
-        )
+        if np.isfinite(expected).any():
+            told = f"{label(record.groups[0])}, expected"
+            below.plot(rounds, 100 * expected, color="#777777", lw=4, alpha=0.35, label=told)
         for number, method in drawn:
             shares = [run.share_of_first(record.window) for run in method.runs]
             curves = [(np.arange(1, len(share) + 1), share) for share in shares]
             if all(np.isfinite(share).any() for _, share in curves):
-                band(below, curves, "", color(number), dashes(number))
+                band(below, curves, "", look(number))
         over_rounds(below, first, record.experiment.rounds)
         below.set_ylim(-2, 102)
-        below.set_ylabel(f"participants at the\nbranch of {label(record.groups[0])}, %")
-        below.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, borderaxespad=0.2)
+        below.set_ylabel(f"participants at {label(record.groups[0])}'s\nbranch or model, %")
+        if np.isfinite(expected).any():
+            below.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, borderaxespad=0.2)
         return svg(figure, "which branch")
 
 
-def participants(record: ExperimentRecord) -> str | None:
+def largest_group(run: RunRecord, view: str) -> float:
+    """Return the share of rows that is right where one branch answers for all: that of the largest group."""
+    choice = next(line["scores"][view]["choice"] for line in run.judged if "choice" in line["scores"].get(view, {}))
+    rows = np.array(choice, dtype=np.float64).sum(axis=1)
+    return float(rows.max() / rows.sum()) if rows.any() else math.nan
+
+
+def seen_rounds(record: ExperimentRecord) -> int:
+    """Return the number of rounds in the picture of what the server sees: four periods, or all without a period."""
+    rounds = record.experiment.rounds
+    return int(min(4 * record.period, rounds)) if record.period else rounds
+
+
+def participants(record: ExperimentRecord) -> Drawn | None:
     """Draw the received model's accuracy on the participants' own rows in the last rounds, as a server sees it."""
-    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
-    span = int(min(4 * record.period, record.experiment.rounds)) if record.period else record.experiment.rounds
-    if not drawn or span < 4:
+    span = seen_rounds(record)
+    found = {number: [_received(run, span) for run in method.runs] for number, method in enumerate(record.methods)}
+    told = {number: curves for number, curves in found.items()
+            if curves and all(np.isfinite(values).any() for _, values in curves)}  # fmt: skip
+    if not told or span < 4:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 3.2))
-        axes = figure.subplots()
-        told = False
-        for number, method in drawn:
-            curves = []
-            for run in method.runs:
-                values = run.every_round(lambda line: line["participants"].get("accuracy"))
-                curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
-            if all(np.isfinite(values).any() for _, values in curves):
-                band(axes, curves, label(method.name), color(number), dashes(number))
-                told = True
-        if not told:
-            return None
-        over_rounds(axes, record.experiment.rounds - span, record.experiment.rounds)
-        axes.set_ylabel("accuracy on the\nparticipants' own rows, %")
-        legend_above(axes)
+        # Whoever takes part changes from round to round: in one panel these lines would hide each other.
+        figure, panels = grid(len(told), widest=2, high=1.9)
+        for axes, (number, curves) in zip(panels, told.items(), strict=True):
+            band(axes, curves, "", look(number), width=1.2)
+            axes.set_title(label(record.methods[number].name), fontsize=10)
+            over_rounds(axes, record.experiment.rounds - span, record.experiment.rounds)
+            if leftmost(axes):
+                axes.set_ylabel("accuracy on the\nparticipants' rows, %")
         return svg(figure, "accuracy on the participants")
 
 
-def client_distribution(record: ExperimentRecord) -> str | None:
+def _received(run: RunRecord, span: int) -> Curve:
+    values = run.every_round(lambda line: line["participants"].get("accuracy"))
+    return np.arange(1, len(values) + 1)[-span:], values[-span:]
+
+
+def client_distribution(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of clients with at most a given accuracy, over the last evaluations."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.9))
@@ -306,10 +386,11 @@ def client_distribution(record: ExperimentRecord) -> str | None:
             if len(accuracies):
                 values, below = cumulative(np.round(accuracies, 6))
                 steps = 100 * np.array([values[0], *values, 1.0]), 100 * np.array([0.0, *below, 1.0])
-                name = label(method.name)
-                axes.step(*steps, where="post", label=name, color=color(number), ls=dashes(number), lw=1.8)
+                shown, every = look(number), max(len(steps[0]) // 6, 1)
+                axes.step(*steps, where="post", label=label(method.name), color=shown.color, ls=shown.dashes,
+                          marker=shown.marker, markevery=every, ms=4, lw=1.8)  # fmt: skip
                 found = True
-        axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
+        axes.set_xlabel(f"accuracy of a client, % (mean over {record.span})")
         axes.set_ylabel("clients with at most that, %")
         axes.set_ylim(0, 100)
         legend_above(axes, room=5.4)
@@ -327,16 +408,26 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
 
 def band(
     axes: Axes,
-    curves: Sequence[tuple[np.ndarray, np.ndarray]],
-    label: str,
-    color: str,
-    dashes: Any,
-    marker: str | None = None,
+    curves: Sequence[Curve],
+    name: str,
+    shown: Look,
+    *,
     scale: float = 100.0,
+    width: float = 1.8,
+    every: int | None = None,
 ) -> None:
     """Draw the mean over seeds times `scale` (percent), with a band of one standard error, if there is data.
 
     Where runs end at different rounds, the curve goes as far as all of them.
+
+    Args:
+        axes: panel.
+        curves: of each seed.
+        name: in the legend, as `label` returns it.
+        shown: look of the line.
+        scale: factor of the values.
+        width: of the line.
+        every: points from marker to marker; None means about eight markers.
     """
     x = max((at for at, _ in curves), key=len)
     if not len(x):
@@ -345,11 +436,12 @@ def band(
     values = scale * together(alike)
     x = x[: values.shape[1]]
     mean = values.mean(axis=0)
-    marker = "o" if len(x) == 1 else marker
-    axes.plot(x, mean, label=label, color=color, ls=dashes, lw=1.8, marker=marker, ms=3.5)
+    marker = shown.marker or ("o" if len(x) == 1 else "")
+    axes.plot(x, mean, label=name, color=shown.color, ls=shown.dashes, lw=width, marker=marker, ms=4,
+              markevery=every or max(len(x) // 8, 1))  # fmt: skip
     if len(values) > 1:
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        axes.fill_between(x, mean - error, mean + error, color=color, alpha=0.2, lw=0)
+        axes.fill_between(x, mean - error, mean + error, color=shown.color, alpha=0.2, lw=0)
 
 
 def together(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -417,11 +509,74 @@ def legend_above(axes: Axes, room: float = 8.4) -> None:
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=9)
 
 
-def svg(figure: Figure, title: str) -> str:
-    """Return the figure as an `<svg>` element that scales with the page."""
+def saved(figure: Figure, to: Any, **options: Any) -> None:
+    """Save a figure, in silence about what a reader sees anyway.
+
+    A letter that the font here lacks is in the reader's, and panels without room for many names overlap.
+    """
+    with warnings.catch_warnings():
+        for message in ("Glyph .* missing from", "constrained_layout not applied"):
+            warnings.filterwarnings("ignore", message)
+        if (engine := figure.get_layout_engine()) is not None:
+            # Left to `savefig`, the layout costs a second drawing of everything, for each format.
+            figure.set_dpi(72)
+            engine.execute(figure)
+            with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+                figure.set_layout_engine(None)
+        figure.savefig(to, **options)
+
+
+class Drawn(str):
+    """An `<svg>` element that scales with the page, and the figure that it was made of."""
+
+    figure: Figure
+
+
+def svg(figure: Figure, title: str) -> Drawn:
+    """Return the figure as an element with a title, and a description in numbers for those who do not see it."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    saved(figure, buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"', text, count=1)
-    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    told = f"<title>{title}</title><desc>{html.escape(' '.join(_said(figure)), quote=False)}</desc>"
+    made = Drawn(
+        re.sub(r'(<svg[^>]*?) height="[^"]*"([^>]*>)', lambda found: f"{found[1]}{found[2]}{told}", text, count=1)
+    )
+    made.figure = figure
+    return made
+
+
+def _labeled(axes: Axes) -> list[Any]:
+    """Return the lines of a panel that show something and have a name in the legend."""
+    found = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    return [line for line in found if np.isfinite(np.asarray(line.get_ydata(), dtype=np.float64)).any()]
+
+
+def _said(figure: Figure) -> Iterator[str]:
+    """Describe each panel: of a line its first, last, lowest and highest value, of a map its range."""
+    for axes in figure.axes:
+        if not axes.get_visible() or axes.get_label() == "<colorbar>":
+            continue
+        named = (axes.get_title(), axes.get_title(loc="left"), axes.get_ylabel(), axes.get_xlabel())
+        parts = []
+        for line in _labeled(axes):
+            x, y = (np.asarray(values, dtype=np.float64) for values in line.get_data())
+            x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+            name = f"{line.get_label()}: " if line.get_label() else ""
+            if len(y) > 2 or len(set(y)) > 1:
+                parts.append(f"{name}{y[0]:.3g} at {x[0]:.3g}, {y[-1]:.3g} at {x[-1]:.3g}, lowest {y.min():.3g}, "
+                             f"highest {y.max():.3g}")  # fmt: skip
+            else:
+                parts.append(f"{name}{y[0]:.3g}")
+        for drawn in (*axes.images[:1], *(each for each in axes.collections if isinstance(each, QuadMesh))):
+            values = np.ma.masked_invalid(np.ma.asarray(drawn.get_array()).astype(np.float64)).compressed()
+            if len(values):
+                parts.append(f"a map of values from {values.min():.3g} to {values.max():.3g}, mean {values.mean():.3g}")
+        for bars in axes.containers:
+            widths = ", ".join(f"{bar.get_width():.0f}" for bar in getattr(bars, "patches", ()))
+            parts += [f"{bars.get_label()}: {widths}"] if widths else []
+        if parts:
+            yield f"{', '.join(' '.join(name.split()) for name in named if name)}. {'; '.join(parts)}.".replace(
+                r"\$", "$"
+            )

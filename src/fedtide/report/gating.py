@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, legend_above, svg
+from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, Drawn, label, legend_above, svg
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Study
 from fedtide.report.sweeps import share_over_sweep
@@ -47,7 +47,7 @@ def bars(record: ExperimentRecord) -> list[Bar]:
     return out
 
 
-def gate_weights(record: ExperimentRecord) -> str | None:
+def gate_weights(record: ExperimentRecord) -> Drawn | None:
     """Draw a bar of gate weights for each method that mixes and each group; None without such a method."""
     drawn = bars(record)
     if not drawn:
@@ -94,6 +94,6 @@ def _ink(background: str) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
-def own_weight_over_sweep(study: Study) -> str | None:
+def own_weight_over_sweep(study: Study) -> Drawn | None:
     """Draw the weight of clients' own experts along a sweep; None without own experts."""
     return share_over_sweep(study, "own_weight", "weight of a client's\nown expert, %", "gate weight over the sweep")

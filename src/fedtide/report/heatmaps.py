@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, color, dashes, label, leftmost, legend_above, stacked, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, label, leftmost, legend_above, look, stacked, svg, together
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -33,7 +34,7 @@ SPREAD = 0.1
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-def label_shares(record: ExperimentRecord) -> str | None:
+def label_shares(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of each class in each client's training rows; None where clients are much the same."""
     counted = _counted(record)
     if counted is None or not heterogeneous(counted[0]):
@@ -90,7 +91,7 @@ def heterogeneous(counts: np.ndarray) -> bool:
 # -- local forgetting --------------------------------------------------------------------------------------------------
 
 
-def local_forgetting(record: ExperimentRecord) -> str | None:
+def local_forgetting(record: ExperimentRecord) -> Drawn | None:
     """Draw F of every method in every probed round of the first seed, in one color scale; None without probes."""
     found = _probed(record)
     rounds = _some(sorted({number for lines in found.values() for number in lines}))
@@ -102,7 +103,7 @@ def local_forgetting(record: ExperimentRecord) -> str | None:
     )  # fmt: skip
 
 
-def after_local_training(record: ExperimentRecord) -> str | None:
+def after_local_training(record: ExperimentRecord) -> Drawn | None:
     """Draw A, accuracy of participants' own models on all owners' rows, in the last probed round of the first seed."""
     found = _probed(record)
     rounds = sorted({number for lines in found.values() for number in lines})[-1:]
@@ -138,7 +139,7 @@ def _grid(
     unit: str,
     title: str,
     said: Callable[[Line], str],
-) -> str | None:
+) -> Drawn | None:
     """Draw a map for each method and round, in one color scale; None without a round."""
     if not rounds:
         return None
@@ -242,7 +243,7 @@ def _ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
     axis.set_ticks([*(k for k, _ in shown), strip_at], [*(str(client) for _, client in shown), strip])
 
 
-def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
+def forgetting_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw mean local forgetting in the probed rounds; None with a single probed round."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.2))
@@ -251,7 +252,8 @@ def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
         for number, method in enumerate(record.methods):
             curves = [curve for curve in map(_curve, method.runs) if len(curve[0])]
             if curves:
-                band(axes, curves, label(method.name), color(number), dashes(number), marker="o")
+                shown = look(number)
+                band(axes, curves, label(method.name), replace(shown, marker=shown.marker or "o"), every=1)
                 several = several or len(curves[0][0]) > 1
         axes.axhline(0, color="#777777", lw=0.8)
         axes.set_xlabel("round")
@@ -269,13 +271,18 @@ def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
 # -- groups over rounds ------------------------------------------------------------------------------------------------
 
 
-def groups_over_rounds(record: ExperimentRecord) -> str | None:
+def groups_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw the accuracy and turns of every group over all rounds; None where the picture of one period is enough."""
     drawn = [method for method in record.methods if method.shifted and method.runs]
     folded = record.period is not None and record.period <= record.experiment.rounds
     if len(record.groups) < 2 or not drawn or (folded and len(record.groups) == 2):
         return None
-    maps = [_mean_matrix(record, method) for method in drawn]
+    found = [(method, _mean_matrix(record, method)) for method in drawn]
+    # A method that diverged has no accuracies.
+    found = [(method, (at, matrix)) for method, (at, matrix) in found if np.isfinite(matrix).any()]
+    if not found:
+        return None
+    drawn, maps = [method for method, _ in found], [matrix for _, matrix in found]
     low, high = min(np.nanmin(m) for _, m in maps), max(np.nanmax(m) for _, m in maps)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, (0.7 + 0.32 * len(record.groups)) * len(drawn) + 0.5))
@@ -293,7 +300,7 @@ def groups_over_rounds(record: ExperimentRecord) -> str | None:
             axes.invert_yaxis()
             axes.set_title(label(method.name), fontsize=10, loc="left")
             axes.grid(False)
-        panels[-1].set_xlabel("round")
+        panels[-1].set_xlabel("rounds done")
         figure.colorbar(drawn_map, ax=panels, label="accuracy, %", pad=0.01)
         return svg(figure, "accuracy of groups over rounds")
 

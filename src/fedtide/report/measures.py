@@ -50,10 +50,7 @@ def percent(measure: Measure | None, digits: int = 1) -> str:
     >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
     '91.5 ± 0.2 %'
     """
-    if measure is None or measure.mean is None:
-        return "-"
-    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
-    return f"{100 * measure.mean:.{digits}f}{error} %"
+    return _with_error(measure, digits, "%", 100.0)
 
 
 def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
@@ -62,11 +59,26 @@ def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) ->
     >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
     '-1.7 ± 0.2 points'
     """
+    return _with_error(measure, digits, "points", 100.0, signed=signed)
+
+
+def _with_error(
+    measure: Measure | None, digits: int | None = None, unit: str = "", scale: float = 1.0, *, signed: bool = False
+) -> str:
+    """Format a mean with its standard error, if that is known and above 0, and with its unit.
+
+    Without `digits` the error has two significant ones, or the mean three.
+    """
     if measure is None or measure.mean is None:
         return "-"
-    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
-    sign = "+" if signed else ""
-    return f"{100 * measure.mean:{sign}.{digits}f}{error} points"
+    mean, error = scale * measure.mean, scale * (measure.error or 0.0)
+    error = error if error > 1e-9 else 0.0
+    if digits is None:
+        leading = error or abs(mean) / 10 or 0.1
+        digits = min(max(1 - math.floor(math.log10(leading)), 0), 4)
+    mean = round(mean, digits) + 0.0  # no minus before a zero
+    said = f"{mean:{'+' if signed else ''}.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
+    return f"{said} {unit}".rstrip()
 
 
 def signed_points(measure: Measure | None) -> str:
@@ -75,10 +87,12 @@ def signed_points(measure: Measure | None) -> str:
 
 
 def number(measure: Measure | None) -> str:
-    """Format a plain number with its standard error."""
-    if measure is None or measure.mean is None:
-        return "-"
-    return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
+    """Format a plain number with its standard error.
+
+    >>> number(Measure(1.0, 0.0, [1.0, 1.0])), number(Measure(-0.0984, 0.0321, [])), number(Measure(0.01234, None, []))
+    ('1.00', '-0.098 ± 0.032', '0.0123')
+    """
+    return _with_error(measure)
 
 
 def nats(measure: Measure | None) -> str:
@@ -87,9 +101,7 @@ def nats(measure: Measure | None) -> str:
     >>> nats(Measure(-12.345, 0.678, []))
     '-12.35 ± 0.68'
     """
-    if measure is None or measure.mean is None:
-        return "-"
-    return f"{measure.mean:.2f}" + ("" if measure.error is None else f" ± {measure.error:.2f}")
+    return _with_error(measure, 2)
 
 
 def size(measure: Measure | None) -> str:
@@ -112,13 +124,15 @@ def seconds(measure: Measure | None) -> str:
     return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
 
 
-def rounds(measure: Measure | None) -> str:
-    """Format a number of rounds, or the number of seeds that never reached it, if any.
+def rounds(measure: Measure | None, second: float = 1.0) -> str:
+    """Format a number of rounds of `second` each, or the number of seeds that never reached it, if any.
 
     >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(None, None, [12.0, math.inf]))
     ('12.5', 'not reached (1 of 2 seeds)')
     """
-    return seconds(measure) if measure is None or measure.mean is None else count(measure)
+    if measure is None or measure.mean is None:
+        return seconds(measure)
+    return f"{measure.mean / second:.4g}"
 
 
 def count(measure: Measure | None) -> str:
@@ -219,6 +233,21 @@ UNITS: dict[str, Written] = {
 }
 """Format of every measure of a run; docs/runs.md describes the measures."""
 
+NAMES = {
+    "ari": "adjusted Rand index",
+    "ari_over_rounds": "adjusted Rand index",
+    "ari_last": "adjusted Rand index",
+    "nmi": "mutual information",
+    "evenness": "evenness",
+    "heterogeneity": "L1 distance",
+    "heterogeneity_all": "L1 distance",
+    "spread": "of its own distance",
+    "share_correlation": "correlation",
+    "posterior_entropy": "nats",
+    "log_likelihood": "nats",
+}
+"""What measures without a unit are called after their number, in claims."""
+
 IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay", "rounds_to_target")
 """Measures in rounds, whose differences are written with that unit."""
 
@@ -240,16 +269,20 @@ def unit_of(name: str) -> Written | None:
 
 
 def difference(name: str, measure: Measure, written: Written = number) -> str:
-    """Format a difference of two measures of this name, with its sign for shares; `written` is for unknown names.
+    """Format a difference of two measures of this name, signed but for sizes and times; `written` is for unknown names.
 
     >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
     ('+1.7 ± 0.2 points', '-2 MB')
-    >>> difference("event_recovery", Measure(-2.5, None, [-2.5]))
-    '-2.5 rounds'
+    >>> difference("event_recovery", Measure(-2.5, 0.5, [-2.0, -3.0]))
+    '-2.5 ± 0.5 rounds'
     """
     if name in IN_ROUNDS:
-        return "-" if measure.mean is None else f"{measure.mean:+.4g} round{'s' * (abs(measure.mean) != 1)}"
+        whole = not measure.error and (measure.mean or 0.0).is_integer()
+        unit = "round" if whole and abs(measure.mean or 0.0) == 1 else "rounds"
+        return _with_error(measure, 0 if whole else 1, unit, signed=True)
     written = unit_of(name) or written
+    if written is number:
+        return _with_error(measure, signed=True)
     return signed_points(measure) if written in (percent, points, signed_points) else written(measure)
 
 

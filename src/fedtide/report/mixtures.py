@@ -17,15 +17,16 @@ from fedtide.report.blends import followed, learned, loss, purities, trivial, tr
 from fedtide.report.figures import (
     OTHER_COLOUR,
     STYLE,
+    Drawn,
+    Look,
     band,
-    color,
-    dashes,
     domain_color,
     domain_names,
     grid,
     label,
     leftmost,
     legend_above,
+    look,
     over_rounds,
     svg,
     together,
@@ -39,7 +40,7 @@ TRUE_DASHES = (0, (4, 2))
 """Dashes of true values, drawn beside learned ones."""
 
 
-def blend_learned(record: ExperimentRecord) -> str | None:
+def blend_learned(record: ExperimentRecord) -> Drawn | None:
     """Draw the share of each domain's component over rounds against the true share, a panel per method.
 
     None without such a method.
@@ -85,7 +86,7 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
     rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
     left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
-        band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", OTHER_COLOUR, "-")
+        band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", Look(OTHER_COLOUR, "-"))
     for domain in range(domains):
         true = together([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
         # With fewer components than domains, seeds may differ in which domains have one.
@@ -95,12 +96,12 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
             if np.isfinite(values := followed(run)[:, domain]).any()
         ]
         if curves:
-            band(axes, curves, "", domain_color(domain), "-")
+            band(axes, curves, "", Look(domain_color(domain), "-"))
         axes.plot(np.arange(1, len(true) + 1), 100 * true, color=domain_color(domain), lw=1.3, ls=TRUE_DASHES)
     return left_over
 
 
-def split_purity(record: ExperimentRecord) -> str | None:
+def split_purity(record: ExperimentRecord) -> Drawn | None:
     """Draw the purity of the split in each round and, below it, the entropy of posteriors; None without either."""
     split = _numbered(record, purities)
     undecided = _numbered(record, _entropy) if split or record.blended else []
@@ -143,7 +144,7 @@ def _numbered(record: ExperimentRecord, of: Callable[[RunRecord], np.ndarray]) -
 def _draw_curves(axes: Axes, drawn: list[_Drawn], of: Callable[[RunRecord], np.ndarray], scale: float) -> None:
     for method in drawn:
         curves = [(np.arange(1, len(run.lines) + 1), of(run)) for run in method.runs]
-        band(axes, curves, label(method.name), color(method.number), dashes(method.number), scale=scale)
+        band(axes, curves, label(method.name), look(method.number), scale=scale)
 
 
 def _entropy(run: RunRecord) -> np.ndarray:
@@ -156,7 +157,7 @@ def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
     axes.plot(rounds, 100 * largest, color="#8A8A8A", lw=1.2, ls=TRUE_DASHES, label="all in one component", zorder=1.5)
 
 
-def client_losses(record: ExperimentRecord) -> str | None:
+def client_losses(record: ExperimentRecord) -> Drawn | None:
     """Draw participants' training losses over rounds and in the last cycle; None without blended domains."""
     drawn = _numbered(record, _median) if record.blended else []
     if not drawn:
@@ -171,7 +172,7 @@ def client_losses(record: ExperimentRecord) -> str | None:
         top.set_ylabel("training loss of a client")
         legend_above(top)
         for place, method in enumerate(drawn):
-            _draw_box(below, place, box(method.runs, last[method.name]), color(method.number))
+            _draw_box(below, place, box(method.runs, last[method.name]), look(method.number).color)
         below.set_yticks(range(len(drawn)), [label(method.name) for method in drawn])
         below.invert_yaxis()
         below.grid(axis="y", visible=False)
@@ -191,9 +192,10 @@ def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
 def _draw_losses(axes: Axes, method: _Drawn) -> None:
     """Draw the median as a line and the middle half of the clients as a band, both averaged over seeds."""
     low, middle, high = (together([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
-    rounds, shown = np.arange(1, len(middle) + 1), color(method.number)
-    axes.plot(rounds, middle, color=shown, ls=dashes(method.number), lw=1.6, label=label(method.name))
-    axes.fill_between(rounds, low, high, color=shown, alpha=0.18, lw=0)
+    rounds, shown = np.arange(1, len(middle) + 1), look(method.number)
+    axes.plot(rounds, middle, color=shown.color, ls=shown.dashes, lw=1.6, label=label(method.name),
+              marker=shown.marker, markevery=max(len(rounds) // 8, 1), ms=4)  # fmt: skip
+    axes.fill_between(rounds, low, high, color=shown.color, alpha=0.18, lw=0)
 
 
 def box(runs: Sequence[RunRecord], last: int) -> dict[str, float]:

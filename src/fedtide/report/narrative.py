@@ -6,6 +6,7 @@ import math
 
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
+from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
@@ -27,10 +28,9 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     measures = method.measures
     if measures.get("accuracy") is None or measures["accuracy"].mean is None:
         return f"{method.name} was never judged."
-    span = "its last rounds" if TARGET in measures else _span(summary)
-    said = f"{method.name} is right {percent(measures['accuracy'])} of the time over {span}"
+    said = f"{method.name} has an accuracy of {percent(measures['accuracy'])} over {summary.span}"
     if _known(measures.get("swing")):
-        said += f", {percent(measures['worst_point'])} at its worst moment"
+        said += f", and of {percent(measures['worst_point'])} at its worst moment"
         apart = [f"{points(measures.get(f'swing_{g}'))} for {g} clients" for g in summary.groups]
         said += f"; within a period its accuracy swings by {points(measures['swing'])}"
         said += f" ({', '.join(apart)})" if apart else ""
@@ -72,7 +72,7 @@ def _followed(method: MethodSummary) -> str:
         return ""
     if not any(each.mean for each in known):
         return "Its clusters never change. "
-    verbs = {"makes clusters anew": anew, "moves clients": moves}
+    verbs = {"re-clusters": anew, "moves clients": moves}
     done = [_how_often(verb, measure.mean) for verb, measure in verbs.items() if measure and measure.mean is not None]
     return f"Over a run it {listed(done)}. "
 
@@ -82,29 +82,34 @@ def _at_events(method: MethodSummary) -> str:
     fall, noticed = method.measures.get("event_fall"), method.measures.get("events_detected")
     if fall is None or fall.mean is None:
         return ""
-    said = "At known events it loses nothing of what it had"
-    if fall.mean > 0:
-        back, known = (method.measures.get(name) for name in ("events_recovered", "events_known"))
-        many = "" if known is None or known.mean is None else f" ({known.mean:.3g} in a run)"
-        said = f"A known event{many} costs it {points(fall)}; it is back before the next one, or the end, {_of(back)}"
+    back, known = (method.measures.get(name) for name in ("events_recovered", "events_known"))
+    single = known is not None and known.mean == 1
+    of, event = ("runs", "The known event") if single else ("of them", "Each known event")
+    said = f"{event} leaves its accuracy as it was" if fall.mean <= 0 else f"{event} costs it {points(fall)}"
+    if fall.mean > 0 and back is not None and back.mean is not None:
+        until = "before the end of the run" if single else "before the next one, or the end of the run,"
+        said += f", which it makes up for {until} {_how_much('in' if single else 'after', of, back)}"
     if noticed is None or noticed.mean is None:
         return f"{said}. "
     if not noticed.mean:
-        return f"{said}; it notices none. "
+        return f"{said}; it does not notice {'it' if single else 'any'}. "
     alarms, delay = (method.measures.get(name) for name in ("false_alarms", "detection_delay"))
     late = "" if delay is None or delay.mean is None else f" {_after(delay.mean)}"
     false = 0.0 if alarms is None or alarms.mean is None else alarms.mean
     often = f"with {_plural_of(false, 'false alarm')}" if false else "without a false alarm"
-    return f"{said}; it notices {_part(noticed)} of them{late}, {often}. "
+    seen = f"it {_how_much('in', 'runs', noticed)}" if single else f"{_part(noticed)} of them"
+    return f"{said}; it notices {seen}{late}, {often}. "
 
 
-def _of(back: Measure | None) -> str:
-    """Describe the share of events after which accuracy recovered before their intervals ended."""
-    if back is None or back.mean is None:
-        return "after none that is known"
-    if back.mean in (0.0, 1.0):
-        return "after none of them" if not back.mean else "after all of them"
-    return f"after {_part(back)} of them"
+def _how_much(where: str, of: str, share: Measure) -> str:
+    """Describe a share of events or of runs.
+
+    >>> _how_much("in", "runs", Measure(1.0, None, [1.0])), _how_much("after", "of them", Measure(0.5, None, []))
+    ('in all runs', 'after 50 % of them')
+    """
+    if share.mean in (0.0, 1.0):
+        return f"{where} {'all' if share.mean else 'none'} {of}".replace("none runs", "no run")
+    return f"{where} {_part(share)} {of if of != 'runs' else 'of the runs'}"
 
 
 def _part(measure: Measure | None) -> str:
@@ -169,8 +174,8 @@ def setting(record: ExperimentRecord) -> str:
     partition = experiment.data.partition
     clients = getattr(partition, "clients", None)
     shift = experiment.shift
-    said = f"{clients or 'The'} clients hold {_source(experiment)}; {_plural(len(experiment.seeds), 'seed')}, "
-    said += f"{experiment.rounds} rounds. "
+    said = f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}; "
+    said += f"{_plural(len(experiment.seeds), 'seed')}, {_plural(experiment.rounds, 'round')}. "
     said += shift.who.words(record.groups, shift.clock)
     if experiment.stop_at is not None:
         row = experiment.stop_at.evaluations
@@ -204,8 +209,9 @@ def _met(record: ExperimentRecord) -> str:
     known = [at for at, events in happened if events & HAPPENS.keys()]
     if known:
         kinds = listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
-        when = f" ({listed([str(at) for at in known])})" if len(known) <= FEW else ""
-        return f"Known events are its {kinds}, in {_plural(len(known), 'round')}{when}. "
+        when = f"after {listed([str(at) for at in known])}" if len(known) <= FEW else f"before {len(known)} of the"
+        told = f"The known event is a {kinds.removesuffix('s')}" if len(known) == 1 else f"Known events are its {kinds}"
+        return f"{told}, {when} round{'s' * (known != [1])}. "
     came, went = (sum(word in events for _, events in happened) for word in ("arrival", "expiry"))
     if not came and not went:
         return ""
@@ -244,7 +250,7 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
 
 def _found(record: ExperimentRecord, summary: Summary) -> str:
     pair = _with_and_without(record)
-    done = {m.name: m for m in summary.methods}
+    done = {m.name: m for m in summary.methods if not broken(m)}
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
         said = f"The shift costs {points(_difference(steady, shifted, 'accuracy'))} of accuracy on average"
@@ -257,10 +263,10 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
             ]
             said += f". Within every period accuracy swings: {listed(apart)}" if apart else ""
         return f"{said}. {_cure(done, shifted, steady)}".strip()
-    ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
+    ranked = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
     if not ranked:
-        return ""
-    bounds = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
+        return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
+    bounds = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
     return _first(ranked, summary) + "".join(
         f" {m.name}, which knows the true groups and is no method, has {percent(m.measures['accuracy'])}."
         for m in bounds
@@ -269,9 +275,9 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
 
 def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
-    got = f"{percent(first.measures['accuracy'])} over {_span(summary)}"
+    got = f"{percent(first.measures['accuracy'])} over {summary.span}"
     if not others:
-        return f"{first.name} is right {got}."
+        return f"{first.name} has an accuracy of {got}."
     ahead = _difference(first, others[0], "accuracy")
     if ahead.side() > 0:
         return f"{first.name} came out first, with {got}: {points(ahead)} more than {others[0].name}, seed by seed."
@@ -286,7 +292,11 @@ def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: Method
         return "None of the others clearly gains on that." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
     rest = _difference(done[best], steady, "accuracy")
+    level = [name for name in clear if name != best and _difference(done[best], done[name], "accuracy").side() <= 0]
     said = f"{best} copes best: it wins back {points(clear[best])}"
+    if level:
+        both = f"{listed([best, *level])} cope best, without a clear difference between them"
+        said = f"{both}: {best} wins back {points(clear[best])}"
     if rest.mean is None or not rest.side():
         return f"{said}, about all that the shift costs."
     more = "more" if rest.mean > 0 else "less"
@@ -313,18 +323,46 @@ def _difference(left: MethodSummary, right: MethodSummary, name: str) -> Measure
 def _source(experiment: Experiment) -> str:
     source = experiment.data.source
     if source.kind == "day-night-characters":
-        digits, letters = "real pictures of handwritten digits", "real pictures of handwritten letters"
-        both = "real pictures of handwriting, digits by day and letters by night"
-        return {"day": digits, "night": letters}.get(source.domain, both)
+        what = {"day": "digits", "night": "letters"}.get(source.domain, "digits and letters")
+        return f"real pictures of handwritten {what}"
     if source.kind == "play-roles":
-        return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
+        return "what Shakespeare's roles say"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
     return f"rows of {found if isinstance(found, str) else listed(list(found))}"
 
 
-def _span(summary: Summary) -> str:
-    """Describe the rounds of late means."""
-    return f"the last {summary.window} rounds" if summary.window < summary.rounds else f"all {summary.rounds} rounds"
+def _dealt(experiment: Experiment) -> str:
+    """Describe who holds which rows: how they are dealt, and by which groups."""
+    groups, partition = experiment.data.groups, experiment.data.partition
+    said = {
+        "iid": "dealt at random",
+        "resample": "drawn at random for each of them",
+        "natural": "as they were made" if groups.by == "none" else "",
+        "rotation": f"dealt at random, in groups whose pictures are turned by {_angles(partition)} degrees",
+        "dirichlet": "with label shares of their own (Dirichlet)",
+        "dirichlet-class": "with label shares of their own (Dirichlet)",
+        "pachinko": "with label shares of their own (Pachinko)",
+        "label-shards": "each of a few labels",
+        "majority": "most of them of two labels each",
+    }.get(partition.kind, "")
+    own = {"domain": _domains(experiment), "labels": "those of their group's labels"}.get(groups.by, "")
+    # Under some shifts what a client holds changes all the time, and the shift says how.
+    parts = [] if experiment.shift.what.kind != "static" else [own, said]
+    parts += (
+        [f"after {listed([step.kind for step in experiment.data.transforms])}"] if experiment.data.transforms else []
+    )
+    return "".join(f", {part}" for part in parts if part)
+
+
+def _domains(experiment: Experiment) -> str:
+    kind = experiment.data.source.kind
+    known = {"day-night-characters": "digits (day) or letters (night)",
+             "play-roles": "comedies (day) or tragedies and histories (night)"}  # fmt: skip
+    return f"each {known.get(kind, 'those of one domain')}"
+
+
+def _angles(partition: object) -> str:
+    return listed([str(angle) for angle in getattr(partition, "angles", ())])
 
 
 def _plural(count: int, word: str) -> str:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from markupsafe import Markup
 
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
+from fedtide.report.alarms import alarms
+from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
-from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
+from fedtide.report.render import (
+    Part,
+    Picture,
+    anchored,
+    drawn,
+    environment_line,
+    is_nano,
+    rendered,
+    save_pictures,
+    save_tables,
+    swatch,
+)
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
 VERDICTS = (
@@ -26,36 +40,49 @@ class Section:
     """Section of an experiment, or of one point of a sweep, on the page."""
 
     heading: str
+    anchor: str
     setting: str
+    alarms: list[str]
     headline: str
-    cards: list[dict[str, Any]]
+    methods: Part
+    sentences: list[tuple[Markup, str, str]]
+    unfinished: list[str]
     pictures: list[Picture]
     parts: list[Part]
     config: str
 
 
-def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(
+    roots: Sequence[Path], out: Path | None = None, *, pictures: Path | None = None, saved_tables: Path | None = None
+) -> Path:
     """Write `summary.json` into each run folder and one page about all of them.
 
     Args:
         roots: run folders.
         out: path of the page; by default `report.html` in the only folder, or in the current directory for several.
+        pictures: directory for every picture as SVG and PDF; None saves none.
+        saved_tables: directory for every table as CSV and LaTeX; None saves none.
 
     Raises:
         FedtideError: a folder is not a run folder, or no run in it is finished.
     """
-    made = [_Root.read(root) for root in roots]
-    sections = [
-        _section(record, summary, " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p))
+    made = _named(_Root.read(root) for root in roots)
+    shown = [
+        (" · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p), record, summary, each.nano)
         for each in made
         for record, summary in _shown(each.study)
     ]
-    sweeps = [_sweep(each.study) for each in made if each.study.swept]
+    sections = [_section(record, summary, name, nano=nano) for name, record, summary, nano in shown]
+    sweeps = [_sweep(each, several=len(made) > 1) for each in made if each.study.swept]
+    together = _together([(name, record, summary) for name, record, summary, _ in shown]) if len(made) > 1 else None
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     text = rendered(
         "page.html",
         title=made[0].study.records[0].experiment.title or made[0].name,
         about=made[0].study.records[0].experiment.description,
+        nano=[each.name for each in made if each.nano],
+        several=len(made) > 1,
+        together=together,
         sections=sections,
         sweeps=sweeps,
         environments=[environment_line(each.root, each.name) for each in made],
@@ -65,7 +92,34 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         # Everything is computed by now: no file appears if one of the folders is damaged.
         for each in made:
             write_summary(each.root / "summary.json", each.study)
+    everything: list[Together | Sweep | Section] = [*([together] if together else []), *sweeps, *sections]
+    if pictures is not None:
+        save_pictures((picture for each in everything for picture in each.pictures), pictures)
+    if saved_tables is not None:
+        heads = [section.methods for section in sections]
+        save_tables([*heads, *(part for each in everything for part in each.parts)], saved_tables)
     return path
+
+
+@dataclass(frozen=True)
+class Together:
+    """Begin of a page about several folders: their methods in one table and one picture."""
+
+    pictures: list[Picture]
+    parts: list[Part]
+
+
+def _together(shown: Sequence[tuple[str, ExperimentRecord, Summary]]) -> Together:
+    many = len(shown) > 1
+    numbers = range(sum(len(summary.methods) for _, _, summary in shown))
+    about = "Means over the evaluations of the rounds that the second column names, ± one standard error over seeds."
+    table = tables.methods_of_all([(name, summary) for name, _, summary in shown])
+    picture = (
+        "Accuracy of all methods", "Accuracy over rounds, means over seeds with a band of one standard error.",
+        figures.accuracy_of_all([(name, record) for name, record, _ in shown]),
+    )  # fmt: skip
+    marks = [swatch(figures.look(number)) for number in numbers]
+    return Together(drawn([picture]), [Part("All methods", table, about, "all-methods", marks)] if many else [])
 
 
 @dataclass(frozen=True)
@@ -73,13 +127,14 @@ class Sweep:
     """Part of the page about all points of a sweep: accuracy, and claims that no section has.
 
     shown: sentence on the points with a section of their own; "" where all have one. pictures: measures along a swept
-    key.
+    key. parts: accuracy at every point, then claims.
     """
 
+    heading: str
+    anchor: str
     shown: str
-    table: tables.Table
     pictures: list[Picture]
-    claims: list[Part]
+    parts: list[Part]
 
 
 @dataclass(frozen=True)
@@ -89,24 +144,48 @@ class _Root:
     root: Path
     name: str
     study: Study
+    nano: bool
 
     @staticmethod
     def read(root: Path) -> _Root:
         study = read_study(root)
         if not any(summary.methods for summary in study.summaries):
             raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
-        return _Root(root, root.resolve().name, study)
+        return _Root(root, root.resolve().name, study, is_nano(root))
 
 
-def _sweep(study: Study) -> Sweep:
+def _named(roots: Iterable[_Root]) -> list[_Root]:
+    """Return the folders, those of one name called by the folder that they are in, too."""
+    made = list(roots)
+    names = [each.name for each in made]
+    return [
+        replace(each, name=f"{each.root.resolve().parent.name}/{each.name}") if names.count(each.name) > 1 else each
+        for each in made
+    ]
+
+
+def _sweep(root: _Root, *, several: bool) -> Sweep:
+    study, verdicts = root.study, not root.nano
+    place = root.name if several else ""
     sections = [summary for _, summary in _shown(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
-    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))])
-    about, elsewhere = study.claims, any(summary.claims for summary in others)
-    claims = [Part("", tables.claims_table(about), "" if elsewhere else VERDICTS)] if about else []
-    claims += [Part("", tables.claims_by_point(others), VERDICTS)] if elsewhere else []
-    return Sweep(shown, tables.sweep_table(study.summaries, study.chosen), pictures, claims)
+    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))], place)
+    elsewhere = [summary for summary in others if summary.claims]
+    claims = [
+        tables.claims_table(study.claims, verdicts=verdicts) if study.claims else None,
+        tables.claims_by_point(elsewhere, verdicts=verdicts) if elsewhere else None,
+    ]
+    found = [tables.sweep_table(study.summaries, study.chosen), *claims]
+    names = ("Points of the sweep", "Claims about the sweep", "Claims by point")
+    captions = ("", "" if elsewhere or not verdicts else VERDICTS, VERDICTS if verdicts else "")
+    parts = [
+        Part("", table, caption, anchored(name, place))
+        for name, table, caption in zip(names, found, captions, strict=True)
+        if table is not None
+    ]
+    heading = f"All points of the sweep{f' of {root.name}' if several else ''}"
+    return Sweep(heading, anchored(heading), shown, pictures, parts)
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
@@ -118,39 +197,41 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
     return [(r, s) for r, s in finished if s.point in names]
 
 
-def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Section:
+def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: bool) -> Section:
+    marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
+    marked = [pair.difference for pair in summary.paired if pair.difference.error is not None]
+    about = (
+        f"▲ clearly higher than {summary.paired[0].baseline}, ▼ clearly lower, ≈ no clear difference: at two standard "
+        "errors, seed by seed." if marked else ""
+    )  # fmt: skip
     return Section(
         heading,
+        anchored(heading) if heading else "",
         narrative.setting(record),
+        alarms(summary),
         narrative.headline(record, summary),
-        [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
-        _pictures(record, summary),
-        _parts(record, summary),
+        Part("", tables.methods_table(summary), about, anchored("Methods", heading), marks),
+        [(mark, method.name, narrative.sentence(summary, method))
+         for mark, method in zip(marks, summary.methods, strict=True)],
+        [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
+         for method in summary.methods if method.unfinished],
+        drawn(_pictures(record, summary), heading),
+        _parts(record, summary, heading, nano=nano),
         to_toml(record.experiment),
-    )
+    )  # fmt: skip
 
 
-def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
-    method = summary.method(name)
-    return {
-        "name": name,
-        "color": figures.color(number),
-        "accuracy": narrative.percent(method.measures.get("accuracy")),
-        "sentence": narrative.sentence(summary, method),
-        "unfinished": method.unfinished,
-    }
-
-
-def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
+def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano: bool = False) -> list[Part]:
     """Return the tables that have content."""
-    clustered = record.clustered
+    clustered, span = record.clustered, summary.span
     found = [
-        ("Claims", tables.claims_table(summary.claims) if summary.claims else None, VERDICTS),
+        ("Claims", tables.claims_table(summary.claims, verdicts=not nano) if summary.claims else None,
+         "What this study set out to see." if nano else VERDICTS),
         ("Accuracy", tables.accuracy_table(summary),
          "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
          "compare means and worst points. A swing is the highest minus the lowest accuracy within a period."),
         ("Over groups", tables.groups_table(summary),
-         "The mean of the last rounds, of each group alone."
+         f"Means over {span}, of each group alone."
          + (" The branch of the true group: how many rows are answered by the branch that is their group's, as "
             "branches match groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
         ("Swings of groups", tables.swings_table(summary),
@@ -159,31 +240,30 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          f"The highest and the lowest accuracy of {record.whose} among the evaluations of each cycle of the blend. A "
          "method that goes on learning has peaks and troughs that rise from cycle to cycle."),
         ("Other ways to predict", tables.ways_table(summary),
-         "The same models put together in other ways and judged on the same rows, over the last "
-         f"{summary.window} rounds."),
+         f"The same models put together in other ways and judged on the same rows, over {span}."),
         ("Steadiness", tables.steadiness_table(summary) if record.blended else None,
          "Over all evaluations of the run, not only the last. The spread of losses is that of the middle half of a "
-         f"round's participants, a mean over the last {summary.window} rounds."),
+         f"round's participants, a mean over {span}."),
         ("What was made of the blend", tables.blend_table(summary),
          "Over the second half of the run, with one matching of components and domains for all of its rounds. The "
          "error is the mean distance of a component's learned share from the true share of its domain; the correlation "
-         "is that of the first domain, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
-         f"{summary.window} rounds."),
+         "is that of the first domain, over the whole run. Entropy (0 is certain) and likelihood are means over "
+         f"{span}, in nats."),
         ("How likely the inputs look", tables.density_table(record),
-         "The mean log-density of the inputs' features under what the method has learned, in nats, over the last "
-         f"{summary.window} rounds: the lower, the more novel. It is comparable between groups, not between methods "
-         "with features of their own."),
+         f"The mean log-density of the inputs' features under what the method has learned, in nats, over {span}: the "
+         "lower, the more novel. It is comparable between groups, not between methods with features of their own."),
         ("Over clients", tables.clients_table(summary),
-         "Every client counts the same, however many rows it has. Means over the evaluations in the last rounds. The "
-         "worst tenth is the mean accuracy of those clients that are served worst at that evaluation."),
-        ("Your own metrics", tables.metrics_table(summary), "Means over the evaluations in the last rounds."),
+         f"Every client counts the same, however many rows it has. Means over the evaluations of {span}. The worst "
+         "tenth is the mean accuracy of those clients that are served worst at that evaluation."),
+        ("Your own metrics", tables.metrics_table(summary), f"Means over the evaluations of {span}."),
         ("Forgetting within a round", tables.local_forgetting_table(summary),
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),
         ("Clusters", tables.clusters_table(summary),
-         f"{CLIENTS[clustered].capitalize()} by the model or branch that answers for them, over the last rounds. The "
-         "adjusted Rand index is 1 where clusters are the known groups and about 0 where they are drawn at random; "
-         "purity is at least the largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients "
+         f"{CLIENTS[clustered].capitalize()} by the model or branch that answers for them: means over the evaluations "
+         f"of {span}, but the change of cluster over those of the whole run. The adjusted Rand index is 1 where "
+         "clusters are the known groups and about 0 where they are drawn at random; purity is at least the "
+         "largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients "
          "are in one cluster, 1 where clusters are equally large."
          + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
             "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
@@ -194,26 +274,28 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          "it off. An event is noticed by the first re-clustering at or after it; others are false alarms."),
         ("Following drift", tables.drift_table(summary), _about_drift_table(summary)),
         ("Forgetting over time", tables.transfer_table(summary),
-         "Over the last rounds. Backward transfer: how far a group has risen since its last turn when its next one "
+         f"Over {span}. Backward transfer: how far a group has risen since its last turn when its next one "
          "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
          "it gained. Forward transfer: its accuracy before its first turn, minus chance. A turn recovers when its "
          "group is back within a point of the end of its last turn."),
         ("The simulated clock", clock.clock_table(record, summary),
          "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
          "first that were wanted, or never answered."),
-        ("Cost", tables.cost_table(summary), "Bytes and wall-clock seconds of one run, over all rounds."),
+        ("Cost", tables.cost_table(summary, clock.round_seconds(record)),
+         "Bytes and wall-clock seconds of one run, over the whole run."),
     ]  # fmt: skip
-    return [Part(title, table, caption) for title, table, caption in found if table is not None]
+    return [Part(title, table, caption, anchored(f"table {title}", place)) for title, table, caption in found if table]
 
 
-def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
+def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str, Drawn | None]]:
+    """Return titles, captions and figures, None for a figure that has nothing to show."""
     clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
-    pictures = [
+    return [
         ("Accuracy over rounds",
-         f"Accuracy on held-out rows of {record.whose}, every {record.experiment.eval_every} rounds.{band}"
+         f"Accuracy on held-out rows of {record.whose}, {_every(record.experiment.eval_every)}.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
          + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
             f"{marked}." if any(m.drifts for m in record.methods) else "")
@@ -223,7 +305,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          f"The same against the clock of the simulation: how long clients compute and send.{band}",
          clock.accuracy_over_seconds(record)),
         ("One period, hour by hour",
-         f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "
+         f"{record.span.capitalize()}, folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
         ("The blend that was learned",
@@ -242,21 +324,21 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          "each as a mean over the rounds of the last cycle. A method's loss is what it trains on, and need not be that "
          "of another.",
          mixtures.client_losses(record)),
-        ("Which branch",
-         f"Above: held-out rows of {record.whose} that the branch of their true group answers, as they match "
-         "best (half is chance, for two). Below: participants that train the first group's branch, against the "
-         f"share of that group that was expected, over the last {record.window} rounds.",
+        ("Which branch or model",
+         f"Above: held-out rows of {record.whose} that the branch or model of their true group answers, as they match "
+         "best; the dotted line is what a single one for all would have. Below: participants that train that of the "
+         f"first group, against the share of that group that was expected, over {record.span}.",
          figures.branches(record)),
         ("Drift, round by round", _about_drift(record, band), drift_pictures.following_over_rounds(record)),
         ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, clustered)),
         ("Gate weights",
          f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
-         f"evaluations in the last {record.window} rounds{', of the first seed' if seeds > 1 else ''}.",
+         f"evaluations of {record.span}{', of the first seed' if seeds > 1 else ''}.",
          gating.gate_weights(record)),
         ("What the server sees",
-         "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
-         "the signal that gives a rhythm away without anyone looking at data. Not of methods whose clients choose or "
-         "train for themselves before they are judged.",
+         f"{_seen(record)} Accuracy of the model as it was sent out, on the participants' own training rows, before "
+         "they train on them: the signal that gives a rhythm away without anyone looking at data. Not of "
+         "methods whose clients choose or train for themselves before they are judged.",
          figures.participants(record)),
         ("Groups over all rounds",
          f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
@@ -279,7 +361,18 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
          figures.client_distribution(record)),
     ]  # fmt: skip
-    return drawn(pictures)
+
+
+def _every(rounds: int) -> str:
+    return f"every {rounds} rounds" if rounds > 1 else "every round"
+
+
+def _seen(record: ExperimentRecord) -> str:
+    """Say which rounds the picture of what the server sees has."""
+    span, rounds = figures.seen_rounds(record), record.experiment.rounds
+    if span == rounds:
+        return "The whole run."
+    return f"The last four periods, {span} of {rounds} rounds, so that single turns can be told apart."
 
 
 def _about_clusters(record: ExperimentRecord) -> str:
@@ -296,19 +389,20 @@ def _about_clusters(record: ExperimentRecord) -> str:
         f"Rows are {CLIENTS[view]}{several}{grouped}; the color is the model or branch that answers for most of a "
         f"client's data, at each evaluation. {first}At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
-        "clients at each model; a single color is a collapse, but where every client holds the same blend of rows."
+        "clients at each model; a single color is a collapse, except where every client holds the same blend of rows."
     )
 
 
 def _about_drift(record: ExperimentRecord, band: str) -> str:
     """Return the caption of the curves of drift."""
     return (
-        "Above: how far clients are, on average, from the others of their cluster, by the L1 distance of the shares of "
-        "labels that they really hold; the wide gray line is that of all clients, which is what a method without "
-        "clusters has. Then how many clusters there are, those of nobody included: a triangle is a round in which "
-        "clusters were made anew, in any seed. Then clients that were moved to another cluster. "
-        f"{'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
-        f"method that tells.{band}"
+        "All panels count the rounds done: what a round did or found stands at its end, and an event where it struck, "
+        "between two rounds. Above: how far clients are, on average, from the others of their cluster, by the L1 "
+        "distance of the shares of labels that they really hold; the wide gray line is that of all clients, which "
+        "is what a method without clusters has. Then how many clusters there are, those of nobody included: a "
+        "triangle is a round in which a method re-clustered, in any seed. Then clients that were moved to another "
+        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for "
+        f"every method that tells.{band}"
     )
 
 

@@ -341,6 +341,27 @@ class ExperimentRecord:
         """Number of rounds over which late accuracy is averaged."""
         return self.experiment.late
 
+    @property
+    def span(self) -> str:
+        """What late accuracy is averaged over, in words."""
+        return span_of(self.window, self.experiment.rounds, stops=self.experiment.stop_at is not None)
+
+
+def span_of(window: int, rounds: int, *, stops: bool = False) -> str:
+    """Say what is averaged, in the same words everywhere.
+
+    Args:
+        window: rounds that are averaged, at the end of a run.
+        rounds: of a run.
+        stops: true if runs end at a target, and may have fewer rounds.
+
+    >>> span_of(100, 384), span_of(1, 5), span_of(6, 6), span_of(6, 6, stops=True)
+    ('the last 100 rounds', 'the last round', 'the whole run', 'its last 6 rounds or fewer')
+    """
+    if stops:
+        return f"its last {window} rounds or fewer" if window > 1 else "its last round"
+    return "the whole run" if window >= rounds else f"the last {window} rounds" if window > 1 else "the last round"
+
 
 def _check(line: Any, wanted: Any, where: str) -> None:
     """Raise a clear error for a line of another form, before the report fails on it."""

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedtide.config import slug
 from fedtide.core.errors import FedtideError
+from fedtide.report.figures import STYLE, Drawn, Look, saved
 from fedtide.report.tables import Table
+
+NUMBER = re.compile(r"(?<=[\d±]) (?=±|%|\d|(?:points?|rounds?|seeds?|simulated|s|min|[kMGT]?B)\b)")
+"""Spaces inside a number with its error and unit, at which no line may break."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its title and caption."""
+    """A figure with its title and caption; `anchor` is its name on the page and among saved files."""
 
     title: str
     caption: str
     svg: Markup
+    anchor: str
+    drawn: Drawn = field(repr=False)
+
+    @property
+    def link(self) -> str:
+        """Address that holds the figure itself, as a file on white paper."""
+        return _link("image/svg+xml", self.file)
+
+    @property
+    def file(self) -> str:
+        """Content of an SVG file."""
+        return str(self.drawn).replace("<svg", '<svg style="background: #fff"', 1)
 
     @property
     def narrow(self) -> bool:
@@ -33,16 +51,96 @@ class Picture:
 
 @dataclass(frozen=True)
 class Part:
-    """A table with its title, if any, and its caption."""
+    """A table with its title, if any, its caption, and what stands before the names of its rows, if anything.
+
+    anchor: its name on the page and among saved files.
+    """
 
     title: str
     table: Table
     caption: str = ""
+    anchor: str = ""
+    swatches: Sequence[Markup] = ()
+
+    @property
+    def links(self) -> dict[str, str]:
+        """Addresses that hold the table itself, by the ends of the names of files."""
+        return {
+            end: _link(kind, text)
+            for (end, text), kind in zip(self.files.items(), ("text/csv", "text/plain"), strict=True)
+        }
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Contents of files, by the ends of their names."""
+        return {"csv": self.table.csv(), "tex": self.table.latex()}
 
 
-def drawn(pictures: Iterable[tuple[str, str, str | None]]) -> list[Picture]:
-    """Return pictures from titles, captions and figures, without missing figures."""
-    return [Picture(title, caption, Markup(svg)) for title, caption, svg in pictures if svg]
+def drawn(pictures: Iterable[tuple[str, str, Drawn | None]], place: str = "") -> list[Picture]:
+    """Return pictures from titles, captions and figures, without missing figures; `place` begins their anchors."""
+    return [
+        Picture(title, caption, Markup(svg), anchored(title, place), svg) for title, caption, svg in pictures if svg
+    ]
+
+
+def anchored(title: str, place: str = "") -> str:
+    """Return the anchor of a part of a page.
+
+    >>> anchored("Accuracy over rounds"), anchored("Clusters", "lr 0.1")
+    ('accuracy-over-rounds', 'lr-0.1-clusters')
+    """
+    return slug(f"{place} {title}")
+
+
+def _link(kind: str, text: str) -> str:
+    """Return an address that holds a text itself, with no more written in numbers than has to be."""
+    for character in '%"#<>\n':
+        text = text.replace(character, f"%{ord(character):02X}")
+    return f"data:{kind};charset=utf-8,{text}"
+
+
+def save_pictures(pictures: Iterable[Picture], directory: Path) -> None:
+    """Write every picture as SVG and as PDF."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (directory / f"{picture.anchor}.svg").write_text(picture.file, encoding="utf-8")
+        with matplotlib.rc_context(STYLE):
+            saved(picture.drawn.figure, directory / f"{picture.anchor}.pdf", metadata={"CreationDate": None})
+
+
+def save_tables(parts: Iterable[Part], directory: Path) -> None:
+    """Write every table as CSV and as LaTeX."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        for end, text in part.files.items():
+            (directory / f"{part.anchor or 'table'}.{end}").write_text(text, encoding="utf-8")
+
+
+POINTS = {
+    "o": "M15 6a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "s": "M15 3h6v6h-6z", "^": "M18 2l4 7h-8z", "D": "M18 2l4 4-4 4-4-4z",
+    "v": "M18 10l4-7h-8z", "X": "M15 3l6 6M21 3l-6 6", "P": "M18 2v8M14 6h8",
+}  # fmt: skip
+"""Markers of matplotlib as paths, in a swatch of 36 by 12."""
+
+
+def swatch(shown: Look) -> Markup:
+    """Return a piece of a method's line, with its color, dashes and marker."""
+    color = shown.color.lower()  # as matplotlib writes it, and the style sheet finds it
+    gaps = "" if shown.dashes == "-" else f' stroke-dasharray="{" ".join(f"{2 * part:g}" for part in shown.dashes[1])}"'
+    point = f'<path d="{POINTS[shown.marker]}" fill="{color}" stroke-width="2"/>' if shown.marker else ""
+    return Markup(
+        f'<svg class="swatch" viewBox="0 0 36 12" width="36" height="12" aria-hidden="true" style="stroke: {color}">'
+        f'<path d="M0 6h36" stroke-width="3" fill="none"{gaps}/>{point}</svg>'
+    )
+
+
+def whole(text: str) -> str:
+    """Return a text whose numbers do not break over lines.
+
+    >>> whole("It has 91.5 ± 0.2 % over 6 rounds.")
+    'It has 91.5\\xa0±\\xa00.2\\xa0% over 6\\xa0rounds.'
+    """
+    return NUMBER.sub("\u00a0", text)
 
 
 def rendered(name: str, **values: Any) -> str:
@@ -51,6 +149,7 @@ def rendered(name: str, **values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=FunctionLoader(_template),
     )  # fmt: skip
+    page.filters["whole"] = whole
     return page.get_template(name).render(**values)
 
 
@@ -61,10 +160,10 @@ def _template(name: str) -> str:
 def environment_line(root: Path, name: str) -> str:
     """Describe time, machine and packages with which a folder was made; "" where unknown."""
     path = root / "environment.json"
-    if not path.is_file():
-        return ""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = environment_of(root)
+        if not about:
+            return ""
         packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
         machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
         return f"{name}: {about['made']}, {machine}; {packages}"
@@ -72,3 +171,24 @@ def environment_line(root: Path, name: str) -> str:
         raise FedtideError(
             f"{path}: damaged; it is needed for the report's last line only and may be removed"
         ) from None
+
+
+def environment_of(root: Path) -> dict[str, Any]:
+    """Return what `environment.json` says; nothing without it.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = root / "environment.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError(path)
+    return found
+
+
+def is_nano(root: Path) -> bool:
+    """Tell whether a folder was played at the scale that only shows that an experiment works."""
+    try:
+        return environment_of(root).get("scale") == "nano"
+    except ValueError:
+        return False  # the line about the environment says that it is damaged

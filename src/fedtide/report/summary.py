@@ -21,7 +21,7 @@ from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import BY_WAY, Measure
-from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
 from fedtide.runs.folder import load
 
 
@@ -85,6 +85,12 @@ class Summary:
     paired: list[Paired] = field(default_factory=list)
     claims: list[Judged] = field(default_factory=list)
     metrics: dict[str, Unit] = field(default_factory=dict)
+
+    @property
+    def span(self) -> str:
+        """What late means are averaged over, in words."""
+        stops = any("rounds_to_target" in method.measures for method in self.methods)
+        return span_of(self.window, self.rounds, stops=stops)
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedtide.report.figures import STYLE, color, columns, dashes, grid, label, leftmost, svg
+from fedtide.report.figures import STYLE, Drawn, columns, grid, label, leftmost, look, svg
 from fedtide.report.measures import Measure
 from fedtide.report.summary import Study
 
@@ -68,7 +68,7 @@ def over_sweep(study: Study, measure: str) -> Swept | None:
     return Swept(along.rpartition(".")[2], study.axes[along], known) if known else None
 
 
-def share_over_sweep(study: Study, measure: str, said: str, title: str) -> str | None:
+def share_over_sweep(study: Study, measure: str, said: str, title: str) -> Drawn | None:
     """Draw a measure between 0 and 1 along a sweep, in percent; None without data or with one point.
 
     Args:
@@ -111,7 +111,8 @@ def _draw_curve(axes: Axes, swept: Swept, curve: Sequence[tuple[int, Measure]], 
     y = [100 * (curve[k][1].mean or 0.0) for k in order]
     error = [100 * (curve[k][1].error or 0.0) for k in order]
     axes.errorbar(
-        [x[k] for k in order], y, error if any(error) else None, label=name, color=color(number), ls=dashes(number),
+        [x[k] for k in order], y, error if any(error) else None, label=name, color=look(number).color,
+        ls=look(number).dashes,
         marker="os^Dv"[number % 5], ms=4.5, lw=1.8, capsize=2.5, clip_on=False,
     )  # fmt: skip
 

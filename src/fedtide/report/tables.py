@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     BY_WAY,
     FORMATS,
+    NAMES,
     Measure,
     Written,
     count,
@@ -46,11 +51,62 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
+    def csv(self) -> str:
+        """Return the table as CSV: plain numbers, with units in the header and errors in columns of their own."""
+        columns = [
+            column
+            for k, name in enumerate(self.header)
+            for column in (_apart if k else _as_it_is)(name, [row[k] for row in self.rows])
+        ]
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(zip(*columns, strict=True))
+        return out.getvalue()
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX `tabular` with the lines of the package booktabs."""
+        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.header, *self.rows)]
+        columns = "l" + "r" * (len(self.header) - 1)
+        return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:],
+                          r"\bottomrule", r"\end{tabular}", ""])  # fmt: skip
+
+
+CELL = re.compile(r"(?:([▲▼≈]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
+"""Number with its mark, error and unit."""
+
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "←": r"$\leftarrow$",
+}  # fmt: skip
+"""Characters that LaTeX does not print as they are."""
+
+
+def _escaped(cell: str) -> str:
+    return "".join(LATEX.get(character, character) for character in cell) if cell != "-" else "--"
+
+
+def _as_it_is(name: str, cells: Sequence[str]) -> list[list[str]]:
+    return [[name, *cells]]
+
+
+def _apart(name: str, cells: Sequence[str]) -> list[list[str]]:
+    """Return a column as columns of plain numbers, where all of its cells are numbers of one unit; else as it is."""
+    found = [CELL.fullmatch(cell) for cell in cells]
+    numbers = [cell for cell in found if cell]
+    units = {cell[4] or "" for cell in numbers}
+    if len(units) != 1 or any(not match and cell != "-" for match, cell in zip(found, cells, strict=True)):
+        return _as_it_is(name, cells)
+    (unit,) = units
+    out = [[f"{name}, {unit}" if unit else name, *(cell[2] if cell else "" for cell in found)]]
+    if any(cell[3] for cell in numbers):
+        out.append([f"{name}, standard error", *((cell[3] or "") if cell else "" for cell in found)])
+    return out
+
 
 def accuracy_table(summary: Summary) -> Table:
     """Build the table of all forms of accuracy, a row per method."""
     columns: list[Column] = [
-        (f"mean of {_late(summary)}", "accuracy", percent),
+        (f"mean over {summary.span}", "accuracy", percent),
         ("last round", "last", percent),
         ("best", "best", percent),
         ("worst point", "worst_point", percent),
@@ -60,10 +116,38 @@ def accuracy_table(summary: Summary) -> Table:
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
 
 
-def _late(summary: Summary) -> str:
-    """Describe the rounds of late means; runs that end at a target may have fewer of them."""
-    stopped = any("rounds_to_target" in method.measures for method in summary.methods)
-    return f"its last {summary.window} rounds or fewer" if stopped else f"last {summary.window} rounds"
+MARKS = {1: "▲", 0: "≈", -1: "▼"}
+"""Signs of clearly higher, not clearly different and clearly lower accuracy than the baseline's."""
+
+
+def methods_table(summary: Summary) -> Table:
+    """Build the first table of a page, a row per method, with a mark at the difference to the baseline."""
+    columns: list[Column] = [
+        (f"mean over {summary.span}", "accuracy", percent),
+        ("worst point", "worst_point", percent),
+        ("swing", "swing", points),
+    ]
+    if any(each.values for m in summary.methods if (each := m.measures.get("refused")) and any(each.values)):
+        columns.append(("refused answers", "refused", count))
+    table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
+    marks = {p.name: MARKS[p.difference.side()] for p in summary.paired if p.difference.error is not None}
+    rows = [[*row[:2], f"{marks[row[0]]} {row[2]}", *row[3:]] if row[0] in marks else row for row in table.rows]
+    return Table(table.header, rows)
+
+
+def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
+    """Build the table of the methods of several experiments, which may be averaged over other rounds."""
+    columns: list[Column] = [
+        ("accuracy", "accuracy", percent), ("worst point", "worst_point", percent), ("swing", "swing", points),
+        ("worst tenth of clients", "worst_decile", percent), ("refused answers", "refused", count),
+    ]  # fmt: skip
+    known = [c for c in columns if any(c[1] in m.measures for _, summary in summaries for m in summary.methods)]
+    rows = [
+        [f"{name}: {m.name}", summary.span, *(show(m.measures.get(measure)) for _, measure, show in known)]
+        for name, summary in summaries
+        for m in summary.methods
+    ]
+    return Table(["method", "averaged over", *(title for title, _, _ in known)], rows)
 
 
 def groups_table(summary: Summary) -> Table | None:
@@ -261,7 +345,7 @@ def _finite(summary: Summary, columns: Sequence[Column]) -> Table | None:
 def brief_table(summary: Summary) -> Table:
     """Build the short table for terminals."""
     columns: list[Column] = [
-        (_late(summary), "accuracy", percent),
+        (f"mean over {summary.span}", "accuracy", percent),
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
         ("right branch", "branch_accuracy", percent),
@@ -272,16 +356,17 @@ def brief_table(summary: Summary) -> Table:
     return _against_baseline(table, summary, len(table.header), "against {}")
 
 
-def claims_table(claims: Sequence[Judged]) -> Table:
-    """Build the table of claims with numbers and verdicts."""
-    rows = [[j.claim, found(j), j.verdict] for j in claims]
-    return Table(["claim", "found", "verdict"], rows)
+def claims_table(claims: Sequence[Judged], *, verdicts: bool = True) -> Table:
+    """Build the table of claims with numbers and, if wanted, verdicts."""
+    rows = [[j.claim, found(j), *([j.verdict] if verdicts else [])] for j in claims]
+    return Table(["claim", "found", *(["verdict"] if verdicts else [])], rows)
 
 
-def claims_by_point(summaries: Sequence[Summary]) -> Table:
+def claims_by_point(summaries: Sequence[Summary], *, verdicts: bool = True) -> Table:
     """Build the table of claims at several points of a sweep."""
-    rows = [[summary.point, *row] for summary in summaries for row in claims_table(summary.claims).rows]
-    return Table(["point", "claim", "found", "verdict"], rows)
+    made = [(summary.point, claims_table(summary.claims, verdicts=verdicts)) for summary in summaries]
+    header = claims_table([], verdicts=verdicts).header
+    return Table(["point", *header], [[point, *row] for point, table in made for row in table.rows])
 
 
 def found(judged: Judged) -> str:
@@ -289,21 +374,31 @@ def found(judged: Judged) -> str:
     if judged.number.mean is None:
         return "-"
     written = unit_of(judged.measure) or FORMATS[judged.unit or "number"]
-    return difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
+    said = difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
+    return f"{said} {NAMES.get(judged.measure, '')}".rstrip()
 
 
-def cost_table(summary: Summary) -> Table:
-    """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's accuracy."""
+def cost_table(summary: Summary, second: float | None = None) -> Table:
+    """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's accuracy.
+
+    Args:
+        summary: of the experiment.
+        second: simulated seconds of every round, where they are equal: the times are then told in rounds.
+    """
     header = ["method", "to clients", "from clients", "training", "evaluation", "refused answers"]
     names: list[tuple[str, Written]] = [
         ("down", size), ("up", size), ("seconds", seconds), ("evaluation_seconds", seconds), ("refused", count),
     ]  # fmt: skip
     if summary.paired:
-        header.append(f"simulated time to the accuracy of {summary.paired[0].baseline}")
-        names.append(("time_to_accuracy", seconds))
+        until = f"to the accuracy of {summary.paired[0].baseline}"
+        header.append(f"simulated time {until}" if second is None else f"rounds {until}")
+        names.append(("time_to_accuracy", seconds if second is None else partial(rounds, second=second)))
     if any("time_to_target" in m.measures for m in summary.methods):
-        header += ["rounds to the target", "simulated time to the target"]
-        names += [("rounds_to_target", rounds), ("time_to_target", seconds)]
+        header.append("rounds to the target")
+        names.append(("rounds_to_target", rounds))
+        if second is None:
+            header.append("simulated time to the target")
+            names.append(("time_to_target", seconds))
     rows = [[m.name, *(show(m.measures.get(name)) for name, show in names)] for m in summary.methods]
     return Table(header, rows)
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Range
-from fedtide.report.figures import STYLE, color, grid, label, leftmost, svg
+from fedtide.report.figures import STYLE, Drawn, grid, label, leftmost, look, svg
 from fedtide.report.tables import written
 from fedtide.tuning.folder import Tuned
 from fedtide.tuning.plan import Parameter
@@ -24,17 +24,19 @@ PRUNED = "#777777"
 FAILED = "#B00020"
 
 
-def over_trials(stage: Sequence[Tuned]) -> str:
+def over_trials(stage: Sequence[Tuned]) -> Drawn:
     """Draw accuracy over trials with the best so far, a panel per method."""
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(stage), high=3.0)
         for number, (axes, tuned) in enumerate(zip(panels, stage, strict=True)):
-            _trials(axes, tuned.trials, color(number), lambda trial: trial.number + 1)
+            _trials(axes, tuned.trials, look(number).color, lambda trial: trial.number + 1)
             done = [trial for trial in tuned.trials if trial.accuracy is not None]
             if done:
                 at = [trial.number + 1 for trial in done]
                 best = np.maximum.accumulate([100 * (trial.accuracy or 0.0) for trial in done])
-                axes.step([*at, max(len(tuned.trials), at[-1])], [*best, best[-1]], where="post", color=color(number))
+                axes.step(
+                    [*at, max(len(tuned.trials), at[-1])], [*best, best[-1]], where="post", color=look(number).color
+                )
             axes.set_title(label(tuned.search.method), fontsize=10)
             axes.set_xlabel("trial")
             axes.set_xlim(0.5, max(tuned.search.trials, 2) + 0.5)
@@ -43,11 +45,11 @@ def over_trials(stage: Sequence[Tuned]) -> str:
         return svg(figure, "accuracy over trials")
 
 
-def over_values(tuned: Tuned) -> str:
-    """Draw accuracy against each value, a panel per parameter; "" where no trial was judged."""
+def over_values(tuned: Tuned) -> Drawn | None:
+    """Draw accuracy against each value, a panel per parameter; None where no trial was judged."""
     seen = [trial for trial in tuned.trials if trial.last is not None]
     if not seen:
-        return ""
+        return None
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(tuned.search.parameters), high=3.0)
         for axes, parameter in zip(panels, tuned.search.parameters, strict=True):
@@ -72,9 +74,9 @@ def _against(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter:
             return float(trial.values[key])
 
         _axis(axes, range_)
-    _trials(axes, [trial for trial in trials if trial.state != "failed"], color(0), place)
+    _trials(axes, [trial for trial in trials if trial.state != "failed"], look(0).color, place)
     if best is not None and best.accuracy is not None:
-        axes.plot(place(best), 100 * best.accuracy, marker="*", ms=15, color=color(1), mec="black", mew=0.6, ls="")
+        axes.plot(place(best), 100 * best.accuracy, marker="*", ms=15, color=look(1).color, mec="black", mew=0.6, ls="")
     axes.set_xlabel(label(parameter.name))
 
 
@@ -126,5 +128,7 @@ def _finish(figure: Figure, panels: Sequence[Axes], *, best: bool = False, star:
         handles.append(Line2D([], [], ls="", marker="x", color=FAILED, ms=6, label="failed"))
         handles.append(Line2D([], [], color="#333333", label="best so far"))
     if star:
-        handles.append(Line2D([], [], ls="", marker="*", color=color(1), mec="black", mew=0.6, ms=12, label="best"))
+        handles.append(
+            Line2D([], [], ls="", marker="*", color=look(1).color, mec="black", mew=0.6, ms=12, label="best")
+        )
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9)

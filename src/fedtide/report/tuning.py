@@ -10,6 +10,7 @@ from typing import Any
 from fedtide.config import Experiment, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
+from fedtide.report.reading import span_of
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.tables import Table, written
 from fedtide.report.trial_pictures import over_trials, over_values
@@ -41,8 +42,9 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {root}")
     ready = root / READY
     flatters = (
-        f"Accuracy on validation rows, as a mean over the last {experiment.late} rounds; test rows were never looked "
-        "at. It is the best of several trials, so it flatters: run the tuned experiment and read its test rows."
+        f"Accuracy on validation rows, as a mean over {span_of(experiment.late, experiment.rounds)}; test rows were "
+        "never looked at. It is the best of several trials, so it flatters: run the tuned experiment and "
+        "read its test rows."
     )
     path = out or root / "report.html"
     text = rendered(
@@ -51,7 +53,10 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         about=experiment.description,
         headline=headline(stages),
         setting=setting(experiment, stages),
-        parts=[Part("What was found", found_table(stages), flatters), Part("Budgets", budget_table(stages))],
+        parts=[
+            Part("What was found", found_table(stages), flatters, "what-was-found"),
+            Part("Budgets", budget_table(stages), "", "budgets"),
+        ],
         stages=[_stage(stage) for stage in stages if any(tuned.trials for tuned in stage)],
         ready=ready.read_text(encoding="utf-8") if ready.is_file() else "not finished yet",
         config=to_toml(experiment),
@@ -169,4 +174,4 @@ def _stage(stage: Sequence[Tuned]) -> Stage:
         if trial.state == "failed"
     ]  # fmt: skip
     table = Table(["method", "trial", "values", "why"], failed) if failed else None
-    return Stage(stage[0].search.stage, drawn(pictures), table)
+    return Stage(stage[0].search.stage, drawn(pictures, stage[0].search.stage), table)

@@ -103,17 +103,17 @@ def free(root: Path) -> None:
         raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
 
 
-def create(experiment: Experiment, root: Path, where: str = "experiment") -> None:
-    """Make a new run folder with its configuration and environment.
+def create(experiment: Experiment, root: Path, where: str = "experiment", scale: str | None = None) -> None:
+    """Make a new run folder with its configuration and environment, and the scale of the file that is played, if any.
 
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
     at_points = {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}
-    made(root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()})
+    made(root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()}, scale)
 
 
-def made(root: Path, files: Mapping[str, str]) -> None:
+def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None:
     """Make a new folder with these files and what it was made with, all at once.
 
     Raises:
@@ -121,7 +121,8 @@ def made(root: Path, files: Mapping[str, str]) -> None:
     """
     free(root)
     making = root.with_name(f"{root.name}.making-{os.getpid()}")
-    told = {**files, "environment.json": json.dumps(environment(), indent=1) + "\n"}
+    about = environment() | ({"scale": scale} if scale else {})
+    told = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
     try:
         for name, text in told.items():
             (making / name).parent.mkdir(parents=True, exist_ok=True)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
-from fedtide.data.saved import CLASSES, check, save
-from fedtide.evaluate.clusters import accompanied, apart_within
+from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
+from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.pool import Processes
-from fedtide.fleets.simulated import Query, SimulatedFleet
+from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metrics_of, spec_of
@@ -173,11 +171,10 @@ def judge_of(
         there = None if pool.multi_node else memory.directory
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
-    algorithm = host.algorithm
-    clock = clock_of(experiment, method, algorithm, host.population)
+    clock = clock_of(experiment, method, host.algorithm, host.population)
     fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    return Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
+    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
@@ -263,22 +260,6 @@ def run_rounds(
             return
 
 
-def headline(line: Mapping[str, Any]) -> float | None:
-    """The accuracy of an evaluation: of held-out clients, else of the clients' test rows, else of their validation
-    rows.
-
-    >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
-    0.25
-    """
-    shown = [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
-    return shown[0].get("accuracy") if shown else None
-
-
-def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The accuracy of every evaluation that a record has."""
-    return [headline(line) for line in lines if "scores" in line]
-
-
 def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
     """Whether the last evaluations are all good enough.
 
@@ -289,148 +270,3 @@ def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
     if stop_at is None or len(known) < stop_at.evaluations:
         return False
     return all(value is not None and value >= stop_at.accuracy for value in known[-stop_at.evaluations :])
-
-
-def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
-    """What `rounds.jsonl` keeps of every round; what was spent before round 0 is part of its cost."""
-    trained = [query for query in fleet.queries if query.ask.question == "train"]
-    # A client that began earlier and is only asked after takes part when its answer counts.
-    took = [query.ask.clients if query.sent is None else query.answered for query in trained]
-    participants = torch.cat(took) if took else torch.empty(0, dtype=torch.int64)
-    return {
-        "round": step.moment.round,
-        "seconds": step.seconds,
-        "asked": sum(map(_sent, fleet.queries)),
-        "answered": sum(len(query.answered) for query in fleet.queries),
-        "refused": sum(len(query.refused) for query in fleet.queries),
-        "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
-        "down": cost.down,
-        "up": cost.up,
-        "substituted": fleet.substituted,
-        **shares(fleet.population, step, participants),
-        **branches(fleet.population, trained),
-        **blends(fleet.population, step, trained),
-        **losses(trained),
-        **drifts(fleet.population, step),
-        "participants": judge.participants(step.received, participants.unique()),
-        "facts": step.facts,
-    }
-
-
-def _sent(query: Query) -> int:
-    """How many clients were sent a question in this round."""
-    return len(query.ask.clients) if query.sent is None else int(query.sent.sum())
-
-
-def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
-    """How many participants of each group trained each branch or model; (groups, K).
-
-    Where the server asked by slots it is the slot, else what their work notes.
-    """
-    noted = [
-        (client, int(notes.branch))
-        for query in trained
-        for client, notes in query.notes.items()
-        if notes.branch is not None
-    ]
-    for query in trained:
-        counted = query.ask.of(torch.isin(query.ask.clients, query.answered))
-        if counted.slot is not None:
-            noted += zip(counted.clients.tolist(), counted.slot.tolist(), strict=True)
-    if not noted:
-        return {}
-    clients, branch = torch.tensor(noted).T
-    table = torch.zeros(len(population.group_names), int(branch.max()) + 1, dtype=torch.int64)
-    return {"branches": table.index_put_((population.group[clients], branch), torch.tensor(1), accumulate=True)}
-
-
-def blends(population: Population, step: Step, trained: list[Query]) -> dict[str, Any]:
-    """What the participants' training rows are made of, where the source has several domains.
-
-    `domains` (domains,): the share of each domain among them, under a shift that blends domains. `split` (domains, K):
-    how many rows of each domain went to each component, where works note that.
-    """
-    if population.rows.domain is None or len(population.rows.domain_names) < 2:
-        return {}
-    domain, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
-    out = {}
-    if trained and population.shift.cycle(moment.rounds) is not None:
-        rows, _ = population.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
-        out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
-    noted = [
-        (client, notes.component.long())
-        for query in trained
-        for client, notes in query.notes.items()
-        if notes.component is not None
-    ]
-    if noted:
-        held = [_held(population, client, moment, len(component)).long() for client, component in noted]
-        domains, components = domain[torch.cat(held)], torch.cat([component for _, component in noted])
-        known = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
-        wide = max(known, int(components.max()) + 1 if len(components) else 1)
-        table = torch.zeros(several, wide, dtype=torch.int64)
-        out["split"] = table.index_put_((domains, components), torch.tensor(1), accumulate=True)
-    return out
-
-
-def _held(population: Population, client: int, moment: Moment, noted: int) -> torch.Tensor:
-    rows = population.held(client, moment, "train")
-    if len(rows) != noted:
-        raise FedtideError(
-            f"note 'component': found {noted} rows, client {client} trains on {len(rows)}; allowed: one for each"
-        )
-    return rows
-
-
-def drifts(population: Population, step: Step) -> dict[str, Any]:
-    """How many clients drifted since the round before, and what happened, where rows or labels change at events."""
-    if not population.shift.drifts:
-        return {}
-    now = step.moment
-    then = replace(now, round=now.round - 1, seconds=step.before)
-    return {"drifted": len(population.changed(now, then)), "events": list(population.events(now, then))}
-
-
-def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
-    """How unlike the judged clients of a cluster are by what they hold now, where that drifts.
-
-    `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
-    there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
-    are not alone in their cluster, as who is alone has a distance of 0; null without any. `all`: if all were in one.
-    """
-    population, moment = judge.fleet.population, judge.fleet.moment
-    if not population.shift.drifts or population.rows.steps is not None or population.rows.classes > CLASSES:
-        return {}
-    shares = population.label_shares(scores.clients, moment).numpy()
-    found = judge.clusters(scores, slot)
-    nowhere = -1 if any(each is not None for each in found) else 0
-    cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
-    held = shares.any(axis=1)
-    clustered = held & (cluster >= 0)
-    shares, cluster, everyone = shares[clustered], cluster[clustered], apart_within(shares[held], np.zeros(held.sum()))
-    near = accompanied(cluster)
-    told = {
-        "within": apart_within(shares, cluster),
-        "shared": apart_within(shares[near], cluster[near]),
-        "all": everyone,
-    }
-    return {"heterogeneity": {name: round(value, 6) for name, value in told.items()}}
-
-
-def losses(trained: list[Query]) -> dict[str, Any]:
-    """How the training loss is spread over the participants whose answers counted; nothing where they tell of none."""
-    told = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
-    if not told:
-        return {}
-    with np.errstate(invalid="ignore"):  # of infinite ones there may be no quantile, and that is what is said
-        found = np.quantile(told, [0.0, 0.25, 0.5, 0.75, 1.0]).round(6).tolist()
-    return {"client_loss": dict(zip(("min", "q25", "q50", "q75", "max"), found, strict=True))}
-
-
-def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:
-    """How many participants were of each group, and what share the shift led to expect; nothing for one group."""
-    if len(population.group_names) < 2:
-        return {}
-    counts = torch.bincount(population.group[participants], minlength=len(population.group_names))
-    expected = population.expected(step.moment).tolist()
-    return {"groups": counts, "expected": expected}

@@ -20,7 +20,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
-from fedtide.fleets.host import BATCH, decision_units
+from fedtide.fleets.tally import BATCH, decision_units
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched

@@ -206,7 +206,7 @@ def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_pa
 
 
 @pytest.mark.parametrize(("options", "line"), [
-    ({"weights": "WRONG"}, "representation.weights: WRONG: 'dense1.weight': found nothing, allowed: shape (5, 4)"),
+    ({"weights": "WRONG"}, "representation.weights: WRONG: shape of 'dense1.weight': found None, allowed: (5, 4)"),
     ({"weights": "NONE"}, "representation.weights: no such file or folder: NONE; allowed: a file of safetensors"),
     ({"weights": "WRONG", "at": "global"}, "found weights and at 'global', which is no model of a file; allowed: at"),
 ])  # fmt: skip

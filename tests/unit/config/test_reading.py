@@ -18,6 +18,7 @@ import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
 from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.core.config_types import BIDIRECTIONAL
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
 from fedtide.data.shift.who import Always, Periodic
@@ -518,6 +519,11 @@ def test_every_point_of_a_sweep_has_a_folder_of_its_own(sweep):
 
 
 @law
+def seen(size: int) -> st.SearchStrategy[str]:
+    """Text that people are shown."""
+    return st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters=BIDIRECTIONAL), max_size=size)
+
+
 @given(st.text(max_size=12))
 def test_a_folder_name_has_no_characters_that_mean_something_else(name):
     made = slug(name)
@@ -690,8 +696,8 @@ experiments = st.fixed_dictionaries(
     optional={
         "rounds": small,
         "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-        "title": st.text(max_size=5),
-        "description": st.text(max_size=5),
+        "title": seen(5),
+        "description": seen(5),
         "eval_every": small,
         "eval_clients": small,
         "checkpoint_every": small,

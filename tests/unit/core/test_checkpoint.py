@@ -167,7 +167,9 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, found):
     saved(tmp_path, 3)
     path = tmp_path / "00000003" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
-    with pytest.raises(FedtideError, match=r"checkpoint.json: found format .* allowed: 2; it was written by another"):
+    with pytest.raises(
+        FedtideError, match=r"checkpoint.json: format: found .* but it was written by another version; allowed: 2"
+    ):
         loaded(tmp_path)
 
 
@@ -230,7 +232,7 @@ def test_a_format_is_told_before_anything_else_is_read(tmp_path):
     folder = tmp_path / "00000003"
     (folder / "checkpoint.json").write_text('{"format": 99}')
     (folder / "state.safetensors").write_bytes(b"something new")
-    with pytest.raises(FedtideError, match="found format 99"):
+    with pytest.raises(FedtideError, match="format: found 99"):
         loaded(tmp_path)
 
 

@@ -294,10 +294,10 @@ def test_nothing_to_read_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"no archive")
     for path, line in (
-        (tmp_path / "empty", "no pictures to train on"),
-        (folder(tmp_path / "only", drawn("test/cat/1.png")), "no pictures to train on"),
-        (archive(tmp_path / "none.tar", {}), "no pictures to train on"),
-        (archive(tmp_path / "bare.tar", drawn("1.png")), "1.png: a picture of no class; allowed: <class>/<picture>"),
+        (tmp_path / "empty", "pictures to train on: found 0, allowed: one or more"),
+        (folder(tmp_path / "only", drawn("test/cat/1.png")), "pictures to train on: found 0, allowed: one or more"),
+        (archive(tmp_path / "none.tar", {}), "pictures to train on: found 0, allowed: one or more"),
+        (archive(tmp_path / "bare.tar", drawn("1.png")), "picture: found '1.png', allowed: <class>/<picture>"),
         (tmp_path / "file", "damaged or not a tar archive"),
     ):
         with pytest.raises(FedtideError, match=f"^{path}: .*{line}|^{path}: {line}"):

@@ -236,9 +236,13 @@ def test_traces_by_hand(tmp_path):
     ("latency", "lines", "said"),
     [
         ("{", LINES, r"devices.latency: .*latency.json: cannot be read as JSON"),
-        ("{}", LINES, r"devices.latency: .*: found dict, allowed: a list of objects"),
-        ([{"ResNet Latency": -1}], LINES, r"devices.latency: .*no positive number under 'ResNet Latency'"),
-        (LATENCIES, "case,speed\n1,2\n", r"devices.lines: .*no column 'tcp_speed_kbps'"),
+        ("{}", LINES, r"devices.latency: .*: found {}, allowed: a list of objects"),
+        (
+            [{"ResNet Latency": -1}],
+            LINES,
+            r"devices.latency: .*positive numbers under 'ResNet Latency': found 0, allowed",
+        ),
+        (LATENCIES, "case,speed\n1,2\n", r"devices.lines: .*columns: found .*, allowed: 'tcp_speed_kbps'"),
         (LATENCIES, "case,tcp_speed_kbps\n1,2 fast\n", r"devices.lines: .*line 2: found '2 fast', allowed: positive"),
         (LATENCIES, "case,tcp_speed_kbps\n1,5\n1,\n", r"devices.lines: .*line 3: found '', allowed: positive"),
     ],

@@ -13,7 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.host import _Tally, concat_scores
+from fedtide.fleets.tally import Tally, concat_scores
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import always_first, client_of, fleet, people
@@ -345,7 +345,7 @@ def test_other_ways_to_predict_and_densities_are_summed_for_each_client():
 
 def test_other_ways_to_predict_sequences_count_the_steps_that_are_scored():
     """Two rows of one client, three steps and one scored; density is the row's, once for each of them."""
-    tally, y = _Tally(1), torch.tensor([[0, 1, 1], [1, 0, 0]])
+    tally, y = Tally(1), torch.tensor([[0, 1, 1], [1, 0, 0]])
     scored = torch.tensor([[True, True, True], [True, False, False]])
     logp = torch.tensor([0.0, -5.0]).expand(2, 3, 2)
     prediction = Prediction(logp, others={"second": logp.flip(2).argmax(2)}, density=torch.tensor([-2.0, -10.0]))

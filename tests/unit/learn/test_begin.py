@@ -124,10 +124,10 @@ def several(folder):
         (lambda folder: None, "no such file or folder: "),
         (lambda folder: (folder / "file").write_text("no tensors"), "file: not a file of safetensors"),
         (lambda folder: (folder / "file").mkdir(), "checkpoints: found no checkpoint"),
-        (wrong_shape, "'dense1.weight': found shape (6, 4), allowed: shape (5, 4)"),
-        (wrong_name, "'dense1.weight': found nothing, allowed: shape (5, 4)"),
+        (wrong_shape, "shape of 'dense1.weight': found (6, 4), allowed: (5, 4)"),
+        (wrong_name, "shape of 'dense1.weight': found None, allowed: (5, 4)"),
         (too_many, "found 'tail.weight', allowed: dense1.weight, dense1.bias, head.weight, head.bias"),
-        (several, "found 10 models, allowed: the state of a run with one"),
+        (several, "number of models: found 10, allowed: 1, as in the state of a run with one model"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line_before_anything_runs(make, line, tmp_path):

@@ -89,7 +89,7 @@ def test_features_of_a_frozen_network_can_be_projected():
         (lambda folder: Frozen(weights=str(folder / "text")).of(task()), "text: not a file of safetensors"),
         (
             lambda folder: Frozen(weights=str(folder / "other")).of(task()),
-            "'dense.weight': found shape (2, 2), allowed",
+            "shape of 'dense.weight': found (2, 2), allowed",
         ),
     ],
 )

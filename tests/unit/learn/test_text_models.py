@@ -92,14 +92,12 @@ def test_padding_at_the_end_changes_nothing_before_it():
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (), (20, 3)])
 def test_rows_that_are_no_sequences_are_one_clear_line(shape):
-    with pytest.raises(FedtideError, match=r"^model.kind: 'lstm' needs rows of token ids, found rows of shape"):
+    with pytest.raises(FedtideError, match=r"^model.kind: 'lstm': shape of rows: found"):
         LSTM().build(shape, 10)
 
 
 def test_numbers_that_are_no_tokens_are_one_clear_line():
-    with pytest.raises(
-        FedtideError, match=r"^model.kind: 'lstm' needs token ids, found rows of torch.float32, allowed"
-    ):
+    with pytest.raises(FedtideError, match=r"^model.kind: 'lstm': type of rows: found torch.float32, allowed"):
         TINY.build((STEPS,), WORDS)(torch.rand(2, STEPS))
 
 

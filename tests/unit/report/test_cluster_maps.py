@@ -27,7 +27,7 @@ FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    values = raw(A, IFCA, MIXTURE, FEDEM, **STEADY, seeds=[0, 1])
+    values = raw(A, IFCA, MIXTURE, FEDEM, **STEADY, seeds=[0, 1], average_last=6)
     return run(values, tmp_path_factory.mktemp("members") / "run", workers=1).folder
 
 
@@ -121,7 +121,7 @@ def test_the_picture_has_a_panel_for_every_method_with_clusters(record):
     names = [method.name for method in made.methods if "churn" in method.measures]
     assert names == ["IFCA", "AEM", "FedEM"]
     found = texts(cluster_maps.clusters_over_time(record, names))
-    assert {"IFCA", "AEM", "FedEM", "day", "night", "8 clients", "a client's own expert", "round"} <= set(found)
+    assert {"IFCA", "AEM", "FedEM", "day", "night", "8 clients", "a client's own expert", "rounds done"} <= set(found)
     assert "A" not in found
     assert cluster_maps.clusters_over_time(record, []) is None
 
@@ -155,7 +155,7 @@ def test_own_experts_are_no_cluster_and_models_that_nobody_is_in_are_empty_ones(
     assert got["purity"] == 1
     made = membership(run, "train_clients", ["day", "night"], 200)
     assert made.table.tolist() == [[-1], [-1], [3], [3]]
-    assert cluster_maps._legend([made], cluster_maps.palette([made])) == [-1, 3]
+    assert cluster_maps._legend([made], cluster_maps.palette([made])) == [-1, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("slots", "used"), [("0101", 2), ("0505", 2), ("5555", 1), ("0123", 4)])

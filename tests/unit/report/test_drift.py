@@ -239,7 +239,7 @@ def test_what_a_run_of_each_kind_has(record):
 def test_the_pictures_of_drift(root, record):
     assert {"drift over rounds", "clusters of clients over time"} <= shown(root)
     found = texts(drift_pictures.following_over_rounds(record))
-    assert {"all clients, one cluster", "Fielding", "clusters", "round"} <= set(found)
+    assert {"all clients, one cluster", "Fielding", "clusters", "rounds done"} <= set(found)
     names = ["Fielding", "Static", "FlexCFL"]
     maps = texts(cluster_maps.clusters_over_time(record, names))
     assert maps.index("true groups") < maps.index("Fielding")
@@ -253,8 +253,8 @@ def test_the_page_says_what_was_simulated(root, record):
     assert "dashed lines are events at which many change at once" in page.text["p"]
     assert (
         "Clients belong to 2 groups and hold rows of the labels of their group. Every 2 rounds 20 % of the clients "
-        "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. Known "
-        "events are its mass events, in 1 round (5). The model is judged on rows that the clients kept back, of what "
+        "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. The "
+        "known event is a mass event, after 5 rounds. The model is judged on rows that the clients kept back, of what "
         "they hold at that moment."
     ) in narrative.setting(record)
     assert tables.events_table(summarize(record)).header[1] == "fall"

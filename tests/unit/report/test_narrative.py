@@ -8,6 +8,7 @@ import pytest
 
 from fedtide.config import from_dict
 from fedtide.report import measures, narrative, tables
+from fedtide.report.alarms import alarms
 from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
@@ -43,7 +44,7 @@ def summary(
         (measure(0.5), "50.0 %"),
         (measure(None), "-"),
         (None, "-"),
-        (measure(1.0, 0.0), "100.0 ± 0.0 %"),
+        (measure(1.0, 0.0), "100.0 %"),
     ],
 )
 def test_a_share_is_said_in_percent_with_its_error(given, said):
@@ -120,15 +121,15 @@ STEADY = method("Steady", accuracy=(0.95, 0.01), worst_decile=(0.7, 0.02))
 
 def test_a_method_under_a_shift():
     assert narrative.sentence(summary(SHIFTED, groups=("day", "night")), SHIFTED) == (
-        "FedAvg is right 90.0 ± 1.0 % of the time over the last 64 rounds, 80.0 ± 2.0 % at its worst moment; within a "
-        "period its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points for "
-        "night clients)."
+        "FedAvg has an accuracy of 90.0 ± 1.0 % over the last 64 rounds, and of 80.0 ± 2.0 % at its worst moment; "
+        "within a period its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points "
+        "for night clients)."
     )
 
 
 def test_a_method_without_a_shift():
     assert narrative.sentence(summary(STEADY), STEADY) == (
-        "Steady is right 95.0 ± 1.0 % of the time over the last 64 rounds; the worst-served tenth of the clients gets "
+        "Steady has an accuracy of 95.0 ± 1.0 % over the last 64 rounds; the worst-served tenth of the clients gets "
         "70.0 ± 2.0 %."
     )
 
@@ -147,7 +148,7 @@ def test_a_swing_that_is_not_known_is_no_number_in_a_table():
 
 def test_a_swing_that_is_not_known_is_not_claimed_in_a_sentence():
     said = narrative.sentence(summary(UNKNOWN, groups=("day", "night")), UNKNOWN)
-    assert said.startswith("FedAvg is right 90.0 % of the time over the last 64 rounds")
+    assert said.startswith("FedAvg has an accuracy of 90.0 % over the last 64 rounds")
     assert "swing" not in said
 
 
@@ -197,7 +198,7 @@ def test_the_headline_claims_no_swing_that_is_not_known():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
     steady = method("FedAvg, steady", accuracy=1.0, worst_point=0.9, swing=None, swing_day=None, swing_night=None)
     said = narrative.headline(made, summary(UNKNOWN, steady, groups=("day", "night")))
-    assert said.startswith("The shift costs 10.0 ± 0.0 points of accuracy on average")
+    assert said.startswith("The shift costs 10.0 points of accuracy on average")
     assert "swing" not in said
 
 
@@ -206,10 +207,33 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
     shifted = method("FedAvg", accuracy=0.8, worst_point=0.6, swing=0.2, swing_day=0.3, swing_night=0.1)
     steady = method("FedAvg, steady", accuracy=0.9, worst_point=0.85, swing=0.02, swing_day=0.03, swing_night=0.01)
     assert narrative.headline(made, summary(shifted, steady, groups=("day", "night"))) == (
-        "The shift costs 10.0 ± 0.0 points of accuracy on average and 25.0 ± 0.0 points at the worst moment. Within "
+        "The shift costs 10.0 points of accuracy on average and 25.0 points at the worst moment. Within "
         "every period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night "
         "clients by 10.0 points instead of 1.0 points."
     )
+
+
+def test_who_copes_best_is_one_method_only_where_it_is_clearly_ahead():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}}, {**A, "name": "X"})
+    base, steady = ([0.5, 0.52], [0.8, 0.81])
+
+    def said(**others: list[float]) -> str:
+        values = {"FedAvg": base, "Steady": steady, **others}
+        done = [MethodSummary(n, "fedavg", [0, 1], 0, {"accuracy": Measure.of(v)}) for n, v in values.items()]
+        return narrative.headline(made, summary(*done))
+
+    assert "X copes best: it wins back 20.0" in said(X=[0.7, 0.72], Y=[0.6, 0.62])
+    assert "X and Y cope best, without a clear difference between them: X wins" in said(X=[0.7, 0.72], Y=[0.69, 0.72])
+
+
+def test_no_headline_praises_a_method_whose_training_went_wrong():
+    good = method("Good", accuracy=0.8, answered=290.0, refused=10.0)
+    refused = method("Refused", accuracy=0.9, answered=0.0, refused=30.0)
+    diverged = method("Diverged", accuracy=(None, None), diverged=2.0)
+    made = summary(refused, diverged, good)
+    assert narrative.headline(record(A), made) == "Good has an accuracy of 80.0 % over the last 64 rounds."
+    assert narrative.headline(record(A), summary(refused)) == "No method was trained as it should be."
+    assert [line.partition(":")[0] for line in alarms(made)] == ["Refused", "Diverged", "Good"]
 
 
 def test_with_one_seed_the_headline_has_no_errors():
@@ -241,7 +265,9 @@ def test_otherwise_the_headline_is_who_came_first():
 
 def test_where_one_of_the_two_is_not_finished_the_headline_is_who_came_first():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
-    assert narrative.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg is right 80.0 %")
+    assert narrative.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith(
+        "FedAvg has an accuracy of 80.0 %"
+    )
 
 
 def test_where_nobody_was_judged_there_is_no_headline():
@@ -262,20 +288,31 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
     )
     said = narrative.setting(made)
     assert said.startswith(
-        "200 clients hold real pictures of handwriting, digits by day and letters by night; 2 seeds, 6 rounds."
+        "200 clients hold real pictures of handwritten digits and letters, each digits (day) or letters (night), dealt "
+        "at random; 2 seeds, 6 rounds."
     )
     assert narrative.setting(record(A, data={"partition": "natural"})).startswith(
-        "The clients hold rows of gaussians; 1 seed, 6"
+        "The clients hold rows of gaussians, each those of one domain; 1 seed, 6"
     )
     assert "rows of a.csv" in narrative.setting(record(A, data={"source": "csv:a.csv"}))
     assert "rows of mine:load" in narrative.setting(record(A, data={"source": "python:mine:load"}))
-    assert "rows of a.jsonl;" in narrative.setting(record(A, data={"source": "text:a.jsonl"}))
+    assert "rows of a.jsonl, " in narrative.setting(record(A, data={"source": "text:a.jsonl"}))
     plays = record(A, data={"source": "play-roles", "partition": "natural"})
     assert narrative.setting(plays).startswith(
-        "The clients hold what Shakespeare's roles say, comedies by day and tragedies"
+        "The clients hold what Shakespeare's roles say, each comedies (day) or tragedies"
     )
     several = {"kind": "text", "path": ["a.jsonl", "b.jsonl", "c.jsonl"]}
     assert "rows of a.jsonl, b.jsonl and c.jsonl" in narrative.setting(record(A, data={"source": several}))
+
+
+def test_the_setting_says_how_rows_are_dealt_not_only_where_they_are_from():
+    turned = {"source": "day-night-characters", "partition": {"kind": "rotation", "clients": 6, "angles": [0, 180]},
+              "groups": {"by": "none"}}  # fmt: skip
+    said = narrative.setting(record(A, data=turned, shift={"who": "always"}))
+    assert said.startswith(
+        "6 clients hold real pictures of handwritten digits and letters, dealt at random, in groups whose pictures are "
+        "turned by 0 and 180 degrees; 1 seed"
+    )
 
 
 def test_the_setting_says_what_is_blended():
@@ -311,7 +348,7 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
     made = tables.accuracy_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
     assert made.header == [
         "method",
-        "mean of last 64 rounds",
+        "mean over the last 64 rounds",
         "against FedAvg, paired",
         "worst point",
         "swing",
@@ -320,7 +357,7 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
         ["FedAvg", "90.0 ± 1.0 %", "-", "80.0 ± 2.0 %", "10.0 ± 1.0 points"],
         ["Steady", "95.0 ± 1.0 %", "+5.0 ± 1.0 points", "-", "-"],
     ]
-    assert tables.accuracy_table(summary(STEADY)).header == ["method", "mean of last 64 rounds"]
+    assert tables.accuracy_table(summary(STEADY)).header == ["method", "mean over the last 64 rounds"]
 
 
 def test_what_is_about_groups_has_tables_of_its_own():
@@ -360,9 +397,40 @@ def test_a_collapse_is_said_and_experts_of_their_own_are_none():
 
 def test_the_brief_table_fits_a_terminal():
     made = tables.brief_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
-    assert made.header == ["method", "last 64 rounds", "worst point", "swing", "against FedAvg"]
+    assert made.header == ["method", "mean over the last 64 rounds", "worst point", "swing", "against FedAvg"]
     assert made.rows[1] == ["Steady", "95.0 ± 1.0 %", "-", "-", "+5.0 ± 1.0 points"]
-    assert tables.brief_table(summary(STEADY)).header == ["method", "last 64 rounds"]
+    assert tables.brief_table(summary(STEADY)).header == ["method", "mean over the last 64 rounds"]
+
+
+def test_the_first_table_marks_what_is_clear_and_counts_refused_answers():
+    refused = method("A", accuracy=(0.9, 0.01), refused=30.0)
+    base = method("Base", accuracy=(0.8, 0.01), worst_point=0.7)
+    others = [method(name, accuracy=0.8) for name in "BC"]
+    differences = zip("ABC", ((0.1, 0.01), (-0.1, 0.01), (0.01, 0.02)), strict=True)
+    pairs = tuple(Paired(name, "Base", measure(*found)) for name, found in differences)
+    made = tables.methods_table(summary(base, refused, *others, paired=pairs))
+    assert made.header == ["method", "mean over the last 64 rounds", "against Base", "worst point", "refused answers"]
+    assert [row[2] for row in made.rows] == ["-", "▲ +10.0 ± 1.0 points", "▼ -10.0 ± 1.0 points", "≈ +1.0 ± 2.0 points"]
+    assert [row[-1] for row in made.rows] == ["-", "30", "-", "-"]
+    assert "refused answers" not in tables.methods_table(summary(base)).header
+
+
+def test_a_table_as_csv_and_latex():
+    made = tables.Table(
+        ["method", "mean", "against A_1", "to clients"],
+        [["A_1", "91.5 ± 0.2 %", "-", "2 MB"], ["5 & 6", "90.0 ± 1.0 %", "▼ -1.5 ± 0.4 points", "999 B"]],
+    )
+    assert made.csv().splitlines() == [
+        'method,"mean, %","mean, standard error","against A_1, points","against A_1, standard error",to clients',
+        "A_1,91.5,0.2,,,2 MB",
+        "5 & 6,90.0,1.0,-1.5,0.4,999 B",
+    ]
+    assert made.latex().splitlines() == [
+        r"\begin{tabular}{lrrr}", r"\toprule", r"method & mean & against A\_1 & to clients \\", r"\midrule",
+        r"A\_1 & 91.5 $\pm$ 0.2 \% & -- & 2 MB \\",
+        r"5 \& 6 & 90.0 $\pm$ 1.0 \% & $\blacktriangledown$ -1.5 $\pm$ 0.4 points & 999 B \\",
+        r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
 
 
 def test_the_cost_table():
@@ -370,6 +438,8 @@ def test_the_cost_table():
     made = tables.cost_table(summary(costly, paired=PAIRED))
     assert made.header[-1] == "simulated time to the accuracy of FedAvg"
     assert made.rows == [["FedAvg", "2 MB", "1 MB", "3.0 s", "1.0 s", "2", "40.0 s"]]
+    in_rounds = tables.cost_table(summary(costly, paired=PAIRED), second=2.0)
+    assert (in_rounds.header[-1], in_rounds.rows[0][-1]) == ("rounds to the accuracy of FedAvg", "20")
     assert len(tables.cost_table(summary(costly)).header) == 6
 
 
@@ -448,21 +518,27 @@ BASE = {"accuracy": 0.8, "worst_decile": 0.6}
 
 
 @pytest.mark.parametrize(("measures", "said"), [
-    ({"moves": 83.0, "reclusterings": 1.0}, "Over a run it makes clusters anew 1 time and moves clients 83 times."),
+    ({"moves": 83.0, "reclusterings": 1.0}, "Over a run it re-clusters 1 time and moves clients 83 times."),
     ({"moves": 78.34}, "Over a run it moves clients 78.3 times."),
-    ({"moves": 3.0, "reclusterings": 0.0}, "Over a run it never makes clusters anew and moves clients 3 times."),
+    ({"moves": 3.0, "reclusterings": 0.0}, "Over a run it never re-clusters and moves clients 3 times."),
     ({"moves": 0.0, "reclusterings": 0.0}, "Its clusters never change."),
-    ({"event_fall": -0.01, "events_recovered": 1.0}, "At known events it loses nothing of what it had."),
+    ({"event_fall": -0.01, "events_recovered": 1.0}, "Each known event leaves its accuracy as it was."),
     ({"event_fall": (0.1, 0.02), "events_recovered": 0.5},
-     "A known event costs it 10.0 ± 2.0 points; it is back before the next one, or the end, after 50 % of them."),
+     "Each known event costs it 10.0 ± 2.0 points, which it makes up for before the next one, or the end of the run, "
+     "after 50 % of them."),
+    ({"event_fall": 0.15, "events_recovered": 0.5, "events_known": 1.0, "events_detected": 0.0},
+     "The known event costs it 15.0 points, which it makes up for before the end of the run in 50 % of the runs; it "
+     "does not notice it."),
+    ({"event_fall": 0.1, "events_known": 1.0, "events_detected": 1.0, "detection_delay": 1.0, "false_alarms": 0.5},
+     "The known event costs it 10.0 points; it notices it in all runs after 1 round, with 0.5 false alarms."),
     ({"event_fall": 0.1, "events_recovered": 0.0, "events_known": 2.0, "events_detected": 0.0, "false_alarms": 0.0},
-     "A known event (2 in a run) costs it 10.0 points; it is back before the next one, or the end, after none of them; "
-     "it notices none."),
+     "Each known event costs it 10.0 points, which it makes up for before the next one, or the end of the run, after "
+     "none of them; it does not notice any."),
     ({"event_fall": -0.1, "events_detected": 1.0, "detection_delay": 0.0, "false_alarms": 0.0},
-     "At known events it loses nothing of what it had; it notices 100 % of them in the same round, without a false "
+     "Each known event leaves its accuracy as it was; it notices 100 % of them in the same round, without a false "
      "alarm."),
     ({"event_fall": -0.1, "events_detected": 0.5, "detection_delay": 1.0, "false_alarms": 2.5},
-     "At known events it loses nothing of what it had; it notices 50 % of them after 1 round, with 2.5 false alarms."),
+     "Each known event leaves its accuracy as it was; it notices 50 % of them after 1 round, with 2.5 false alarms."),
 ])  # fmt: skip
 def test_what_a_method_does_about_drift_is_said(measures, said):
     made = method("Fielding", **BASE, **measures)

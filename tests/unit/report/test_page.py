@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
+from fedtide.report.render import swatch
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers.pages import Page
@@ -52,9 +57,11 @@ def test_the_page_loads_nothing_from_anywhere(text):
     assert not {"script", "link", "iframe", "object", "embed", "img", "base"} & set(page.tags)
     for tag, name, value in page.attributes:
         if name in ("src", "href", "xlink:href", "data", "action", "poster", "srcset", "background"):
-            assert value.startswith(("#", "data:image/png;base64,")), f"<{tag} {name}={value[:60]}>"
+            assert value.startswith(("#", "data:image/png;base64,", "data:image/svg+xml;", "data:text/")), (
+                f"<{tag} {name}={value[:60]}>"
+            )
         assert not name.startswith("on")
-    assert not re.search(r"url\((?!['\"]?#)", text)
+    assert not re.search(r"url\((?!['\"]?(?:#|%23))", text)
     assert "@import" not in text
     assert "file:" not in text
 
@@ -62,35 +69,39 @@ def test_the_page_loads_nothing_from_anywhere(text):
 def test_the_page_opens_with_its_title_figures_and_tables(text):
     page = Page(text)
     assert page.text["h1"] == "Day & night <here>"
-    assert page.text["title"] == "Day & night <here> · Fedtide"
+    assert page.text["title"].startswith("Day & night <here> · Fedtide")
     assert "What 1 < 2 does" in page.text["p"]
     assert text.startswith("<!doctype html>")
     assert [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")] == [
         "accuracy over rounds", "accuracy within one period", "accuracy on the participants", "accuracy over clients",
     ]  # fmt: skip
-    assert page.tags.index("h1") < page.tags.index("svg") < page.tags.index("table")
+    assert page.tags.index("h1") < page.tags.index("nav") < page.tags.index("table") < page.tags.index("figure")
     headers = [row[0] for row in page.cells]
-    assert headers == ["method", "A", "A, steady", "momentum"] * 6
+    assert headers == ["method", "A", "A, steady", "momentum"] * 7
     titles = [row[1] for row in page.cells if row[0] == "method"]
     assert titles == [
-        "mean of last 8 rounds",
+        "mean over the whole run",
+        "mean over the whole run",
         "day clients",
         "day clients",
         "mean over clients",
         "backward transfer",
         "to clients",
     ]
-    assert page.cells[0][1] == "mean of last 8 rounds"
+    assert page.cells[0] == ["method", "mean over the whole run", "against A", "worst point", "swing"]
 
 
-def test_every_method_has_a_card_with_a_number_and_a_sentence(text):
+def test_every_method_has_a_row_and_a_sentence_behind_a_click(text):
     page = Page(text)
     for name in ("A", "A, steady", "momentum"):
-        assert name in page.text["h3"]
-        assert f"{name} is right " in page.text["p"]
+        assert name in page.text["dt"]
+        assert f"{name} has an accuracy of " in page.text["dd"]
+    assert [cell[:1] for cell in next(zip(*page.cells[1:4], strict=False))] == ["A", "A", "m"]
+    assert "\xa0±\xa0" in page.text["dd"]
+    assert " ± " not in page.text["dd"]
     assert "The shift costs " in page.text["p"]
     assert "Means over seeds ± one standard error" in page.text["p"]
-    assert "Lines are means over 2 seeds, bands one standard error." in page.text["p"]
+    assert "Lines are means over 2\xa0seeds, bands one standard error." in page.text["p"]
 
 
 def test_the_whole_configuration_and_the_environment_are_on_the_page(text, root):
@@ -101,7 +112,8 @@ def test_the_whole_configuration_and_the_environment_are_on_the_page(text, root)
 
 def test_what_can_be_counted_on_the_figures(text):
     """A line for every method and a band for those with several seeds."""
-    first = text[text.index("<svg") : text.index("</svg>")]
+    first = text[text.index("<figure") :]
+    first = first[first.index("<svg") : first.index("</svg>")]
     assert all("<text" in first and name in first for name in ("A, steady", "momentum", "round"))
     assert "day, expected" in first
     assert "night, expected" in first
@@ -140,10 +152,30 @@ def test_several_folders_are_sections_of_one_page(root, tmp_path, monkeypatch):
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert page.tags.count("section") == 2
     assert page.text["h1"] == "Day & night <here>"
+    assert page.cells[0][:2] == ["method", "averaged over"]
+    assert [row[0] for row in page.cells[1:5]] == ["run: A", "run: A, steady", "run: momentum", "other: A"]
+    pictures = [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")]
+    assert pictures[0] == "accuracy of all methods"
     for name in ("run", "other"):
         assert name in page.text["h2"]
         assert re.search(rf"{name}: \d{{4}}-", page.text["p"])
     assert (other / "summary.json").is_file()
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    roots = [finished(tmp_path / place / "run", A, rounds=2) for place in ("a", "b")]
+    page = Page(write_report(roots, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [row[0] for row in page.cells[1:3]] == ["a/run: A", "b/run: A"]
+    ids = [value for tag, name, value in page.attributes if name == "id" and tag in ("figure", "h2", "div")]
+    assert len(set(ids)) == len(ids)
+
+
+def test_refused_answers_are_told_above_everything(tmp_path):
+    root = finished(tmp_path / "run", {**A, "local": {"lr": 1e38}}, rounds=2)
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert "answers of clients were refused" in page.text["p"]
+    assert ("p", "role", "alert") in page.attributes
+    assert "No method was trained as it should be." in page.text["p"]
 
 
 def test_a_folder_without_a_title_is_called_by_its_name(tmp_path):
@@ -198,9 +230,9 @@ def test_any_experiment_has_a_page(tmp_path, case):
 def test_the_page_claims_no_swing_where_every_period_was_judged_once(tmp_path):
     root = finished(tmp_path / "run", A, STEADY, rounds=8, eval_every=4)
     page = Page(write_report([root]).read_text(encoding="utf-8"))
-    assert "A is right " in page.text["p"]
+    assert "A has an accuracy of " in page.text["dd"]
     assert "The shift costs " in page.text["p"]
-    assert "swings" not in page.text["p"]
+    assert "swings" not in page.text["p"] + page.text["dd"]
 
 
 NAMES = [
@@ -239,7 +271,7 @@ def test_runs_that_are_not_finished_are_told(tmp_path):
     list(run_of(experiment, tmp_path, 1).play(lambda: True))
     page = Page(write_report([tmp_path]).read_text(encoding="utf-8"))
     assert "1 of its runs are not finished and not counted" in page.text["strong"]
-    assert "momentum" not in page.text["h3"]
+    assert "momentum" not in page.text["dt"]
 
 
 def test_nothing_is_written_for_a_folder_that_is_none(tmp_path):
@@ -277,9 +309,75 @@ def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(
 
 
 def test_no_two_methods_look_alike():
-    looks = {(figures.color(n), str(figures.dashes(n))) for n in range(8)}
-    assert len(looks) == 8
-    assert figures.color(8) == figures.color(0)
+    looks = [figures.look(number) for number in range(16)]
+    assert len({str(look) for look in looks}) == 16
+    assert len({str(swatch(look)) for look in looks}) == 16
+    assert len({look.color for look in looks}) == 8
+    assert {look.marker for look in looks[8:]} == {"o"}
+
+
+def test_early_accuracies_below_the_axis_are_told():
+    axes = Figure().subplots()
+    accuracies = np.array([0.1, 0.8, 0.81, 0.82])
+    axes.plot(range(4), 100 * accuracies, label="A")
+    figures.from_below(axes, [accuracies])
+    assert axes.get_ylim()[0] == 76
+    assert [text.get_text() for text in axes.texts] == ["▾ below this axis: early evaluations, down to 10.0 %"]
+    figures.from_below(other := Figure().subplots(), [])
+    assert not other.texts
+
+
+def test_a_picture_says_its_numbers(text):
+    told = re.findall("<desc>(.*?)</desc>", text)
+    assert len(told) == 4
+    assert re.search(r"A, steady: [0-9.]+ at 2, [0-9.]+ at 8, lowest [0-9.]+, highest [0-9.]+", told[0])
+
+
+# -- contents, links, files --------------------------------------------------------------------------------------------
+
+
+def test_every_entry_of_the_contents_leads_somewhere(text):
+    page = Page(text)
+    ids = [value for tag, name, value in page.attributes if name == "id" and tag in ("figure", "h2", "div")]
+    there = {value[1:] for tag, name, value in page.attributes if (tag, name) == ("a", "href") and value[0] == "#"}
+    assert len(set(ids)) == len(ids)
+    assert there == set(ids)
+    assert {"accuracy-over-rounds", "table-cost", "methods"} <= there
+
+
+def test_cells_are_named_by_heads_of_rows_and_columns(text):
+    scopes = [value for tag, name, value in Page(text).attributes if (tag, name) == ("th", "scope")]
+    assert scopes.count("row") == 7 * 3
+    assert "col" in scopes
+
+
+def test_pictures_and_tables_are_saved_as_files_and_on_the_page(root, tmp_path):
+    page = Page(
+        write_report([root], tmp_path / "page.html", pictures=tmp_path / "files", saved_tables=tmp_path / "files")
+        .read_text(encoding="utf-8")
+    )  # fmt: skip
+    names = [value for tag, name, value in page.attributes if (tag, name) == ("a", "download")]
+    links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and value[0] != "#"]
+    saved = {path.name: path for path in (tmp_path / "files").iterdir()}
+    assert saved.keys() - set(names) == {name.replace(".svg", ".pdf") for name in names if name.endswith(".svg")}
+    for name, link in zip(names, links, strict=True):
+        assert unquote(link.partition(",")[2]) == saved[name].read_text(encoding="utf-8")
+    ElementTree.fromstring(saved["accuracy-over-rounds.svg"].read_text(encoding="utf-8"))
+    assert saved["accuracy-over-rounds.pdf"].read_bytes().startswith(b"%PDF")
+    assert saved["methods.csv"].read_text().startswith('method,"mean over the whole run, %"')
+    assert saved["methods.tex"].read_text().startswith("\\begin{tabular}{lrrrr}")
+
+
+def test_a_nano_run_says_that_it_means_nothing_and_has_no_verdicts(tmp_path):
+    claim = {"text": "A learns", "method": "A", "bound": 0.0}
+    experiment = study(A, rounds=2, claim=[claim])
+    for name, scale in (("small", "nano"), ("large", "cpu")):
+        folder.create(experiment, tmp_path / name, scale=scale)
+        assert execute(experiment, tmp_path / name, workers=1)
+        text = write_report([tmp_path / name]).read_text(encoding="utf-8")
+        assert ("its numbers mean nothing" in text) is (scale == "nano")
+        assert (["claim", "found", "verdict"] in Page(text).cells) is (scale == "cpu")
+        assert "A learns" in text
 
 
 def test_figures_leave_no_trace_in_matplotlib(root):

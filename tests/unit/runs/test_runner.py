@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.core.types import Cost, Moment, Notes
+from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.simulated import Query
 from fedtide.runs import runner
@@ -88,10 +89,10 @@ def test_quantiles_by_hand():
     def told(*values):
         return {n: Notes(loss=torch.tensor(v, dtype=torch.float64)) for n, v in enumerate(values)}
 
-    got = runner.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: Notes(loss=torch.tensor(5.0)), 8: Notes()})])
+    got = losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: Notes(loss=torch.tensor(5.0)), 8: Notes()})])
     assert got == {"client_loss": {"min": 1.0, "q25": 1.75, "q50": 2.5, "q75": 3.5, "max": 5.0}}
-    assert runner.losses([asked({1: Notes()})]) == runner.losses([]) == {}
-    assert runner.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
+    assert losses([asked({1: Notes()})]) == losses([]) == {}
+    assert losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
 
 
 TWICE = {**BLEND["shift"], "what": {**BLEND["shift"]["what"], "cycles": 2}}

@@ -10,11 +10,11 @@ import torch
 
 import fedtide as ft
 from fedtide.config import Forgetting
+from fedtide.core.memory import MemoryStore
 from fedtide.core.record import plain
 from fedtide.core.trees import same
 from fedtide.data.shift.how import Rotation as Turned
 from fedtide.runs.build import algorithm_of, host_of
-from fedtide.runs.runner import MemoryStore
 from helpers.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 SPACES = [

@@ -19,9 +19,9 @@ from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
-from fedtide.core.user_code import Python
 from fedtide.data.shift.arriving import Arriving, first_of
 from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.python import Python
 from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what.plan import Rhythm
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core import user_code
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.core.user_code import call, imported
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, find, reading
 
@@ -54,35 +54,27 @@ class NPZ(Loading):
 
 
 @ingredient
-class Python(Loading):
+class Python(user_code.Python, Loading):
     """The user's own function, `module:function`, called with `options`.
 
     It returns Rows, or a mapping with `x`, `y` and optionally `client`, `domain`, `time`, `held_out`, or a pair (x, y).
-
-    Args:
-        function: `module:function`, importable from the working directory of the command.
-        options: keyword arguments for the function.
     """
-
-    function: str
-    options: dict[str, Any] = field(default_factory=dict)
-    kind: Literal["python"] = "python"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Call the function."""
-        made = call(imported(self.function, "data.source.function"), "data.source.options", **self.options)
+        made = user_code.call(self.find("data.source"), "data.source.options", **self.options)
         if isinstance(made, Rows):
             return made
         if isinstance(made, Mapping):
             for key in made:
                 if key not in COLUMNS:
-                    raise unknown(self.function, str(key), COLUMNS)
+                    raise unknown(self.name, str(key), COLUMNS)
             if not {"x", "y"} <= made.keys():
-                raise refused(self.function, ", ".join(made), "x, y, and others of " + ", ".join(COLUMNS))
-            return from_arrays(self.function, **made)
+                raise refused(self.name, ", ".join(made), "x, y, and others of " + ", ".join(COLUMNS))
+            return from_arrays(self.name, **made)
         if isinstance(made, tuple) and len(made) == 2:
-            return from_arrays(self.function, *made)
-        raise refused(self.function, made, "a function that returns Rows, a mapping, or a pair (x, y)")
+            return from_arrays(self.name, *made)
+        raise refused(self.name, made, "a function that returns Rows, a mapping, or a pair (x, y)")
 
 
 def from_arrays(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtide.core.config_types import ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find, reading
 from fedtide.data.sources.idx import read_idx
@@ -70,13 +70,14 @@ class Images(Cached):
         for name, data in _files(path):
             parts = PurePosixPath(name).parts
             if len(parts) < 2:
-                raise FedtideError(f"{path}: {name}: a picture of no class; allowed: <class>/<picture>")
+                raise refused(f"{path}: picture", name, "<class>/<picture>")
             picture = pixels(f"{path}: {name}", image, data, self.channels)
             if found:
                 same_size(f"{path}: {name}", picture, found[0][3])
             found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], picture))
         if not any(not for_testing for for_testing, *_ in found):
-            raise FedtideError(f"{path}: no pictures to train on ({', '.join(ENDINGS)}), in a folder for each class")
+            allowed = f"one or more ({', '.join(ENDINGS)}), in a folder for each class"
+            raise refused(f"{path}: pictures to train on", 0, allowed)
         found.sort(key=lambda picture: picture[:3])
         classes = {name: k for k, name in enumerate(sorted({label for _, label, *_ in found}))}
         return {

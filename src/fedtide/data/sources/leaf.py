@@ -112,8 +112,8 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         # Popped, so that Python numbers, which take much memory, are freed while they are read.
         features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
         if len(labels) != size or len(features) != size:
-            found = f"{len(features)} rows in x and {len(labels)} in y"
-            raise FedtideError(f"{file}: user '{user}': found {found}, allowed: {size}, as num_samples says")
+            found = len(features), len(labels)
+            raise refused(f"{file}: user '{user}': rows in x and y", found, f"{size}, as num_samples says")
         if size:
             yield user, features, labels
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.core.user_code import Python
 from fedtide.data.shift.how.fixed import Identity, Permutation, Rotation
 from fedtide.data.shift.how.label_swaps import LabelSwaps
 from fedtide.data.shift.how.row_transform import Reading, RowTransform
+from fedtide.data.shift.python import Python
 
 How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.core.user_code import Python
+from fedtide.data.shift.python import Python
 from fedtide.data.shift.what.change_points import ChangePoints
 from fedtide.data.shift.what.cluster_drift import ClusterDrift
 from fedtide.data.shift.what.mixture import DomainMixture, Static
