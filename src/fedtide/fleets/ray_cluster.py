@@ -136,7 +136,8 @@ def _environment_read_again(*, loopback: bool) -> None:
     with suppress(Exception):
         import_module("ray._raylet").Config.initialize("")
     with suppress(Exception):
-        import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = not loopback
+        constants: Any = import_module("ray._private.ray_constants")
+        constants.ENABLE_RAY_CLUSTER = not loopback
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def hold(cpus: int, folder: str) -> NoReturn:
         ended = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdin.buffer.read()
-        ended = bool(ray._private.worker._global_node.dead_processes())
+        node: Any = ray._private.worker._global_node
+        ended = bool(node.dead_processes())
         ray.shutdown()
     except BaseException as error:
         report(error=root_cause(error))  # read while it starts, and told there
