@@ -273,7 +273,7 @@ def test_a_cluster_that_is_too_small_is_one_line(actors, size, more, said):
 
 def test_a_cluster_without_room_is_one_line_within_a_deadline(actors, monkeypatch):
     """All its CPUs belong to the actors of the session."""
-    monkeypatch.setattr(ray_pool, "OWN_SECONDS", 0.5)
+    monkeypatch.setattr(ray_pool, "BEGIN_SECONDS", 0.5)
     with pytest.raises(
         FedtideError, match=r"had no room for an actor within 0 seconds; it needs 1 CPUs and 0 GPUs, free: 0"
     ):
