@@ -1,4 +1,4 @@
-"""`fleet.kind = "auto"`: which fleet plays a run fastest, measured before round 0 and written down."""
+"""Choice of the fastest fleet for `fleet.kind = "auto"`, measured before round 0 and written down."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Choice:
 
 
 def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choice:
-    """The experiment with the fleet that "auto" stands for; any other as it is.
+    """Return the experiment with the fleet that "auto" stands for; any other as it is.
 
     One process, worker processes and more threads are tried: on the first cohort, from the first state, and nothing is
     kept. Processes give the same bits as one; threads change the last ones, which is why the choice is made once,

@@ -1,4 +1,4 @@
-"""The same from Python: one algorithm on one population."""
+"""Simulation from Python: one algorithm on one population, without a configuration or files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def population(
     transforms: Sequence[Prepare] = (),
     public_samples: int = 0,
 ) -> Population:
-    """A population from arrays.
+    """Build a population from arrays.
 
     Args:
         x: (rows, ...) features; uint8 pictures are read as 0..1.

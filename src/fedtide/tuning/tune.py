@@ -40,20 +40,8 @@ class Display(Protocol):
         """Close the display."""
 
 
-class Silent:
+class Silent(Display):
     """Display that shows nothing."""
-
-    def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """Do nothing."""
-
-    def going(self, call: int, done: int) -> None:
-        """Do nothing."""
-
-    def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
