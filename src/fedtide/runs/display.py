@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from fedtide.runs.experiment import Display
 from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Progress
 
@@ -16,7 +17,7 @@ SECONDS = 10.0
 """Least time between two plain lines of one run."""
 
 
-class Live:
+class Live(Display):
     """Shows round, accuracy, rate and time left.
 
     Args:

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
@@ -21,8 +20,8 @@ from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
 
-class Display(Protocol):
-    """Display of the progress of runs."""
+class Display:
+    """Display of the progress of runs; this one shows nothing."""
 
     def begin(self, runs: list[Planned], finished: int) -> None:
         """Start with the runs that are left, and the number of those that were finished before."""
@@ -32,10 +31,6 @@ class Display(Protocol):
 
     def end(self) -> None:
         """End the display."""
-
-
-class Silent(Display):
-    """Display that shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     Returns:
         False if a person stopped it; everything is saved then.
     """
-    display = display or Silent()
+    display = display or Display()
     check_links(root)
     runs = plan(experiment, root)
     check_runs(runs)
