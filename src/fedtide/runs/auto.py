@@ -108,12 +108,12 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         memory = MemoryStore(folder)
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        fleet = SimulatedFleet.of(host, LocalEngine(host), memory, clock)
+        fleet = SimulatedFleet.of(host, LocalEngine(host), clock)
         first = begin(host.algorithm, fleet, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))
 
         def round_on(engine: Engine) -> Callable[[], None]:
-            fleet = SimulatedFleet.of(host, engine, memory, clock)
+            fleet = SimulatedFleet.of(host, engine, clock)
 
             def once() -> None:
                 fleet.begin(Moment(0, experiment.rounds, 0.0))

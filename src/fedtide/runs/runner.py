@@ -172,7 +172,7 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
-    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
+    fleet = SimulatedFleet.of(host, engine, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
