@@ -75,7 +75,7 @@ def algorithm_page(name: str) -> str:
     """The page of one algorithm."""
     entry = REGISTRY[name]
     module, function = module_of(entry), parsed(entry.make.__doc__)
-    path = Path(inspect.getsourcefile(module) or "").relative_to(ROOT).as_posix()
+    path = f"src/{module.__name__.replace('.', '/')}.py"
     shared = [other for other, e in REGISTRY.items() if module_of(e) is module and other != name]
     links = ", ".join(f"[{title(other)}]({other}.md)" for other in shared)
     parts = [

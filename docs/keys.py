@@ -168,8 +168,12 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
 
 
 def documented(kind: Any) -> Doc:
-    """The docstring of a type."""
-    return parsed(kind.__doc__, tuple(keys_of(kind)))
+    """The docstring of a type, with what its bases say of their keys."""
+    names = tuple(keys_of(kind))
+    bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+    args = {name: said for base in bases for name, said in parsed(base.__doc__, names).args.items()}
+    own = parsed(kind.__doc__, names)
+    return dataclasses.replace(own, args=args | own.args)
 
 
 def keys(kind: Any, path: str) -> str:

@@ -35,9 +35,9 @@ from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
 
 FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
-"""As `fleet.kind` in a file."""
+"""Kinds of fleet, as `fleet.kind` in a file."""
 ExactKind = Literal["local", "workers", "ray"]
-"""Those that give the same bits, with which a run may go on."""
+"""Kinds that give the same bits, with which a run may go on."""
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -70,7 +70,7 @@ app["--version"].group = "About"
 Options = Annotated[
     api.Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
 ]
-"""What `run` and `tune` share, each field an option."""
+"""Options that `run` and `tune` share, one for each field."""
 
 
 @app.command
@@ -267,7 +267,7 @@ def algorithms(name: str | None = None, /) -> int:
 
 
 def _tell(name: str, console: Console) -> None:
-    """What there is to know of one algorithm."""
+    """Print the description of one algorithm."""
     if name not in REGISTRY:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
@@ -348,13 +348,13 @@ def _print_claims(claims: list[Judged], console: Console) -> None:
 
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:
-    """What a run will leave on the disk, where that is much; an error where there is no room for it."""
+    """Print how much a run will leave on the disk, where that is much; raise where there is no room for it."""
     if room := check_room(needed(settings, where), root):
         _say(room)
 
 
 def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
-    """What `--fleet` and `--address` override; an address is that of a Ray cluster."""
+    """Return the overrides that `--fleet` and `--address` stand for; an address is that of a Ray cluster."""
     if address is not None and fleet is None:
         fleet = "ray"
     if address is not None and fleet != "ray":

@@ -130,6 +130,22 @@ def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_d
     assert all(later > earlier for earlier, later in pairwise(seconds))
 
 
+def test_oort_learns_how_long_a_client_takes_in_all_and_not_in_its_last_round():
+    """Client i takes compute_i seconds, and most of it passes in rounds before that of its answer."""
+    compute = torch.tensor([0.5, 3.25, 0.75, 1.75, 0.625, 0.25, 1.0, 2.125], dtype=torch.float64)
+
+    def clocked(fleet):
+        fleet.clock = DeviceClock(compute, ENDLESS, ENDLESS, lambda question, rows: torch.ones(len(rows)))
+        return fleet
+
+    options = {"cohort": {"kind": "oort", "clients_per_round": 6}, "buffer": 1}
+    run = played(toy("fedbuff", options, rounds=40, shift={"who": "always"}), fleet=clocked)
+    memo = run.state.cohort
+    assert max(step.facts["stalest"] for step in run.steps) > 2
+    assert (memo.last > 0).all()
+    assert memo.seconds.tolist() == pytest.approx(compute.tolist(), abs=1e-12)
+
+
 def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) -> tuple[nn.Module, float]:
     """One client after the other, as their answers come."""
     model, now, at_work = model.double(), 0.0, {}

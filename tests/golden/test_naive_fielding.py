@@ -30,7 +30,7 @@ from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
 from fedtide.parts.distance import between
-from fedtide.parts.drift import Fraction
+from fedtide.parts.drift import FixedFraction
 from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.stages import begun
@@ -84,7 +84,7 @@ def algorithm_of(play: Play, representation):
         TASK,
         local,
         representation,
-        trigger=Fraction(tau=play.tau),
+        trigger=FixedFraction(tau=play.tau),
         drift_baseline=play.reference,
         clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
         mu=play.mu,

@@ -91,15 +91,13 @@ from fedtide.parts.weighting import Weighting, client_weight
 Criterion = Literal["error", "loss"]
 """Loss of a model: its error rate, or its mean cross-entropy."""
 
-FREE, NEVER = -1, -1.0
-
 
 @dataclass(frozen=True)
 class State:
     """The places for models, the optimizer's memo of each, their initial weights, and the model of each client.
 
     step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) the
-    loss of each client's best model, -1 before its first answer. used: (K,) the last step in which each place had a
+    loss of each client's best model, inf before its first answer. used: (K,) the last step in which each place had a
     client, -1 if it is free. pairs: (K,) number of (client, step) pairs of each. place: (made,) the current place of
     every model ever made, or of the model it was merged into; -1 if it is gone. number: (K,) the number of the model in
     each place. cohort: the cohort's memo.
@@ -188,10 +186,10 @@ def feddrift(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start, registered = task.init(rng), len(fleet.clients)
-        used, pairs = torch.full((max_clusters,), FREE), torch.zeros(max_clusters, dtype=torch.float64)
+        used, pairs = torch.full((max_clusters,), -1), torch.zeros(max_clusters, dtype=torch.float64)
         used[0] = 0
         memos = tuple(server.init(start) for _ in range(max_clusters))
-        model, never = torch.zeros(registered).long(), torch.full((registered,), NEVER, dtype=torch.float64)
+        model, never = torch.zeros(registered).long(), torch.full((registered,), torch.inf, dtype=torch.float64)
         first = torch.zeros(max_clusters, dtype=torch.int64)
         place, memo = first[:1].clone(), cohort.init(fleet)
         return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
@@ -282,7 +280,7 @@ def feddrift(
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        known, there = state.least >= 0, state.there
+        known, there = state.least.isfinite(), state.there
         usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
         return serve_clusters(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
@@ -324,7 +322,7 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
     """Return the samples that a client keeps from now on: those of recent steps, and those of this step."""
     before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
-    return (*before, Kept(step, number, replace(shard, held_out=None)))
+    return (*before, Kept(step, number, replace(shard, fetch_val=None)))
 
 
 def united(shards: Sequence[Shard]) -> Shard:
@@ -359,7 +357,7 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
         delta: tolerated increase of a client's loss since the last step.
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
-    left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
+    left = now - state.least[clients] > delta
     model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
     model[clients], least[clients] = there[best], now
     used[model[clients]] = step
@@ -460,7 +458,7 @@ def merged(state: State, places: Sequence[int], server: Server) -> State:
     weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
     used, pairs = state.used.clone(), state.pairs.clone()
     used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
-    used[rest], pairs[rest] = FREE, 0.0
+    used[rest], pairs[rest] = -1, 0.0
     for k in rest:
         weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
     gone = torch.tensor(rest)

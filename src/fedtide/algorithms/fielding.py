@@ -99,12 +99,12 @@ from fedtide.multi.clusters import (
     serve_clusters,
     train_clusters,
 )
-from fedtide.multi.representation import Labels, Representation, has_labels, report_question
+from fedtide.multi.representation import Labels, Representation, report_question
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
     Event,
-    Fraction,
+    FixedFraction,
     Learned,
     Trigger,
     center_moves,
@@ -117,7 +117,7 @@ from fedtide.parts.drift import (
 from fedtide.parts.recluster import Clusterer, KMeans
 from fedtide.parts.weighting import Weighting
 
-Triggers = Annotated[Fraction | Adaptive | Learned, Field(discriminator="kind")]
+Triggers = Annotated[FixedFraction | Adaptive | Learned, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def fielding(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     representation: Representation = Labels(),
-    trigger: Annotated[Triggers, Spelled] = Fraction(),
+    trigger: Annotated[Triggers, Spelled] = FixedFraction(),
     clustering: Annotated[Clusterer, Spelled] = KMeans(),
     reassign: Literal["drifted", "all"] = "drifted",
     reporters: Literal["reachable", "participants", "once"] = "reachable",
@@ -205,13 +205,13 @@ def fielding(
         weights, count = task.init(rng), len(fleet.clients)
         reported, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
         state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
-                      representation.compared(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
+                      representation.distance_of(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
         return clustered(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
-        payload = {"model": mix_models(state.weights, state.members)} if representation.follows else {}
+        payload = {"model": mix_models(state.weights, state.members)} if representation.needs_model else {}
         reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
         if reply is None or not len(reply.clients):
             return state, clients[:0]
@@ -234,10 +234,10 @@ def fielding(
         cluster, totals = state.trains_with[clients], fairly if q else None
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
-        if trigger.listens and reply.total is not None:
+        if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             facts["val"] = mean_accuracy(fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total)
-            state = replace(state, trigger=trigger.noted(state.trigger, facts["val"]))
+            state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
@@ -263,14 +263,14 @@ def fielding(
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
         cluster, more = state.trains_with, dict[str, Any]()
         if len(state.known):
-            model = mix_models(state.weights, state.members) if representation.follows else None
+            model = mix_models(state.weights, state.members) if representation.needs_model else None
             more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
             cluster = state.cluster
         every = torch.arange(len(state.weights))
         return serve_clusters(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "centers" not in payload or not has_labels(shard):
+        if "centers" not in payload or not len(shard.labels):
             return None
         vector, first = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
         own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])

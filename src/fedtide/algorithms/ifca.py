@@ -64,12 +64,12 @@ from fedtide.multi.clusters import (
     at_most_registered,
     best_set,
     check_layer,
-    choose_model,
+    find_model,
     fit_question,
     in_slot,
     init_models,
     mean_losses,
-    predict_by_choice,
+    predict_by_cluster,
     receive_models,
     refuse_equal_start,
     send_models,
@@ -167,9 +167,9 @@ def ifca(
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
-    works, adapt = {"train": train, "fit": fit_question(task)}, choose_model(task, choose_on)
+    works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
     check = at_most_registered(clusters)
     made = Algorithm(
-        "ifca", init, works, round, serve, predict_by_choice(task), adapt=adapt, compute_cost=cost, check=check
+        "ifca", init, works, round, serve, predict_by_cluster(task), adapt=adapt, compute_cost=cost, check=check
     )
     return with_cohort(made, cohort, task, local)

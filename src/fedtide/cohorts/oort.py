@@ -7,7 +7,7 @@ Algorithm 1; where it leaves something open, FedScale's code.
 | --- | --- |
 | `U_i` | utility of client i when it was last tried |
 | `l_i` | the round of that trial, counted from 1 |
-| `s_i` | seconds that the client took |
+| `s_i` | seconds from when the client was sent its model until its answer |
 | `T` | seconds up to which no client is penalized |
 
 When to use it: devices differ in speed, and clients in how much the model still has to learn from them.
@@ -17,7 +17,8 @@ Choices:
     duration of a client that was never tried is unknown, so it is not penalized unless the memo has its seconds. Ties
     are broken at random. For a client that trains the model it received, the utility is computed from plain
     cross-entropy under that model, whatever the training loss; if a method's clients do more than that (choose a model,
-    say), from their mean training loss, as in FedScale.
+    say), from their mean training loss, as in FedScale. Where a client answers in a later round (FedBuff), `s_i` is its
+    whole time and `l_i` the round of its answer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Tried:
     Args:
         reward: value of a client before its first trial: the samples it trains on; 0 without a report.
         utility: utility at the last trial.
-        seconds: duration of the last trial; 0 if unknown.
+        seconds: duration of the last trial, over all rounds that it took; 0 if unknown.
         last: round of the last trial, from 1; 0 for never.
         sums: (rounds,) total utility of each of the latest rounds.
         percent: the percentile of the seconds up to which no client is penalized.

@@ -39,6 +39,8 @@ class PickedBy(Picking):
         """
         there = fleet.reachable if among is None else among
         wanted = self.clients_per_round if m is None else m
+        if not wanted:
+            return there[:0]
         made = torch.as_tensor(self.picked(there, wanted, fleet.moment, rng.at("cohort"))).flatten()
         picked = made.long().unique()  # sorted
         if len(picked) < len(made) or not torch.isin(picked, there).all():

@@ -46,7 +46,7 @@ from fedtide.models import Model, SmallCNN
 
 
 def _size(value: Any) -> Any:
-    """`10` for `{kind = "arrivals", clients_per_round = 10}`."""
+    """Read `10` as `{kind = "arrivals", clients_per_round = 10}`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
 
@@ -135,12 +135,12 @@ class Method(Strict):
     decide_per: Grouping = "client"
 
     def settings(self) -> dict[str, Any]:
-        """The options as keyword arguments of the algorithm's function."""
+        """Return the options as keyword arguments of the algorithm's function."""
         return dict(options_model(self.algorithm).model_validate(self.options))
 
 
 def _owners(value: Any) -> Any:
-    """A word or a number; said here, as pydantic would complain once for each."""
+    """Check a word or a number, for which pydantic would complain once each."""
     if value != "participants" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         raise ValueError(f"found {value!r}, allowed: 'participants', or a whole number of 1 or more")
     return value
@@ -165,12 +165,12 @@ class Forgetting(Strict):
 
 
 def _target(value: Any) -> Any:
-    """`0.8` for `{accuracy = 0.8}`."""
+    """Read `0.8` as `{accuracy = 0.8}`."""
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _function(value: Any) -> Any:
-    """`"mine:cost"` or `"python:mine:cost"` for `{function = "mine:cost"}`."""
+    """Read `"mine:cost"` or `"python:mine:cost"` as `{function = "mine:cost"}`."""
     return {"function": value.removeprefix("python:")} if isinstance(value, str) else value
 
 
@@ -311,7 +311,7 @@ class Experiment(Strict):
         return self._imports
 
     def shift_of(self, method: Method) -> Shift:
-        """The shift that a method meets."""
+        """Return the shift that a method meets."""
         return self.shift if method.shift is None else method.shift
 
     @property

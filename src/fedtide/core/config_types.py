@@ -106,7 +106,7 @@ def explained(allowed: str) -> WrapValidator:
 
 
 def by_kind(value: Any) -> Any:
-    """`"name"` for `{kind = "name"}`, and `"name:path"` for `{kind = "name", path = "path"}`.
+    """Read `"name"` as `{kind = "name"}`, and `"name:path"` as `{kind = "name", path = "path"}`.
 
     >>> by_kind("iid"), by_kind("idx:mnist"), by_kind("python:mine:load")
     ({'kind': 'iid'}, {'kind': 'idx', 'path': 'mnist'}, {'kind': 'python', 'function': 'mine:load'})

@@ -31,14 +31,14 @@ except ImportError:  # Windows
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
 STOPPED = "stopped"
-"""What the last line of a run has that ended before its last round: the target that it reached."""
+"""Key in the last line of a run that ended before its last round: the target that it reached."""
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 TRUTH = "truth"
 """One column more where groups drift: the number of the group that a client is in at that moment."""
 
 
 def plain(value: Any) -> Any:
-    """A fact as JSON takes it: tensors become numbers or lists, NaN and infinity become null.
+    """Convert a fact to what JSON takes: tensors become numbers or lists, NaN and infinity become null.
 
     >>> import torch
     >>> plain({"pi": torch.tensor([0.5, float("nan")]), "n": 3})
@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a file was written when a checkpoint was: the number of its bytes, and their digest."""
+    """Length of a file when a checkpoint was written, and the digest of these bytes."""
 
     length: int
     sha256: str

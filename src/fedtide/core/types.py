@@ -19,11 +19,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree
 
 Payload = Tree
-"""What the server sends to a client."""
+"""Values that the server sends to a client."""
 Memory = Tree
 """State that stays on a client between rounds; None where there is none yet."""
 State = Tree
-"""What the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
+"""Values that the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
 S = TypeVar("S")
 """The class of that state."""
 Facts = Mapping[str, "float | int | Tensor"]
@@ -34,7 +34,7 @@ Slot = Tensor
 
 @dataclass(frozen=True)
 class Moment:
-    """When.
+    """Point in time of a run.
 
     Args:
         round: counted from 0; negative before that: where an algorithm plays rounds before round 0 to collect, those
@@ -81,7 +81,7 @@ class Shard:
         ids: (rows,) stable sample ids.
         time: (rows,) seconds, or None.
         mask: (rows, steps) which steps count, for sequences; else None.
-        held_out: fetches the client's validation rows; see `val`.
+        fetch_val: fetches the client's validation rows; see `val`.
     """
 
     x: Tensor
@@ -89,7 +89,7 @@ class Shard:
     ids: Tensor
     time: Tensor | None = None
     mask: Tensor | None = None
-    held_out: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
+    fetch_val: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -97,12 +97,17 @@ class Shard:
     def pick(self, where: Tensor | slice) -> Shard:
         """Some of the rows, by mask, position or slice; the validation rows stay what they are."""
         time, mask = (None if column is None else column[where] for column in (self.time, self.mask))
-        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.held_out)
+        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels that count (labels,): of every row, or of the steps of the mask."""
+        return (self.y if self.mask is None else self.y[self.mask]).flatten()
 
     @cached_property
     def val(self) -> Shard | None:
         """The client's validation rows, for work that stops early, weighs or chooses; None where it has none."""
-        return None if self.held_out is None else self.held_out()
+        return None if self.fetch_val is None else self.fetch_val()
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class Reply:
         total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when no client answered.
         rows: the revealed names only, in the order of `clients`.
         clients: ids of those that answered, sorted; drop-outs and abstentions are absent.
-        seconds: (clients,) on the simulated or real clock.
+        seconds: (clients,) from when each was sent the question until its answer, on the simulated or real clock.
         cost: bytes of this ask.
         refused: ids of those that answered with a number that is not finite, and were not counted.
         silent: ids of clients whose answer will never come, sorted: those that abstained and, with `began`, those that
@@ -283,10 +288,10 @@ class Scores:
 
 
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
-"""What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
+"""Work of one client: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
 ComputeCost = Callable[[str, Tensor], Tensor]
-"""What a question costs clients, for the clock: (question, rows that each holds) -> rows that each puts through its
+"""Cost of a question for clients, for the clock: (question, rows that each holds) -> rows that each puts through its
 model, forward and back; a pass without gradients counts a third."""
 
 
@@ -333,7 +338,7 @@ class Fleet(Protocol):
         """The ids that could answer now, sorted."""
 
     def arrivals(self, m: int) -> Tensor:
-        """`m` clients drawn by the shift from (seed, round) alone: the same for every method."""
+        """Draw `m` clients by the shift from (seed, round) alone: the same for every method."""
 
     def ask(
         self,

@@ -301,10 +301,10 @@ class Population:
         rows = self.held(client, moment, part)
         x, y = self.fetch(rows, client, moment)
         time = None if self.rows.time is None else self.rows.time[rows.long()]
-        held_out = None
+        fetch_val = None
         if part == "train" and self.has_val:
-            held_out = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
-        return Shard(x, y, rows, time, self.rows.mask(y), held_out)
+            fetch_val = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
+        return Shard(x, y, rows, time, self.rows.mask(y), fetch_val)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
         """Return the training rows of several clients at `moment`, fetched at once: equal to `shard` of each client."""

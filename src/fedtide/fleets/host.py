@@ -137,7 +137,7 @@ class Host:
         torch.default_generator.manual_seed(rng.number)
         shard = self.population.shard(client, ask.moment)
         if judged == "val":  # rows that are judged must not be adapted on
-            shard = replace(shard, held_out=None)
+            shard = replace(shard, fetch_val=None)
         moment = ask.moment
         if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
             moment = replace(moment, part=rng.at("work"))

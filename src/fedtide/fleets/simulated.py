@@ -140,15 +140,13 @@ class SimulatedFleet:
         self.substituted = 0
 
     @classmethod
-    def of(
-        cls, host: Host, engine: Engine, memory: MemoryStore, clock: Clock, replayable: Collection[int] = ()
-    ) -> SimulatedFleet:
+    def of(cls, host: Host, engine: Engine, clock: Clock, replayable: Collection[int] = ()) -> SimulatedFleet:
         """Build the fleet of a run, as its algorithm demands."""
         algorithm = host.algorithm
         return cls(
             host.population,
             engine,
-            memory,
+            host.memory,
             clock,
             reveals=algorithm.reveals,
             replayable=replayable,
@@ -303,23 +301,24 @@ class SimulatedFleet:
             for name in ("clients", "refused")
         )
         up = sum(done.up for done in blocks)
-        seconds = self.clock.answers(ask, race.rows, race.each, up // max(len(answered), 1)) - race.ahead
-        seconds = seconds.clamp(0, race.deadline)
+        whole = self.clock.answers(ask, race.rows, race.each, up // max(len(answered), 1))
+        seconds = (whole - race.ahead).clamp(0, race.deadline)
         waited = race.waited(seconds)
         due = race.counts
         if race.sent is not None:
             due = seconds <= (_longest(seconds[race.counts]) if waited is None else waited)
         revealed = {name: [row for done in blocks for row in done.revealed[name]] for name in ask.reveal}
+        here = torch.isin(clients, answered)
         reply = Reply(
             total,
             {name: torch.stack(rows) for name, rows in revealed.items() if rows},
             answered,
-            seconds[torch.isin(clients, answered)],
+            torch.where(race.ahead > 0, whole, seconds)[here],
             Cost(race.down, up),
             refused,
             clients[due & ~torch.isin(clients, torch.cat([answered, refused]))],
         )
-        return reply, _longest(reply.seconds) if waited is None else waited
+        return reply, _longest(seconds[here]) if waited is None else waited
 
     def _close(
         self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[BlockResult], payload: Payload

@@ -24,7 +24,7 @@ Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
 LocalUpdate = Literal["averaging", "gradient"]
-"""How a client makes its update: by local training, or by one gradient over all its samples."""
+"""Ways for a client to make its update: by local training, or by one gradient over all its samples."""
 
 
 @dataclass(frozen=True)

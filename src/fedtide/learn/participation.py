@@ -115,10 +115,8 @@ def label_question(classes: int) -> Work:
     """Build the question "labels": the fraction of each of `classes` classes among a client's labels that count."""
 
     def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        y = shard.y if shard.mask is None else shard.y[shard.mask]
-        if not y.numel():
-            return None
-        return Answer({}, {"labels": torch.bincount(y.flatten(), minlength=classes).double() / y.numel()})
+        y = shard.labels
+        return Answer({}, {"labels": torch.bincount(y, minlength=classes).double() / len(y)}) if len(y) else None
 
     return labels
 
@@ -127,7 +125,7 @@ def loss_question(algorithm: Algorithm) -> Work:
     """Build the question "loss": mean cross-entropy of the algorithm's predictions on a client's training samples."""
 
     def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard) or (shard.mask is not None and not shard.mask.any()):
+        if not len(shard.labels):
             return None
         made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
         kept = memory if made is None or made.memory is None else made.memory

@@ -101,8 +101,7 @@ class WSM:
 
 
 def _counts(shard: Shard) -> Tensor:
-    labels = shard.y if shard.mask is None else shard.y[shard.mask]
-    return torch.bincount(labels.flatten()).double()
+    return torch.bincount(shard.labels).double()
 
 
 def _padded(counts: Tensor, length: int) -> Tensor:

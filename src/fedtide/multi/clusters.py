@@ -197,7 +197,7 @@ def accuracy_question(task: Task) -> Work:
 
     def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = shard.val if len(shard) else None
-        if rows is None or not len(rows) or (rows.mask is not None and not rows.mask.any()):
+        if rows is None or not len(rows.labels):
             return None
         right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
         right = right if rows.mask is None else right[rows.mask]
@@ -419,39 +419,6 @@ def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
     return val if val is not None and len(val) else shard
 
 
-def choose_model(task: Task, on: ChooseOn) -> Work:
-    """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
-
-    The payload has the "models"; the memory gets the index of the "model". A client without labeled samples keeps none.
-    """
-
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
-        rows = decision_rows(shard, on)
-        if not len(rows):
-            return None
-        return Answer({}, memory={"model": mean_losses(task, payload["models"], rows).argmin()})
-
-    return adapt
-
-
-def predict_by_choice(task: Task) -> Any:
-    """Build the `predict` for `choose_model`: by each client's own model, or by the payload's "usual" one."""
-
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        usual = int(payload["usual"])
-        own = torch.tensor([usual if memory is None else int(memory["model"]) for memory in memories])[owner]
-        logp: Tensor | None = None
-        for k in own.unique().tolist():
-            rows = own == k
-            found = F.log_softmax(task.logits(payload["models"][k], x[rows]), -1)
-            logp = found.new_empty(len(x), *found.shape[1:]) if logp is None else logp
-            logp[rows] = found
-        assert logp is not None
-        return Prediction(logp, own)
-
-    return predict
-
-
 def serve_clusters(
     models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor, usual: int, **more: Any
 ) -> tuple[list[Payload], Slot]:
@@ -477,7 +444,11 @@ def serve_clusters(
 
 
 def find_model(task: Task, on: ChooseOn = "val") -> Work:
-    """Build the `adapt` for `serve_clusters`: a client takes the model with the lowest loss on its labeled samples."""
+    """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
+
+    The payload has the "models"; the memory gets the index of the one "found". A client without labeled samples keeps
+    none.
+    """
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = decision_rows(shard, on)
@@ -489,12 +460,21 @@ def find_model(task: Task, on: ChooseOn = "val") -> Work:
 
 
 def predict_by_cluster(task: Task) -> Any:
-    """Build the `predict` for `serve_clusters`: by the model that a client was given, or has "found"."""
+    """Build the `predict` for `find_model`: by the model that a client has "found", else by the payload's "usual" one.
+
+    With "numbers" in the payload, models are called by these.
+    """
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = [None if memory is None or "found" not in memory else {"model": memory["found"]} for memory in memories]
-        made = choose(payload, found, x, owner)
-        return Prediction(made.logp, payload["numbers"][made.choice])
+        found = [payload["usual"] if memory is None else memory.get("found", payload["usual"]) for memory in memories]
+        own = torch.tensor([int(k) for k in found])[owner]
+        logp: Tensor | None = None
+        for k in own.unique().tolist():
+            rows = own == k
+            made = F.log_softmax(task.logits(payload["models"][k], x[rows]), -1)
+            logp = made.new_empty(len(x), *made.shape[1:]) if logp is None else logp
+            logp[rows] = made
+        assert logp is not None
+        return Prediction(logp, payload["numbers"][own] if "numbers" in payload else own)
 
-    choose = predict_by_choice(task)
     return predict

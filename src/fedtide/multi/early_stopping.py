@@ -6,14 +6,13 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Loss
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.task import Task
 
 
 def early_stopped(
@@ -78,8 +77,3 @@ def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tupl
     module = task.scratch.load(weights, train=False)
     value = float(loss.value(task.run(module, task.inputs(shard.x)), shard.y, *prepared))
     return value if math.isfinite(value) else math.inf
-
-
-def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
-    """Return log p(y | x) (rows,) of one model, in float64."""
-    return -row_losses(F.log_softmax(task.logits(weights, x).double(), -1), y)

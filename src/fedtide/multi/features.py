@@ -47,7 +47,7 @@ class PCA:
 
 
 @ingredient
-class Frozen:
+class FrozenInputs:
     """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file.
 
     Args:
@@ -61,10 +61,8 @@ class Frozen:
     weights: WeightsFile | None = None
     seed: Whole = 0
     width: Count | None = None
-    kind: Literal["frozen"] = "frozen"
-    moves: ClassVar[bool] = False
 
-    def of(self, task: Task, key: str = "features") -> Extract:
+    def extractor(self, task: Task, key: str) -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""
         begin = task.drawn(Rng(self.seed).at("frozen features"))
         model = begin if self.weights is None else weights_of(Path(self.weights), begin, f"{key}.weights")
@@ -76,6 +74,18 @@ class Frozen:
         if self.width is None:
             return extract
         return _projected(extract, _public(task, f"{key}.width: {self.width}", "no width"), self.width, key)
+
+
+@ingredient
+class Frozen(FrozenInputs):
+    """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file."""
+
+    kind: Literal["frozen"] = "frozen"
+    moves: ClassVar[bool] = False
+
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        return self.extractor(task, key)
 
 
 @ingredient
@@ -103,10 +113,8 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
+    wide(task, layer, key)  # raises for a layer whose inputs are not vectors
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
-    width(
-        one, join_models([task.drawn(Rng(0))], layer), f"{key}.layer"
-    )  # raises for a layer whose inputs are not vectors
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return logits_and_features(one, join_models([model], layer), x)[1].double()

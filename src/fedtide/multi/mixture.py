@@ -21,10 +21,10 @@ from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Columns
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, row_losses
 from fedtide.models import Model
 from fedtide.models.images import MLP
-from fedtide.multi.early_stopping import early_stopped, log_likelihood
+from fedtide.multi.early_stopping import early_stopped
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 
 GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-3)
@@ -143,3 +143,8 @@ def split(weights: Weights, parts: int) -> list[Weights]:
         return {key.removeprefix(name): value for key, value in values.items() if key.startswith(name)}
 
     return [Weights(under(dict(weights.params), name), under(dict(weights.buffers), name)) for name in names]
+
+
+def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
+    """Return log p(y | x) (rows,) of one model, in float64."""
+    return -row_losses(F.log_softmax(task.logits(weights, x).double(), -1), y)

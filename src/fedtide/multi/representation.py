@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights,
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task, classes_of
-from fedtide.multi.features import Frozen, wide
+from fedtide.multi.features import FrozenInputs, wide
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
@@ -30,8 +30,32 @@ Represent = Callable[[Any, Shard], Tensor]
 """Map from (model sent along by the server, or None; a client's samples) to the representation (r,) float64."""
 
 
+class Representing(Protocol):
+    """A representation; by default no model has to be sent along, and a client keeps the order of its numbers."""
+
+    @property
+    def passes(self) -> float:
+        """Cost for a client in passes forward and back over its samples."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Tell whether a model has to be sent along."""
+        return False
+
+    def distance_of(self, task: Task) -> Distance:
+        """Return the distance between representations."""
+        return self.distance  # type: ignore[attr-defined, no-any-return]
+
+    def of(self, task: Task, key: str = "representation") -> Represent:
+        """Return the representation for a task; `key` is where it stands, for errors."""
+
+    def draw_order(self, task: Task, rng: Rng) -> Tensor | None:
+        """Draw the fixed order in which a client reports its numbers, at the first report; None keeps the order."""
+        return None
+
+
 @ingredient
-class Labels:
+class Labels(Representing):
     """The label distribution of the client's samples; sums to one.
 
     Args:
@@ -44,19 +68,10 @@ class Labels:
     distance: Kind = "l1"
     kind: Literal["labels"] = "labels"
 
-    def compared(self, task: Task) -> Distance:
-        """Return the distance between representations."""
-        return self.distance
-
     @property
     def passes(self) -> float:
         """Cost for a client in passes forward and back over its samples."""
         return 0.0
-
-    @property
-    def follows(self) -> bool:
-        """Tell whether a model has to be sent along."""
-        return False
 
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
@@ -71,7 +86,7 @@ class Labels:
 
         return represent
 
-    def order(self, task: Task, rng: Rng) -> Tensor | None:
+    def draw_order(self, task: Task, rng: Rng) -> Tensor | None:
         """Draw the fixed order in which a client reports its numbers, at the first report; None keeps the order."""
         if not self.malicious or rng.at("malicious").numpy().random() >= self.malicious:
             return None
@@ -79,37 +94,20 @@ class Labels:
 
 
 @ingredient
-class Embedding:
-    """The mean feature of the client's samples in a shared network that is not trained.
+class Embedding(FrozenInputs, Representing):
+    """The mean feature of the client's samples: inputs of a layer of a network that is never trained.
 
     Args:
-        layer: features are the inputs of this layer of a network of the task's architecture.
-        weights: a safetensors file with the network's weights by name; None draws random ones.
-        seed: seed of random weights.
-        width: number of principal components of the public samples' features to keep; None keeps the features.
         distance: distance between clients.
     """
 
-    layer: str = "head"
-    weights: WeightsFile | None = None
-    seed: Whole = 0
-    width: Count | None = None
     distance: Euclidean = "sq-l2"
     kind: Literal["embedding"] = "embedding"
-
-    def compared(self, task: Task) -> Distance:
-        """Return the distance between representations."""
-        return self.distance
 
     @property
     def passes(self) -> float:
         """Cost for a client in passes forward and back over its samples."""
         return 1 / 3
-
-    @property
-    def follows(self) -> bool:
-        """Tell whether a model has to be sent along."""
-        return False
 
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
@@ -119,15 +117,12 @@ class Embedding:
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
-        extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task, key)
+        extract = self.extractor(task, key)
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
-
-    def order(self, task: Task, rng: Rng) -> None:
-        """Return None: the order is kept."""
 
 
 @ingredient
-class Gradient:
+class Gradient(Representing):
     """The direction of the gradient over all samples, of length one.
 
     Evaluation mode makes it deterministic. Appendix E.1 of the paper takes it at a small
@@ -154,17 +149,13 @@ class Gradient:
         if self.weights is not None and self.at == "global":
             raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
 
-    def compared(self, task: Task) -> Distance:
-        """Return the distance between representations."""
-        return self.distance
-
     @property
     def passes(self) -> float:
         """Cost for a client in passes forward and back over its samples."""
         return 1.0
 
     @property
-    def follows(self) -> bool:
+    def needs_model(self) -> bool:
         """Tell whether a model has to be sent along."""
         return self.at == "global"
 
@@ -193,7 +184,7 @@ class Gradient:
             project = torch.from_numpy(normal)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
-            at = model if self.follows and model is not None else frozen
+            at = model if self.needs_model and model is not None else frozen
             gradient, _ = task.gradient(at, shard, train=False)
             vector = flat({name: gradient[name] for name in names}).double()
             vector = vector if project is None else vector @ project
@@ -201,15 +192,12 @@ class Gradient:
 
         return represent
 
-    def order(self, task: Task, rng: Rng) -> None:
-        """Return None: the order is kept."""
-
 
 Single = Annotated[Annotated[Labels | Embedding | Gradient, Field(discriminator="kind")], Spelled]
 
 
 @ingredient
-class Combined:
+class Combined(Representing):
     """Several representations side by side.
 
     The distance is the sum of the parts' distances, each divided by its mean between two clients at the last
@@ -229,7 +217,7 @@ class Combined:
                 "found labels or an embedding by 'cosine'; allowed: another distance, whose centers are means"
             )
 
-    def compared(self, task: Task) -> Distance:
+    def distance_of(self, task: Task) -> Distance:
         """Return the initial distance between representations, with scales of one."""
         kinds = tuple("sq-l2" if part.distance == "cosine" else part.distance for part in self.parts)
         return Joint(kinds, tuple(part.numbers(task, key) for part, key in self._keyed()), (1.0,) * len(self.parts))
@@ -244,18 +232,18 @@ class Combined:
         return sum(part.passes for part in self.parts)
 
     @property
-    def follows(self) -> bool:
+    def needs_model(self) -> bool:
         """Tell whether a model has to be sent along."""
-        return any(part.follows for part in self.parts)
+        return any(part.needs_model for part in self.parts)
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
         each = [part.of(task, inside) for part, inside in self._keyed()]
         return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
 
-    def order(self, task: Task, rng: Rng) -> Tensor | None:
+    def draw_order(self, task: Task, rng: Rng) -> Tensor | None:
         """Draw the fixed order in which a client reports its numbers; parts stay in place."""
-        orders = [part.order(task, rng.at("part", place)) for place, part in enumerate(self.parts)]
+        orders = [part.draw_order(task, rng.at("part", place)) for place, part in enumerate(self.parts)]
         if all(order is None for order in orders):
             return None
         widths = [part.numbers(task) for part in self.parts]
@@ -274,17 +262,17 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
 
     The payload has the "model" for the representation, if it needs one.
     """
-    represent, distance = representation.of(task), representation.compared(task)
+    represent, distance = representation.of(task), representation.distance_of(task)
 
     def drifted(vector: Tensor, last: Tensor) -> bool:
         """Tell whether a client reports; by rounding, some vectors have a cosine distance from themselves."""
         return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not has_labels(shard):
+        if not len(shard.labels):
             return None
         vector = represent(payload.get("model"), shard)
-        order = representation.order(task, rng) if memory is None else memory["order"]
+        order = representation.draw_order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
         if memory is not None and not drifted(vector, memory["reported"]):
             return None
@@ -294,11 +282,6 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
     return report
 
 
-def has_labels(shard: Shard) -> bool:
-    """Tell whether a client has labels that count, so that it can report anything."""
-    return len(shard) > 0 and (shard.mask is None or bool(shard.mask.any()))
-
-
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     """Return the share of each label (labels,) float64; for sequences, among the steps that count.
 
@@ -306,8 +289,7 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
         shard: a client's samples.
         classes: number of labels; 0 means up to the client's largest label.
     """
-    y = shard.y if shard.mask is None else shard.y[shard.mask]
-    counts = torch.bincount(y.flatten(), minlength=classes).double()
+    counts = torch.bincount(shard.labels, minlength=classes).double()
     return counts / counts.sum().clamp(min=1)
 
 

@@ -6,7 +6,7 @@ cluster is left (there are no distances between centers), the details of learned
 adaptive threshold (as printed it becomes negative).
 
 A trigger is a frozen dataclass. `start()` returns its first memo; `fires(kept, event)` tells whether an event
-re-clusters; `after(kept, fired)` returns the memo after an event; `noted(kept, accuracy)` returns the memo after a
+re-clusters; `after(kept, fired)` returns the memo after an event; `record(kept, accuracy)` returns the memo after a
 validation accuracy. An event is a round in which at least one client reported. A memo is a tree of numbers, so that it
 can be saved.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -186,40 +186,35 @@ class Event:
 
 
 class Trigger(Protocol):
-    """The condition of a global re-clustering; see the module's description."""
+    """The condition of a global re-clustering; by default without a memo, and without use of accuracies."""
 
-    @property
-    def kind(self) -> str:
-        """Name of the kind in a configuration."""
-        ...
-
-    @property
-    def listens(self) -> bool:
-        """Tell whether the trigger uses validation accuracies."""
-        ...
+    kind: str
+    """Name of the kind in a configuration."""
+    uses_accuracy: ClassVar[bool] = False
+    """Tell whether the trigger uses validation accuracies."""
 
     def start(self) -> Any:
         """Return the memo before the first event."""
-        ...
+        return None
 
     def fires(self, kept: Any, event: Event) -> bool:
         """Tell whether this event re-clusters."""
-        ...
+        raise NotImplementedError
 
     def after(self, kept: Any, fired: bool) -> Any:
         """Return the memo after an event."""
-        ...
+        return kept
 
-    def noted(self, kept: Any, accuracy: float) -> Any:
+    def record(self, kept: Any, accuracy: float) -> Any:
         """Return the memo after a validation accuracy."""
-        ...
+        return kept
 
 
 def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
     """Build the `check` of methods with a trigger: one that uses validation accuracies needs validation samples."""
 
     def check(held: Holdings) -> None:
-        if trigger.listens and not held.has_val:
+        if trigger.uses_accuracy and not held.has_val:
             allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
             raise refused("trigger", trigger.kind, allowed)
 
@@ -227,7 +222,7 @@ def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
 
 
 @ingredient
-class Fraction:
+class FixedFraction(Trigger):
     """Re-cluster if some center moved by `tau` theta or more (Algorithm 2).
 
     Args:
@@ -236,30 +231,16 @@ class Fraction:
 
     >>> x = torch.tensor([[0.0], [6.0]])
     >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), torch.tensor([True, True]), x, torch.tensor([0, 1]), "l1")
-    >>> Fraction().fires(None, event), Fraction(tau=2 / 3).fires(None, event)
+    >>> FixedFraction().fires(None, event), FixedFraction(tau=2 / 3).fires(None, event)
     (True, False)
     """
 
     tau: Annotated[float, Field(strict=True, ge=0)] = THIRD
     kind: Literal["fraction"] = "fraction"
 
-    @property
-    def listens(self) -> bool:
-        """False: accuracies are not used."""
-        return False
-
-    def start(self) -> None:
-        """Return None: there is no memo."""
-
     def fires(self, kept: None, event: Event) -> bool:
         """Tell whether a center moved as far as the threshold."""
         return _far(event, self.tau)
-
-    def after(self, kept: None, fired: bool) -> None:
-        """Return None: there is no memo."""
-
-    def noted(self, kept: None, accuracy: float) -> None:
-        """Return None: there is no memo."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +252,7 @@ class Width:
 
 
 @ingredient
-class Adaptive:
+class Adaptive(Trigger):
     """Re-cluster if two members of one cluster are more than Delta apart (Algorithm 4; appendix F.2, there by L1).
 
     Delta is doubled after two consecutive events that re-clustered; after any other event it is lowered by c, but not
@@ -293,11 +274,6 @@ class Adaptive:
     c: Positive = 0.1
     kind: Literal["adaptive"] = "adaptive"
 
-    @property
-    def listens(self) -> bool:
-        """False: accuracies are not used."""
-        return False
-
     def start(self) -> Width:
         """Return the first threshold."""
         return Width(self.c)
@@ -310,29 +286,25 @@ class Adaptive:
         """Return the next threshold."""
         return Width(2 * kept.delta if fired and kept.fired else max(self.c, kept.delta - self.c), fired)
 
-    def noted(self, kept: Width, accuracy: float) -> Width:
-        """Return the memo unchanged: accuracies are not used."""
-        return kept
-
 
 @dataclass(frozen=True)
 class Scores:
     """Memo of `Learned`.
 
     events: number of events; total, count: sum and number of the accuracies noted under each threshold since trying
-    began; used: index of the threshold of the last event, -1 before the first; best: index of the best threshold, -1 if
-    unknown.
+    began; used: index of the threshold of the last event, None before the first; best: that of the best threshold, None
+    if unknown.
     """
 
     events: int
     total: tuple[float, ...]
     count: tuple[int, ...]
-    used: int = -1
-    best: int = -1
+    used: int | None = None
+    best: int | None = None
 
 
 @ingredient
-class Learned:
+class Learned(Trigger):
     """Trigger like "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
 
     For `explore` events the thresholds take turns. The score of a threshold is the mean accuracy noted between an event
@@ -348,7 +320,7 @@ class Learned:
     >>> kept = trigger.start()
     >>> for accuracy in (0.6, 0.8, 0.7):
     ...     print(trigger.threshold(kept))
-    ...     kept = trigger.noted(trigger.after(kept, False), accuracy)
+    ...     kept = trigger.record(trigger.after(kept, False), accuracy)
     0.0
     0.5
     0.5
@@ -358,6 +330,7 @@ class Learned:
     every: Count | None = None
     tried: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = TRIED
     kind: Literal["learned"] = "learned"
+    uses_accuracy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.explore < len(self.tried):
@@ -371,11 +344,6 @@ class Learned:
                 "would begin again before any threshold is kept"
             )
 
-    @property
-    def listens(self) -> bool:
-        """True: validation accuracies score the thresholds."""
-        return True
-
     def start(self) -> Scores:
         """Return the memo without events or scores."""
         return Scores(0, (0.0,) * len(self.tried), (0,) * len(self.tried))
@@ -383,7 +351,7 @@ class Learned:
     def threshold(self, kept: Scores) -> float:
         """Return the threshold of the next event, in units of theta."""
         use = self._next(kept)
-        return THIRD if use < 0 else self.tried[use]
+        return THIRD if use is None else self.tried[use]
 
     def fires(self, kept: Scores, event: Event) -> bool:
         """Tell whether a center moved as far as the threshold of this event."""
@@ -394,12 +362,12 @@ class Learned:
         if self._turn(kept) == 0:
             return replace(self.start(), events=kept.events + 1, used=self._next(kept))
         use = self._next(kept)
-        best = use if self._turn(kept) >= self.explore else -1
+        best = use if self._turn(kept) >= self.explore else None
         return replace(kept, events=kept.events + 1, used=use, best=best)
 
-    def noted(self, kept: Scores, accuracy: float) -> Scores:
+    def record(self, kept: Scores, accuracy: float) -> Scores:
         """Add an accuracy to the score of the current threshold."""
-        if kept.used < 0 or kept.best >= 0 or not math.isfinite(accuracy):
+        if kept.used is None or kept.best is not None or not math.isfinite(accuracy):
             return kept
         total, count = list(kept.total), list(kept.count)
         total[kept.used] += accuracy
@@ -410,15 +378,15 @@ class Learned:
         """Return the number of events since the trials began."""
         return kept.events % self.every if self.every else kept.events
 
-    def _next(self, kept: Scores) -> int:
-        """Return the index of the next threshold; -1 if there are no scores."""
+    def _next(self, kept: Scores) -> int | None:
+        """Return the index of the next threshold; None if there are no scores."""
         turn = self._turn(kept)
         if turn < self.explore:
             return turn % len(self.tried)
-        if kept.best >= 0:
+        if kept.best is not None:
             return kept.best
         means = [total / count if count else -math.inf for total, count in zip(kept.total, kept.count, strict=True)]
-        return means.index(max(means)) if any(kept.count) else -1
+        return means.index(max(means)) if any(kept.count) else None
 
 
 def _far(event: Event, tau: float) -> bool:

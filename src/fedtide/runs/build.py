@@ -180,7 +180,7 @@ def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, popul
 
 
 def default_cost(local: Any) -> ComputeCost:
-    """What questions cost clients where an algorithm does not say: local training, or a pass without gradients."""
+    """Return the cost of questions where an algorithm does not say it: local training, or a pass without gradients."""
 
     def cost(question: str, rows: Tensor) -> Tensor:
         if question != "train":

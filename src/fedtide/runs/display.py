@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from fedtide.runs.experiment import Display
 from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Progress
 
 SECONDS = 10.0
-"""Between two plain lines of one run, at least."""
+"""Least time between two plain lines of one run."""
 
 
-class Live:
+class Live(Display):
     """Shows round, accuracy, rate and time left.
 
     Args:
@@ -32,7 +33,7 @@ class Live:
         self._accuracy: dict[int, float] = {}
 
     def begin(self, runs: list[Planned], finished: int) -> None:
-        """These are left to do, and so many were done before."""
+        """Start with the runs that are left, and the number of those that were finished before."""
         self._runs = runs
         already = f", {finished} already finished" if finished else ""
         self.console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}", highlight=False)
@@ -46,7 +47,7 @@ class Live:
         self._bars.start()
 
     def progress(self, run: int, progress: Progress) -> None:
-        """Run number `run` has played another round."""
+        """Show that run number `run` has played another round."""
         if progress.accuracy is not None:
             self._accuracy[run] = progress.accuracy
         if self._bars is None:
@@ -83,6 +84,6 @@ class Live:
         )  # fmt: skip
 
     def end(self) -> None:
-        """No more."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()

@@ -1,4 +1,4 @@
-"""The run folder: what lies where, and what is written before the first round.
+"""The run folder: its files, and what is written before the first round.
 
     config.toml                    the whole configuration, every default written out
     environment.json               versions, machine, command
@@ -43,19 +43,19 @@ class Planned:
 
     @property
     def title(self) -> str:
-        """How a person knows it."""
+        """Name for people."""
         return " · ".join(part for part in (self.point, self.method.name, f"seed {self.seed}") if part)
 
     @property
     def finished(self) -> bool:
-        """Whether its last checkpoint is that of its last round: of all, or of the one at which it was good enough."""
+        """Tell whether its last round has a checkpoint: the last of all, or the one at which it was good enough."""
         ended = None if self.experiment.stop_at is None else stopped_after(self.folder)
         rounds = (self.experiment.rounds, *(() if ended is None else (ended,)))
         return any((self.folder / "checkpoints" / f"{number:08d}").is_dir() for number in rounds)
 
 
 def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:
-    """Every run of an experiment: points x seeds x methods."""
+    """List every run of an experiment: points x seeds x methods."""
     return [
         Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
         for point in points(experiment, where)
@@ -91,7 +91,7 @@ def check_links(root: Path) -> None:
 
 
 def shift_file(root: Path, method: Method, seed: int) -> Path:
-    """Where the population that a method meets is saved: one file for all methods without a shift of their own."""
+    """Return the file of the population that a method meets: one for all methods without a shift of their own."""
     own = "" if method.shift is None else f"-{slug(method.name)}"
     return root / "shift" / f"{seed}{own}.safetensors"
 
@@ -114,7 +114,7 @@ def create(experiment: Experiment, root: Path, where: str = "experiment", scale:
 
 
 def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None:
-    """Make a new folder with these files and what it was made with, all at once.
+    """Make a new folder with these files and its environment, all at once.
 
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
@@ -162,13 +162,13 @@ def extended(root: Path, seeds: str) -> Experiment:
 
 
 def unused(folder: Path, name: str) -> Path:
-    """`folder/name`, or `folder/name-2`, `folder/name-3`, ... if that is taken."""
+    """Return `folder/name`, or `folder/name-2`, `folder/name-3`, ... if that is taken."""
     candidates: Iterator[Path] = (folder / (name if n == 1 else f"{name}-{n}") for n in range(1, 100_000))
     return next(path for path in candidates if not path.exists())
 
 
 def environment(command: Sequence[str] | None = None) -> dict[str, object]:
-    """What a run was made with."""
+    """Return versions, machine and command, for `environment.json`."""
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),

@@ -32,12 +32,12 @@ from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metric
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
-"""How long a run goes on without a checkpoint where the configuration does not say."""
+"""Seconds between checkpoints where the configuration does not say."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for whoever shows it; `rounds` is the last round of one that has reached its target."""
+    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target."""
 
     round: int
     rounds: int
@@ -162,7 +162,7 @@ class RoundRecord:
 def judge_of(
     experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Processes | None = None
 ) -> Judge:
-    """What plays a method and judges it: its algorithm, its fleet (in processes if there are any), and the views."""
+    """Build the judge of a method: its algorithm, its fleet (in processes if there are any), and the views."""
     host = host_of(experiment, method, seed, memory)
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
@@ -172,13 +172,13 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
-    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
+    fleet = SimulatedFleet.of(host, engine, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
-    """What measures local client forgetting in a run; None where it is not to be measured."""
+    """Build the probe that measures local client forgetting in a run; None where it is not to be measured."""
     if settings is None:
         return None
     at_most = None if settings.eval_clients == "participants" else settings.eval_clients
@@ -261,7 +261,7 @@ def run_rounds(
 
 
 def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
-    """Whether the last evaluations are all good enough.
+    """Tell whether the last evaluations are all good enough.
 
     >>> half = StopAt(accuracy=0.5, evaluations=2)
     >>> [reached(half, known) for known in ([0.6], [0.6, 0.4, 0.5], [0.4, 0.5, 0.6], [0.6, None])]

@@ -207,7 +207,7 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
     task = task_of(experiment, experiment.method[0], host.population.rows)
     vector = kind.of(task)(None, host.population.shard(0, Moment(0, 6)))
     assert vector.dim() == 1
-    assert len(vector) == (sum(kind.compared(task).widths) if kind.kind == "combined" else kind.numbers(task))
+    assert len(vector) == (sum(kind.distance_of(task).widths) if kind.kind == "combined" else kind.numbers(task))
     if kind.kind == "gradient":
         assert float(vector.norm()) == pytest.approx(1.0)
     if kind.kind == "labels":

@@ -21,7 +21,7 @@ from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
-from fedtide.parts.drift import Adaptive, Event, Fraction
+from fedtide.parts.drift import Adaptive, Event, FixedFraction
 from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import digest_of, host_of, preflight, task_of
 from helpers.stages import holding, rounds
@@ -62,8 +62,8 @@ def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
 
 
 def test_nobody_permutes_at_zero_and_about_so_many_else():
-    assert all(Labels().order(TASK, Rng(seed)) is None for seed in range(50))
-    found = [Labels(malicious=0.3).order(TASK, Rng(seed)) for seed in range(2000)]
+    assert all(Labels().draw_order(TASK, Rng(seed)) is None for seed in range(50))
+    found = [Labels(malicious=0.3).draw_order(TASK, Rng(seed)) for seed in range(2000)]
     assert sum(order is not None for order in found) / 2000 == pytest.approx(0.3, abs=0.03)
     assert all(order.tolist() != [0, 1, 2] for order in found if order is not None)
 
@@ -245,7 +245,7 @@ def test_only_who_drifted_sends_its_vector_and_no_model_travels_for_it():
 # -- clients that are heard of late ------------------------------------------------------------------------------------
 
 TWO_STARTS = KMeans(n_init=2)
-STATIC = {"reporters": "once", "trigger": Fraction(float("inf"))}
+STATIC = {"reporters": "once", "trigger": FixedFraction(float("inf"))}
 KINDS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
 
@@ -255,7 +255,7 @@ def stage(*labels: list[int], before: int):
 
 
 @pytest.mark.parametrize("options", [
-    {}, STATIC, {"reassign": "all"}, {"trigger": Fraction(float("inf"))}, {"trigger": Adaptive()},
+    {}, STATIC, {"reassign": "all"}, {"trigger": FixedFraction(float("inf"))}, {"trigger": Adaptive()},
 ])  # fmt: skip
 @pytest.mark.parametrize("first", [[[], [], [], [], [], []], [[0, 0], [1, 1], [], [], [], []], [[2, 2]] * 6])
 def test_where_nobody_was_told_apart_yet_everybody_is_clustered_as_soon_as_there_is_something_to_tell(options, first):
@@ -302,7 +302,7 @@ def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
     """Two of label 0 and three of label 1 are heard of; then both of label 0 change, and nobody else is there."""
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [], before=1)
     second = stage([1, 1], [1, 1], [1, 1], [1, 1], [1, 1], [], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, trigger=Fraction(float("inf")))
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, trigger=FixedFraction(float("inf")))
     (one, facts, _), (two, then, _) = rounds(algorithm, [first, second])
     assert one.trains_with[5] == 1
     assert facts["members"].tolist() == [2, 3]
@@ -317,8 +317,8 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
         before, after, torch.tensor([True, False]), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), "l1"
     )
     both = replace(event, filled=torch.tensor([True, True]))
-    assert Fraction(0.1).fires(None, both)
-    assert not Fraction(float("inf")).fires(None, event)
+    assert FixedFraction(0.1).fires(None, both)
+    assert not FixedFraction(float("inf")).fires(None, event)
     three = Event(
         torch.tensor([[0.0], [5.0], [9.0]]),
         torch.tensor([[0.0], [6.0], [9.0]]),
@@ -327,13 +327,13 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
         torch.tensor([0, 0, 2]),
         "l1",
     )
-    assert not Fraction(0.01).fires(None, three)
+    assert not FixedFraction(0.01).fires(None, three)
 
 
 def test_of_all_clients_only_those_that_were_heard_of_move_and_are_charged():
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
     second = stage([0, 0], [1, 1], [1, 1], [1, 1], [], [], before=100)
-    options = {"clustering": TWO_STARTS, "reassign": "all", "trigger": Fraction(float("inf"))}
+    options = {"clustering": TWO_STARTS, "reassign": "all", "trigger": FixedFraction(float("inf"))}
     algorithm = fielding(TASK, LOCAL, cohort=Everyone(), **options)
     _, (two, facts, _) = rounds(algorithm, [first, second])
     assert facts["moved"] == 1

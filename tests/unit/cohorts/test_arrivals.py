@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fedtide.cohorts import Arrivals, Everyone, Uniform
+from fedtide.cohorts import Arrivals, Everyone, PickedBy, Uniform
 from fedtide.config import from_dict
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -18,7 +18,7 @@ from helpers.toys import TOY
 class Some:
     """A fleet of which only some clients can be reached."""
 
-    clients = torch.arange(10)
+    moment, clients = Moment(0, 1), torch.arange(10)
     reachable = torch.tensor([1, 4, 5, 8])
 
     def arrivals(self, m):
@@ -49,6 +49,14 @@ def test_a_uniform_draw_follows_its_key_and_is_uniform():
     assert Uniform(2).pick(None, Some(), Rng(3), None).tolist() == Uniform(2).pick(None, Some(), Rng(3), None).tolist()
     counts = Counter(c for seed in range(400) for c in Uniform(2).pick(None, Some(), Rng(seed), None).tolist())
     assert all(abs(counts[c] - 200) < 50 for c in (1, 4, 5, 8))
+
+
+def test_code_of_a_person_is_not_called_where_no_client_is_wanted():
+    calls = []
+    cohort = PickedBy(lambda there, m, moment, rng: calls.append(m) or there[:1])
+    assert cohort.pick(None, Some(), Rng(0), None, torch.tensor([1, 4]), 0).tolist() == []
+    assert cohort.pick(None, Some(), Rng(0), None, torch.tensor([1, 4]), 1).tolist() == [1]
+    assert calls == [1]
 
 
 def test_nobody_can_be_reached():

@@ -105,7 +105,7 @@ def test_scores_are_picked_by_mask_or_by_position_with_everything_that_belongs_t
 def test_validation_rows_are_fetched_once_and_only_when_they_are_looked_at():
     fetched = []
     val = Shard(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
-    shard = Shard(torch.zeros(3, 2), torch.zeros(3), torch.arange(3), held_out=lambda: fetched.append(1) or val)
+    shard = Shard(torch.zeros(3, 2), torch.zeros(3), torch.arange(3), fetch_val=lambda: fetched.append(1) or val)
     assert (len(shard), fetched) == (3, [])
     assert shard.val is val
     assert shard.val is val

@@ -40,7 +40,7 @@ MODELS = [TASK.init(Rng(seed)) for seed in (1, 2)]
 def shard(rows: int = 12, val: int = 6) -> Shard:
     y = torch.arange(rows) % 4
     judged = Shard(X[:val] + 0.1, torch.arange(val) % 4, torch.arange(100, 100 + val))
-    return Shard(X[:rows], y, torch.arange(rows), held_out=(lambda: judged) if val else None)
+    return Shard(X[:rows], y, torch.arange(rows), fetch_val=(lambda: judged) if val else None)
 
 
 def kept_of(gate: list[float]) -> dict[str, Weights]:

@@ -133,15 +133,15 @@ def test_each_label_has_its_value_and_the_mean_is_the_loss():
 
 
 def test_without_validation_rows_there_are_none_to_count():
-    for held_out in (None, lambda: None, lambda: shard([])):
-        held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), held_out=held_out)
+    for fetch in (None, lambda: None, lambda: shard([])):
+        held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), fetch_val=fetch)
         counts, _ = WSM(val=True).prepare(held)
         assert counts.tolist() == [1.0, 1.0]
 
 
 def test_validation_rows_may_have_other_labels_than_those_to_train_on():
     for labels, beside, expected in (([0, 1], [4], [1, 1, 0, 0, 1]), ([0, 4], [1, 1], [1, 2, 0, 0, 1])):
-        held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), held_out=lambda b=beside: shard(b))
+        held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), fetch_val=lambda b=beside: shard(b))
         assert WSM(val=True).prepare(held)[0].tolist() == expected
         assert len(WSM().prepare(held)[0]) == max(labels) + 1
 

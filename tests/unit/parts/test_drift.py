@@ -12,7 +12,7 @@ from fedtide.parts.distance import between, means
 from fedtide.parts.drift import (
     Adaptive,
     Event,
-    Fraction,
+    FixedFraction,
     Learned,
     Width,
     center_moves,
@@ -99,9 +99,9 @@ def test_shifts_are_between_a_center_and_itself_before():
 def test_one_client_of_a_hundred_does_not_trigger():
     x, label = corners(100)
     its = event(x, label, torch.tensor([[0.5, 0.5, 0.0]], dtype=f64), torch.tensor([0]))
-    assert not Fraction().fires(None, its)
-    assert Fraction(tau=0).fires(None, its)
-    assert not Fraction(tau=math.inf).fires(None, its)
+    assert not FixedFraction().fires(None, its)
+    assert FixedFraction(tau=0).fires(None, its)
+    assert not FixedFraction(tau=math.inf).fires(None, its)
 
 
 def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
@@ -112,12 +112,12 @@ def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
     assert its.filled.tolist() == [False, True, True]
     assert center_moves(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
     assert theta(its.after, its.filled, "l1") == pytest.approx(1.6)
-    assert Fraction(tau=0.24).fires(None, its)
-    assert not Fraction(tau=0.26).fires(None, its)
+    assert FixedFraction(tau=0.24).fires(None, its)
+    assert not FixedFraction(tau=0.26).fires(None, its)
     # Where they are twice as many the center goes to (0, .7333, .2667): .5333 of 1.4667 is more than a third.
     x = torch.cat([x, x[:10]])
     its = event(x, torch.cat([label, label[:10]]), its.x[:1], torch.cat([torch.arange(10), torch.arange(30, 40)]))
-    assert Fraction().fires(None, its)
+    assert FixedFraction().fires(None, its)
 
 
 def test_a_whole_cluster_that_moves_onto_a_center_only_empties_its_own():
@@ -125,7 +125,7 @@ def test_a_whole_cluster_that_moves_onto_a_center_only_empties_its_own():
     its = event(x, label, x[10:11], torch.arange(10))
     assert its.filled.tolist() == [False, True, True]
     assert center_moves(its.before, its.after, "l1").tolist() == [0, 0, 0]
-    assert not Fraction(tau=0.01).fires(None, its)
+    assert not FixedFraction(tau=0.01).fires(None, its)
 
 
 def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
@@ -134,19 +134,19 @@ def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
     moved[0] = torch.tensor([0.52, 0.48])
     label, filled = torch.zeros(4, dtype=torch.int64), torch.tensor([True])
     its = Event(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1")
-    assert Fraction().fires(None, its)
-    assert not Fraction(float("inf")).fires(None, its)
+    assert FixedFraction().fires(None, its)
+    assert not FixedFraction(float("inf")).fires(None, its)
 
 
 @pytest.mark.parametrize("tau", [-0.1, math.nan])
 def test_a_threshold_is_not_negative(tau):
     with pytest.raises(ValidationError):
-        Fraction(tau=tau)
+        FixedFraction(tau=tau)
 
 
 def test_what_a_fraction_keeps_is_nothing():
-    trigger = Fraction()
-    assert trigger.start() is trigger.after(None, True) is trigger.noted(None, 0.5) is None
+    trigger = FixedFraction()
+    assert trigger.start() is trigger.after(None, True) is trigger.record(None, 0.5) is None
 
 
 # -- the adaptive one of F.2 ------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_what_a_fraction_keeps_is_nothing():
 def deltas(trigger: Adaptive, fired: tuple[int, ...]) -> list[float]:
     kept, out = trigger.start(), []
     for one in fired:
-        kept = trigger.noted(trigger.after(kept, bool(one)), 0.5)
+        kept = trigger.record(trigger.after(kept, bool(one)), 0.5)
         out.append(kept.delta)
     return out
 
@@ -189,12 +189,12 @@ def test_the_widest_pair_decides(kind, cells, monkeypatch):
 
 def played(trigger: Learned, accuracies: list[list[float]]) -> list[float]:
     """The thresholds of events, after each of which so many accuracies are noted."""
-    kept, out = trigger.noted(trigger.start(), 0.99), []
+    kept, out = trigger.record(trigger.start(), 0.99), []
     for each in accuracies:
         out.append(trigger.threshold(kept))
         kept = trigger.after(kept, True)
         for one in each:
-            kept = trigger.noted(kept, one)
+            kept = trigger.record(kept, one)
     return out
 
 
@@ -240,7 +240,7 @@ def test_a_learned_threshold_is_one_of_algorithm_2():
     its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
     for tau in (0.0, 0.24, 0.26):
         trigger = Learned(tried=(tau,))
-        assert trigger.fires(trigger.start(), its) == Fraction(tau=tau).fires(None, its)
+        assert trigger.fires(trigger.start(), its) == FixedFraction(tau=tau).fires(None, its)
 
 
 # -- what is taken over, and heterogeneity ----------------------------------------------------------------------------

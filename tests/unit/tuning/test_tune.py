@@ -17,7 +17,7 @@ from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
-from fedtide.tuning.tune import Silent, execute
+from fedtide.tuning.tune import Display, execute
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 
@@ -34,7 +34,7 @@ class Killed(BaseException):
     pass
 
 
-class Watching(Silent):
+class Watching(Display):
     """Keeps what it is shown, and does something after a trial."""
 
     def __init__(self, then=lambda count: None):
