@@ -400,6 +400,10 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         status = _fail("interrupted", status=130)
+    except ValueError as error:
+        if "null" not in str(error):
+            raise
+        status = _fail("the name of a file or folder has the character NUL, allowed: names without it")
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:

@@ -344,6 +344,24 @@ def pictures(folder: Path, count: int = 80) -> None:
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(count) % 3)))
 
 
+def test_rows_of_one_class_are_nothing_to_learn(capsys, here):
+    (here / "one.csv").write_text("a,label\n" + "1,cat\n" * 60)
+    on(here, "csv:one.csv")
+    assert "one.csv: labels: found 0, but that is the label of every row; allowed: two or more" in run(capsys, here)
+
+
+def test_a_model_without_parameters(capsys, here, monkeypatch):
+    (here / "bare_model_for_tests.py").write_text("from torch import nn\nmake = lambda *_, **__: nn.Identity()\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written(here / "study.toml", A, model="python:bare_model_for_tests:make")
+    assert "model: found no parameters, allowed: a module with some to train" in run(capsys, here)
+
+
+def test_a_folder_with_the_character_nul(capsys, here):
+    written(here / "study.toml", A)
+    assert "has the character NUL" in run(capsys, here, "--out", "a\0b")
+
+
 def test_pictures_that_are_sound_are_run(here):
     pictures(here / "mine")
     on(here, "idx:mine")

@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, Spelled
+from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -109,7 +109,7 @@ class State:
 def aem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 2,
+    clusters: ModelCount = 2,
     epsilon: Fraction = 0.33,
     decay: Decay = "constant",
     personal: Annotated[Personal, Spelled] = Choice(),

@@ -50,7 +50,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -140,7 +140,7 @@ def auxo(
     local: LocalTrainer = LocalTrainer(),
     split: Annotated[Split, Spelled] = ByEvidence(),
     min_participants: Count = 5,
-    max_clusters: Count = 8,
+    max_clusters: ModelCount = 8,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,

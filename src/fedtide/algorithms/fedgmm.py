@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative
+from fedtide.core.config_types import ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -100,13 +100,13 @@ class State:
 def fedgmm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 3,
-    gaussians: Count = 3,
+    components: ModelCount = 3,
+    gaussians: ModelCount = 3,
     component_layer: str = WHOLE,
     features: Features = PCA(width=32),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
-    em_steps: Count = 1,
-    e_steps: Count = 5,
+    em_steps: StepCount = 1,
+    e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -91,12 +91,12 @@ class State:
 def ifca(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 2,
+    clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
     normalize_by: Divide | None = None,
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
-    n_init: Count = 1,
+    n_init: ModelCount = 1,
     cluster_layer: str | None = None,
     hide_choice: Flag = False,
     server: Server = SGD(),

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Flag, ModelCount, Positive, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -107,11 +107,11 @@ class State:
 def pfedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 2,
+    components: ModelCount = 2,
     component_layer: str = WHOLE,
     features: Features = PCA(),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
-    em_steps: Count = 1,
+    em_steps: StepCount = 1,
     update: Update = Certainty(a0=0.3),
     normalize_by: Divide = "members",
     keep_mixture: Flag = False,
