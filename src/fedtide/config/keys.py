@@ -77,7 +77,7 @@ def allowed(kind: Any) -> str:
 
 
 def _bound(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def code(value: Any) -> str:
@@ -130,7 +130,7 @@ def keys_of(name: str) -> list[Key]:
 
     >>> keys = {key.name: key for key in keys_of("vanilla")}
     >>> list(keys)[:3], keys["branches"].allowed, keys["branches"].default, keys["branches"].meaning
-    (['local', 'branches', 'branch_layer'], 'whole number, 1 to 1000', '2', 'number of branches, K.')
+    (['local', 'branches', 'branch_layer'], 'whole number, 1 to 1,000', '2', 'number of branches, K.')
     """
     own = [(key, *option) for key, option in options(name).items()]
     shared = [
