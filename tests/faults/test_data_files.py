@@ -20,7 +20,10 @@ from PIL import Image
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
+from fedtide.data.shift.availability import read_timetable
+from fedtide.data.shift.what.change_points import read_concepts
 from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Text
+from fedtide.fleets.devices import latencies, speeds
 from helpers.idx_files import idx_bytes
 from helpers.texts import TINY
 
@@ -104,6 +107,12 @@ MANIFEST = "\n".join(
 ).encode()
 SENTENCES = {"client": ("client",), "time": "time", "domain": "topic", "length": 4}
 
+TRACES = [{"client": f"c{k % 3}", "start": 60 * k, "end": 60 * k + 30.5} for k in range(6)]
+TRACE = "client,start,end\n" + "".join(f"{line['client']},{line['start']},{line['end']}\n" for line in TRACES)
+LATENCY = [{"ResNet Latency": 5.5 + k, "Vit Latency": 9 * k} for k in range(4)]
+SPEEDS = "case,tcp_speed_kbps\n" + "".join(f"{k % 2},{k}00 {k}20.5\n" for k in range(1, 5))
+CONCEPTS = "concept,group,0,1,2\na,x,0.5,0.25,0.25\nb,y,0,0,1\n"
+
 KINDS: dict[str, tuple[Any, Files]] = {
     "csv": (CSV("a.csv", client="who", time="when"), {"a.csv": table()}),
     "csv-gz": (CSV("a.csv.gz", client="who", time="when"), {"a.csv.gz": gzip.compress(table())}),
@@ -126,6 +135,12 @@ KINDS: dict[str, tuple[Any, Files]] = {
     "tar-gz": (Images("a.tar.gz", channels=1), {"a.tar.gz": gzip.compress(tar(PICTURES))}),
     "manifest": (Manifest("m.csv"), {"m.csv": MANIFEST, **{f"{k}.png": picture(k) for k in range(8)}}),
     "gas": (GasSensors("gas"), {"gas/batch1.dat": gas(), "gas/batch2.dat": gas()}),
+    # No rows, but who is there when, and how fast.
+    "trace": (lambda folder: read_timetable(folder / "t.csv", None), {"t.csv": TRACE.encode()}),
+    "trace-json": (lambda folder: read_timetable(folder / "t.json", None), {"t.json": json.dumps(TRACES).encode()}),
+    "latency": (lambda folder: latencies(folder / "l.json", "Vit Latency"), {"l.json": json.dumps(LATENCY).encode()}),
+    "speeds": (lambda folder: speeds(folder / "s.csv", 1), {"s.csv": SPEEDS.encode()}),
+    "concepts": (lambda folder: read_concepts(folder / "c.csv", 3), {"c.csv": CONCEPTS.encode()}),
 }  # fmt: skip
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -245,7 +260,15 @@ def array(data: bytes, draw: random.Random) -> bytes:
 CHANGES: list[Callable[[bytes, random.Random], bytes]] = [
     flip, flip, early, cut, double, remove, digits, line, cell, cell, encoding, nonsense
 ]  # fmt: skip
-AIMED = {"leaf": value, "text": value, "text-gz": value, "npz": array, "npz-pictures": array}
+AIMED = {
+    "leaf": value,
+    "text": value,
+    "text-gz": value,
+    "npz": array,
+    "npz-pictures": array,
+    "trace-json": value,
+    "latency": value,
+}
 
 
 def damaged(kind: str, files: Files, draw: random.Random) -> tuple[Files, str]:
@@ -281,7 +304,19 @@ def memory(what: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def check(rows: Rows, done: str) -> None:
+def loaded(kind: str, folder: Path) -> Any:
+    """Read the files in a folder: their rows, or what else they hold."""
+    source = KINDS[kind][0]
+    return source(folder) if callable(source) else source.load(folder, 0)
+
+
+def check(rows: Any, done: str) -> None:
+    if not isinstance(rows, Rows):
+        values = (
+            [rows] if isinstance(rows, torch.Tensor) else [getattr(rows, n, 0) for n in ("start", "length", "period")]
+        )
+        assert all(np.isfinite(np.asarray(value)).all() for value in values), done
+        return
     x = rows.x if rows.x.is_floating_point() else rows.x.double()
     assert torch.isfinite(x).all(), done
     assert len(rows) > 0, done
@@ -299,7 +334,7 @@ def check(rows: Rows, done: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_data_file_is_named_or_rows_are_rows(kind, seed, tmp_path, tried: Counter[str]):
-    source, good = KINDS[kind]
+    good = KINDS[kind][1]
     for number in range(BATCH):
         files, done = damaged(kind, good, random.Random(f"{kind} {seed} {number}"))
         folder = tmp_path / str(number)
@@ -311,7 +346,7 @@ def test_a_damaged_data_file_is_named_or_rows_are_rows(kind, seed, tmp_path, tri
         measured, before = reset_peak(), memory("VmRSS")
         try:
             with limited(60):
-                rows = source.load(folder, 0)
+                rows = loaded(kind, folder)
         except FedtideError as error:
             said = str(error)
             assert "\n" not in said, done
@@ -329,8 +364,7 @@ def test_a_damaged_data_file_is_named_or_rows_are_rows(kind, seed, tmp_path, tri
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_data_file_is_read(kind, tmp_path):
-    source, files = KINDS[kind]
-    for name, data in files.items():
+    for name, data in KINDS[kind][1].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    check(source.load(tmp_path, 0), kind)
+    check(loaded(kind, tmp_path), kind)
