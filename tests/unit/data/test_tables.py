@@ -253,7 +253,7 @@ WRONG = {
     "underscore": ("a,label\n1,0\n2,1\n3,5_0\n", {}, "row 4: label: found '5_0', but 2 of 3"),
     "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a finite number"),
     "measured-label": ("a,label\n1,9.6\n", {}, "row 2: label: found '9.6', .*or names; data.source.cuts makes classes"),
-    "huge-label": ("a,label\n1,0\n2,900000\n", {}, "row 3: label: found '900000', but 2 rows are too few"),
+    "huge-label": ("a,label\n1,0\n2,900000\n", {}, "row 3: label: found 900000, but 2 rows are too few"),
     "named-feature": ("a,b,label\n1,NNW,0\n", {}, "row 2: b: found 'NNW', .*; data.source.features names the columns"),
     "na": ("a,b,label\n1,NA,0\n", {}, "row 2: b: found 'NA', .*; data.source.missing = 'drop' leaves such rows out"),
     "twin-columns": ("a,a,label\n1,2,0\n", {}, "'a'"),

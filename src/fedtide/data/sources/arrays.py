@@ -162,11 +162,16 @@ def classes_of(name: str, labels: Tensor) -> int:
     if not len(labels):
         return 0
     largest, row = (int(value) for value in labels.max(0))
-    most = max(SPARSE_CLASSES, len(labels))
-    if largest >= most:
-        but = f"{len(labels)} rows are too few for so many classes"
-        raise refused(f"{name}: row {row}: label", largest, f"0 to {most - 1}, or names", but)
+    check_filled(f"{name}: row {row}", largest, len(labels))
     return largest + 1
+
+
+def check_filled(where: str, label: int, rows: int, cure: str = "names") -> None:
+    """Raise for a label that makes many more classes than there are rows."""
+    most = max(SPARSE_CLASSES, rows)
+    if label >= most:
+        but = f"{rows} rows are too few for so many classes"
+        raise refused(f"{where}: label", label, f"0 to {most - 1}, or {cure}", but)
 
 
 def coded(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]:

@@ -14,7 +14,7 @@ import torch
 from fedtide.core.config_types import ClassCount, Count, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import classes_of
+from fedtide.data.sources.arrays import check_filled
 from fedtide.data.sources.files import Loading, find, reading
 
 
@@ -57,11 +57,15 @@ class LEAF(Loading):
         if not owner:
             raise FedtideError(f"{path}: no rows")
         labels = np.concatenate(y)
+        if self.classes is None:
+            most = int(labels.argmax())
+            where = f"{path}: user '{list(users)[owner[most][0]]}', row {most - owner.index(owner[most])}"
+            check_filled(where, int(labels[most]), len(labels), "data.source.classes")
         return Rows(
             path.name,
             torch.from_numpy(self._shaped(path, np.concatenate(x))),
             torch.from_numpy(labels),
-            self.classes or classes_of(str(path), torch.from_numpy(labels)),
+            self.classes or int(labels.max()) + 1,
             client=torch.tensor([client for client, _ in owner]),
             client_names=tuple(users),
             held_out=torch.tensor([held_out for _, held_out in owner]) if test else None,

@@ -18,7 +18,7 @@ import numpy as np
 from fedtide.core.config_types import Finite, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import SPARSE_CLASSES, from_arrays
+from fedtide.data.sources.arrays import check_filled, from_arrays
 from fedtide.data.sources.files import Loading, find, reading
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
@@ -185,11 +185,8 @@ def labels_of(path: Path, column: Column, hint: str = "") -> np.ndarray | list[s
     if words:
         but = f"{len(names) - len(words)} of {len(names)} labels are numbers"
         raise refused(f"{path}: row {words[0][0]}: label", words[0][1], "whole numbers alone, or names", but)
-    most = max(SPARSE_CLASSES, len(names))
     for row, cell in column:
-        if len(cell) > 9 or int(cell) >= most:
-            but = f"{len(names)} rows are too few for so many classes"
-            raise refused(f"{path}: row {row}: label", cell, f"0 to {most - 1}, or names", but)
+        check_filled(f"{path}: row {row}", int(cell), len(names))
     return np.array([int(name) for name in names])
 
 
