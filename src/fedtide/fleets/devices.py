@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, DataFile, Fraction, ingredient
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import ComputeCost
 from fedtide.data.sources.files import find, reading
