@@ -235,7 +235,7 @@ def test_traces_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("latency", "lines", "said"),
     [
-        ("{", LINES, r"devices.latency: .*latency.json: cannot be read as JSON"),
+        ("{", LINES, r"devices.latency: .*latency.json: damaged or not JSON"),
         ("{}", LINES, r"devices.latency: .*: found {}, allowed: a list of objects"),
         (
             [{"ResNet Latency": -1}],
