@@ -143,6 +143,8 @@ def aem(
     if not isinstance(personal, Way):
         raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
     personal.check(nets, clusters)
+    if "loss" in cohort.asks and not isinstance(personal, Choice):
+        raise refused("personal", personal.kind, "'choice' with a cohort that asks for losses, as others train first")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, clusters)
@@ -219,7 +221,8 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        compute_cost=training_cost(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        # As if no client explored, and no model were frozen or out of use.
+        compute_cost=training_cost(local, {"train": clusters, "loss": clusters + 1}),
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

@@ -221,7 +221,7 @@ def auxo(
     works, adapt, cost = {"train": train}, find_model(task), training_cost(local, {})
     predict = predict_by_cluster(task)
     made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:

@@ -295,7 +295,7 @@ def feddrift(
         reveals=("bad", "rows"),
         compute_cost=training_cost(local, {}),  # as if no samples were kept
     )
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:

@@ -163,6 +163,8 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    cost = training_cost(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    cost = training_cost(
+        local, {"train": models, "weigh": 0, "loss": 2 * models}, lambda rows: models * local.samples(rows)
+    )
     made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

@@ -220,7 +220,8 @@ def fedgmm(
     works = {"collect": opening.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    cost = training_cost(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
+    looks = {"train": models + look, "collect": look, "loss": 2 * (models + look)}
+    cost = training_cost(local, looks, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
