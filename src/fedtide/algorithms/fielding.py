@@ -284,7 +284,7 @@ def fielding(
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
         compute_cost=training_cost(local, {"train": train.looks, "report": passes}),
     )  # fmt: skip
-    asks = () if isinstance(cohort, Nearest) else cohort.asks  # it hears the reports
+    asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, adapt=False, asks=asks)
 
 
