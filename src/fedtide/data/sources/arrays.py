@@ -192,7 +192,7 @@ def coded(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]
                 raise refused(f"{name}: row {row}: {column}", value, "a number or a name")
     names, numbers = np.unique(found.astype(str) if found.dtype.kind == "O" else found, return_inverse=True)
     # Half of a character of two is none that could be written to a record.
-    written = tuple(str(name).encode(errors="replace").decode() for name in names.tolist())
+    written = tuple(str(name).encode(errors="replace").decode() for name in names)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), written
 
 
