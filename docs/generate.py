@@ -82,7 +82,8 @@ def algorithm_page(name: str) -> str:
         MARK,
         f"# {title(name)}",
         function.prose,
-        "| `algorithm =` | sends | the server sees of a client | clients keep |\n| --- | --- | --- | --- |\n"
+        "| `algorithm =` | sends | the server sees of a client, and what its cohort asks | clients keep |\n"
+        "| --- | --- | --- | --- |\n"
         f'| `"{name}"` | {entry.sends} | {entry.sees} | {entry.keeps} |',
         "## Where it comes from",
         f"The file is shared with {links}." if shared else "",

@@ -259,7 +259,9 @@ def algorithms(name: str | None = None, /) -> int:
     if name is not None:
         _tell(name, console)
         return 0
-    table = Table("algorithm", "sends", "the server sees", "clients keep", box=None, pad_edge=False)
+    table = Table(
+        "algorithm", "sends", "the server sees, and what its cohort asks", "clients keep", box=None, pad_edge=False
+    )
     for known, entry in REGISTRY.items():
         table.add_row(known, entry.sends, entry.sees, entry.keeps)
     console.print(table)
@@ -272,7 +274,11 @@ def _tell(name: str, console: Console) -> None:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
-    says = (f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.", f"Clients keep: {entry.keeps}.")
+    says = (
+        f"Sends: {entry.sends}.",
+        f"The server sees: {entry.sees}, and what its cohort asks.",
+        f"Clients keep: {entry.keeps}.",
+    )
     for line in (*about(name), *says, *laws):
         console.print(line, highlight=False)
     console.print()
@@ -400,6 +406,10 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         status = _fail("interrupted", status=130)
+    except ValueError as error:
+        if "null" not in str(error):
+            raise
+        status = _fail("the name of a file or folder has the character NUL, allowed: names without it")
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:

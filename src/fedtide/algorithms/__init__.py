@@ -39,8 +39,6 @@ from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 
-SELECTED = "sums only, or what its cohort asks"
-
 # Options shared by several variants.
 DRIFT = {"shift": {"how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}}
 PUBLIC = {"data": {"public_samples": 8}}
@@ -63,7 +61,6 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
         fedavg,
         "weights down, update up",
-        sees=SELECTED,
         variants={
             "wsm": {"loss": "wsm"},
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 4}},
@@ -83,7 +80,6 @@ REGISTRY: Mapping[str, Entry] = {
     "fedprox": Entry(
         fedprox,
         "weights down, update up",
-        sees=SELECTED,
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
         },
@@ -92,7 +88,6 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavgm": Entry(
         preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
         "weights down, update up",
-        sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
             Reduction({"server": {"momentum": 0.0}}, "fedavg"),
@@ -101,13 +96,11 @@ REGISTRY: Mapping[str, Entry] = {
     "fedadagrad": Entry(
         preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
         "weights down, update up",
-        sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
     ),
     "fedadam": Entry(
         preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
         "weights down, update up",
-        sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": "adam"}),
             Reduction({"server": {"lr": 0.1}}, "fedavg", {"server": {"kind": "adam", "lr": 0.1}}),
@@ -116,13 +109,11 @@ REGISTRY: Mapping[str, Entry] = {
     "fedyogi": Entry(
         preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
         "weights down, update up",
-        sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
     ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",
-        sees=SELECTED,
         variants={
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}}
         },
@@ -208,7 +199,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedem": Entry(
         fedem,
         "K models down, the updates of all up",
-        keeps="its blend",
+        keeps="its mixture",
         variants={
             "": {"components": 2, "component_layer": "head"},
             "whole": {"normalize_by": "everyone"},
@@ -223,7 +214,7 @@ REGISTRY: Mapping[str, Entry] = {
         fedgmm,
         "K models and Gaussians down, updates of all up",
         sees="sums; at the start centers of its features too",
-        keeps="its blend",
+        keeps="its mixture",
         variants={
             "pca": {"features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
             "": {"features": "network", "components": 2, "gaussians": 2},
@@ -419,8 +410,8 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "auxo": Entry(
         auxo,
-        "weights of a cohort down, update up",
-        sees="its cohort, and a part of its update",
+        "weights of a cluster down, update up",
+        sees="its cluster, and a part of its update",
         variants={
             "": {
                 "split": {"kind": "rounds", "rounds": [1, 2]},

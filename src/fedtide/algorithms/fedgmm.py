@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative
+from fedtide.core.config_types import ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -100,13 +100,13 @@ class State:
 def fedgmm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 3,
-    gaussians: Count = 3,
+    components: ModelCount = 3,
+    gaussians: ModelCount = 3,
     component_layer: str = WHOLE,
     features: Features = PCA(width=32),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
-    em_steps: Count = 1,
-    e_steps: Count = 5,
+    em_steps: StepCount = 1,
+    e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -220,7 +220,8 @@ def fedgmm(
     works = {"collect": opening.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    cost = training_cost(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
+    looks = {"train": models + look, "collect": look, "loss": 2 * (models + look)}
+    cost = training_cost(local, looks, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,

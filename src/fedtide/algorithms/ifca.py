@@ -24,8 +24,9 @@ Choices:
     labeled samples takes the model that most clients have trained so far. (The authors' code chooses with the test
     labels.) `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
     before any training; the paper repeats whole runs, as the seeds of an experiment do. Gradients that are divided by
-    participants have equal weights. With `cluster_layer` the models differ in one layer and share all others, as in the
-    paper's FEMNIST: the shared layers move by the mean over all participants.
+    participants have equal weights. The recorded loss of the gradient variant is that of training mode. With
+    `cluster_layer` the models differ in one layer and share all others, as in the paper's FEMNIST: the shared layers
+    move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -91,12 +92,12 @@ class State:
 def ifca(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 2,
+    clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
     normalize_by: Divide | None = None,
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
-    n_init: Count = 1,
+    n_init: ModelCount = 1,
     cluster_layer: str | None = None,
     hide_choice: Flag = False,
     server: Server = SGD(),
@@ -166,7 +167,7 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
+    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}, once)
     works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
     check = at_most_registered(clusters)
     made = Algorithm(

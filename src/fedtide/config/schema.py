@@ -99,13 +99,16 @@ class FleetSettings(Strict):
     workers: Count | None = None
     address: Annotated[str, Field(min_length=1)] | None = None
     gpus: Fraction = 0.0
-    threads: Count = 1
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     channels_last: Flag = True
 
     @model_validator(mode="after")
     def _chooses_once(self) -> FleetSettings:
         if self.kind == "auto" and self.threads > 1:
             raise ValueError(f"found kind = 'auto' and threads = {self.threads}, allowed: one, as 'auto' chooses them")
+        for key, value in (("address", self.address), ("gpus", self.gpus)):
+            if value and self.kind != "ray":
+                raise ValueError(f"found {key} = {value!r} and kind = '{self.kind}', allowed: {key} with kind = 'ray'")
         return self
 
 
@@ -282,7 +285,7 @@ class Experiment(Strict):
 
     title: Text = ""
     description: Text = ""
-    rounds: Count = 100
+    rounds: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
     seeds: Annotated[tuple[Whole, ...], Distinct] = (0,)
     eval_every: Count = 8
     eval_clients: Count | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.core.atomic import check_sha256, sha256
+from fedtide.core.atomic import check_sha256, naming, sha256
 from fedtide.core.errors import FedtideError
 
 try:
@@ -129,12 +129,14 @@ class Record:
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""
-        self._clients.writerows(rows)
-        self._files["clients.csv"].flush()
+        with naming(Path(self._files["clients.csv"].name)):
+            self._clients.writerows(rows)
+            self._files["clients.csv"].flush()
 
     def _append(self, name: str, line: str) -> None:
-        self._files[name].write(line + "\n")
-        self._files[name].flush()
+        with naming(Path(self._files[name].name)):
+            self._files[name].write(line + "\n")
+            self._files[name].flush()
 
     def marks(self) -> dict[str, Mark]:
         """Return how far each file is written, safely on the disk, for a checkpoint."""
@@ -142,8 +144,9 @@ class Record:
 
     def _mark(self, name: str) -> Mark:
         file, digest = self._files[name], self._digests[name]
-        file.flush()
-        os.fsync(file.fileno())
+        with naming(Path(file.name)):
+            file.flush()
+            os.fsync(file.fileno())
         with open(file.name, "rb") as written:
             written.seek(self._hashed[name])
             digest.update(written.read())

@@ -28,7 +28,7 @@ from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
@@ -60,7 +60,10 @@ def _experiment(text: str) -> Experiment:
 @lru_cache(maxsize=2)
 def _rows(data: str, seed: int) -> Rows | GeneratedRows:
     parsed = Data.model_validate(json.loads(data))
-    return parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
+    rows = parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
+    if isinstance(rows, Rows):
+        check_classes(rows)
+    return rows
 
 
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
@@ -282,6 +285,8 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
     local = method.settings().get("local")
     try:
         weights = task.init(Rng(0))
+        if not weights.params:
+            raise FedtideError("model: found no parameters, allowed: a module with some to train")
         logits = task.logits(weights, x)
         if logits.dim() < 2 or logits.shape[-1] < rows.classes or (rows.steps and logits.shape[:-1] != y.shape):
             wanted = "(rows, classes)" if rows.steps is None else f"(rows, {rows.steps} steps, classes)"

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import naming, replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 
@@ -126,7 +126,8 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
     try:
         for name, text in told.items():
             (making / name).parent.mkdir(parents=True, exist_ok=True)
-            (making / name).write_text(text, encoding="utf-8")
+            with naming(root / name):
+                (making / name).write_text(text, encoding="utf-8")
         making.replace(root)
     finally:
         shutil.rmtree(making, ignore_errors=True)  # where it was not renamed

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
-from fedtide.core.errors import refused
+from fedtide.core.atomic import naming
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
@@ -81,6 +82,10 @@ class Run:
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
+            except (FedtideError, OSError):
+                if self.folder.is_dir():
+                    raise
+                raise FedtideError(f"{self.folder}: removed while the run was played; start it again") from None
             finally:
                 record.close()
 
@@ -134,7 +139,8 @@ class Run:
             if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
-                checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
+                with naming(folder):
+                    checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))

@@ -112,7 +112,7 @@ def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
         execute(TWO, root, workers=1, display=Watching(then))
     with open(root / TRIALS, "a", encoding="utf-8") as file:
         file.write('{"stage": "", "meth')  # and the next line was being written
-    (root / "memory-left").mkdir()
+    (root / "memory-a1b2c3d4").mkdir()
     watching = Watching()
     assert execute(load(root), root, workers=1, display=watching)
     assert watching.begun == (16, after, 12)
