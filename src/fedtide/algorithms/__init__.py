@@ -186,7 +186,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "": LINEAR,
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},
-            "whole": {**LINEAR, "share_trunk": False},
+            "whole": {**LINEAR, "branch_layer": "*"},
         },
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
