@@ -75,14 +75,15 @@ def algorithm_page(name: str) -> str:
     """The page of one algorithm."""
     entry = REGISTRY[name]
     module, function = module_of(entry), docstring(entry.make.__doc__)
-    path = Path(inspect.getsourcefile(module) or "").relative_to(ROOT).as_posix()
+    path = f"src/{module.__name__.replace('.', '/')}.py"
     shared = [other for other, e in REGISTRY.items() if module_of(e) is module and other != name]
     links = ", ".join(f"[{title(other)}]({other}.md)" for other in shared)
     parts = [
         MARK,
         f"# {title(name)}",
         function.prose,
-        "| `algorithm =` | sends | the server sees of a client | clients keep |\n| --- | --- | --- | --- |\n"
+        "| `algorithm =` | sends | the server sees of a client, and what its cohort asks | clients keep |\n"
+        "| --- | --- | --- | --- |\n"
         f'| `"{name}"` | {entry.sends} | {entry.sees} | {entry.keeps} |',
         "## Where it comes from",
         f"The file is shared with {links}." if shared else "",

@@ -1,4 +1,4 @@
-"""`python -m fedtide`."""
+"""Entry point of `python -m fedtide`."""
 
 from fedtide.cli import main
 

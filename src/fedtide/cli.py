@@ -34,9 +34,9 @@ from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
 
 FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
-"""As `fleet.kind` in a file."""
+"""Kinds of fleet, as `fleet.kind` in a file."""
 ExactKind = Literal["local", "workers", "ray"]
-"""Those that give the same bits, with which a run may go on."""
+"""Kinds that give the same bits, with which a run may go on."""
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -70,7 +70,7 @@ app["--version"].group = "About"
 Options = Annotated[
     api.Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
 ]
-"""What `run` and `tune` share, each field an option."""
+"""Options that `run` and `tune` share, one for each field."""
 
 
 @app.command
@@ -263,7 +263,8 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
             raise refused("--family", family, "without the name of an algorithm")
         _tell(name, screen)
         return 0
-    table = Table("algorithm", "family", "what it is", "paper", "the server sees", box=None, pad_edge=False)
+    heads = ("algorithm", "family", "what it is", "paper", "the server sees, and what its cohort asks")
+    table = Table(*heads, box=None, pad_edge=False)
     for known, entry in REGISTRY.items():
         if family in (None, entry.family):
             said = source(known)
@@ -274,13 +275,18 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
 
 
 def _tell(name: str, screen: Console) -> None:
-    """What there is to know of one algorithm."""
+    """Print the description of one algorithm."""
     if name not in REGISTRY:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
-    says = (f"Family: {entry.family}.", f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.")
-    for line in (*about(name), *says, f"Clients keep: {entry.keeps}.", *laws):
+    says = (
+        f"Family: {entry.family}.",
+        f"Sends: {entry.sends}.",
+        f"The server sees: {entry.sees}, and what its cohort asks.",
+        f"Clients keep: {entry.keeps}.",
+    )
+    for line in (*about(name), *says, *laws):
         screen.print(line, highlight=False)
     screen.print()
     _print_keys(keys_of(name), screen)
@@ -378,13 +384,13 @@ def _resume(root: Path) -> str:
 
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:
-    """What a run will leave on the disk, where that is much; an error where there is no room for it."""
+    """Print how much a run will leave on the disk, where that is much; raise where there is no room for it."""
     if room := check_room(needed(settings, where), root):
         _say(room)
 
 
 def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
-    """What `--fleet` and `--address` override; an address is that of a Ray cluster."""
+    """Return the overrides that `--fleet` and `--address` stand for; an address is that of a Ray cluster."""
     if address is not None and fleet is None:
         fleet = "ray"
     if address is not None and fleet != "ray":
@@ -415,6 +421,10 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         status = _fail("interrupted", status=130)
+    except ValueError as error:
+        if "null" not in str(error):
+            raise
+        status = _fail("the name of a file or folder has the character NUL, allowed: names without it")
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How long clients take on the simulated clock: `devices` of a simulation or an experiment.
+"""Times that clients take on the simulated clock: `devices` of a simulation or an experiment.
 
 >>> import fedtide as ft
 >>> ft.devices.Steady(seconds=60.0).seconds

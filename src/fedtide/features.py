@@ -1,4 +1,4 @@
-"""What the Gaussians of a mixture see of a row: `features` of FedGMM and pFedEM.
+"""Features of a row that the Gaussians of a mixture see: `features` of FedGMM and pFedEM.
 
 >>> import fedtide as ft
 >>> ft.features.PCA(width=4).width

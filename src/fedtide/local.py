@@ -1,4 +1,4 @@
-"""What happens within a client's training: schedules of its learning rate, augmentation, gradient terms.
+"""Parts of a client's training: schedules of its learning rate, augmentation, gradient terms.
 
 >>> import fedtide as ft
 >>> ft.LocalTrainer(augment=(ft.local.Flip(),)).augment

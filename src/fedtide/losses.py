@@ -1,4 +1,4 @@
-"""What training minimizes: the `loss` of a task or a method. Modules and functions of torch will do, too.
+"""Losses, which training minimizes: the `loss` of a task or a method. Modules and functions of torch will do, too.
 
 >>> import fedtide as ft, torch
 >>> task = ft.Task(lambda: torch.nn.Linear(3, 2), loss=ft.losses.WSM())

@@ -1,4 +1,4 @@
-"""What clients make of shared models for themselves: `personal` of adaptive expert models, and `by_own_weights`.
+"""Models that clients make of shared ones for themselves: `personal` of adaptive expert models, and `by_own_weights`.
 
 >>> import fedtide as ft
 >>> ft.personal.Choice().kind

@@ -1,4 +1,4 @@
-"""What a method assumes of the rhythm by which groups take turns: `prior` of FedTEM and FedTKM.
+"""Assumptions about the rhythm by which groups take turns: `prior` of FedTEM and FedTKM.
 
 >>> import fedtide as ft
 >>> ft.priors.Cosine(period=8).kind

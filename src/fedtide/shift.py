@@ -1,4 +1,4 @@
-"""What changes with time: who takes part, which rows a client holds, and what they mean.
+"""Changes with time: who takes part, which rows a client holds, and what they mean.
 
 >>> import fedtide as ft
 >>> ft.Shift(who=ft.shift.Periodic(period=8), how=ft.shift.Rotation(angles=(0, 90))).period

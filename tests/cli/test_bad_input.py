@@ -344,6 +344,24 @@ def pictures(folder: Path, count: int = 80) -> None:
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(count) % 3)))
 
 
+def test_rows_of_one_class_are_nothing_to_learn(capsys, here):
+    (here / "one.csv").write_text("a,label\n" + "1,cat\n" * 60)
+    on(here, "csv:one.csv")
+    assert "one.csv: labels: found 0, but that is the label of every row; allowed: two or more" in run(capsys, here)
+
+
+def test_a_model_without_parameters(capsys, here, monkeypatch):
+    (here / "bare_model_for_tests.py").write_text("from torch import nn\nmake = lambda *_, **__: nn.Identity()\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written(here / "study.toml", A, model="python:bare_model_for_tests:make")
+    assert "model: found no parameters, allowed: a module with some to train" in run(capsys, here)
+
+
+def test_a_folder_with_the_character_nul(capsys, here):
+    written(here / "study.toml", A)
+    assert "has the character NUL" in run(capsys, here, "--out", "a\0b")
+
+
 def test_pictures_that_are_sound_are_run(here):
     pictures(here / "mine")
     on(here, "idx:mine")
@@ -436,7 +454,7 @@ def test_rows_that_cannot_be(capsys, here, columns, said):
 @pytest.mark.parametrize(("lines", "said"), [
     (["a,b,label", "1,2,0", "1,nan,1"], "rows.csv: row 3: b: found 'nan', allowed: a finite number"),
     (["a,b,label", "1,2,0", "1,,1"], "rows.csv: row 3: b: found '', allowed: a finite number"),
-    (["a,b,label", "1,2,0", "1,2,-1"], "rows.csv: row 3: label: found '-1', allowed: 0 or more"),
+    (["a,b,label", "1,2,0", "1,2,-1"], "rows.csv: row 3: label: found '-1', allowed: whole numbers from 0, or names"),
     (["a,b,label", "1,2,0", "1,2"], "rows.csv: row 3: number of cells: found 2, allowed: 3, as in the header"),
     (["a,b,lable", "1,2,0"], "rows.csv: no column 'label'; allowed: a, b, lable; did you mean 'lable'"),
     (["a,b,label"], "rows.csv: no rows below the header"),
@@ -496,7 +514,7 @@ def test_a_huge_label_is_told_before_anything_is_made_of_so_many_classes(capsys,
     said = run(capsys, here)
     took, (_, most) = time.perf_counter() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert "label: found 1000000000, allowed: 0 to 999999, or names" in said
+    assert "row 7: label: found 1000000000, but 80 rows are too few for so many classes; allowed: 0 to 999, or" in said
     assert took < 5
     assert most < 50e6
 

@@ -116,7 +116,7 @@ def test_killed_at_any_moment(shell, tmp_path, name, fleet, seed, tried: Counter
     lasts = timed(lambda: execute(experiment, tmp_path / "whole", workers=1))
     lasts += START_SECONDS if fleet == "workers" else 0.1
     root = tmp_path / "killed"
-    for _ in range(2 if fleet == "workers" else KILLS):
+    for _ in range(2 if fleet == "workers" or not request.config.getoption("--tries") else KILLS):
         command = ["resume", root] if root.exists() else ["run", tmp_path / "study.toml", "--out", root]
         tried[f"kills, {fleet}"] += killed(shell, draw.uniform(0, lasts), command, tmp_path)
     if not root.exists():
@@ -129,7 +129,7 @@ def test_killed_at_any_moment(shell, tmp_path, name, fleet, seed, tried: Counter
 test_killed_at_any_moment.each = KILLS * len(fleets())  # type: ignore[attr-defined]
 
 
-def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counter[str], monkeypatch):
+def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counter[str], monkeypatch, request):
     """The page is the old one, or the new one, and never a part of it."""
     monkeypatch.chdir(tmp_path)
     draw = random.Random(f"report {seed}")
@@ -140,7 +140,7 @@ def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counte
     whole = {name: (root / name).read_bytes() for name in ("report.html", "summary.json")}
     for name in whole:
         (root / name).write_bytes(b"old")
-    for _ in range(KILLS):
+    for _ in range(KILLS if request.config.getoption("--tries") else 2):
         tried["kills, reporting"] += killed(shell, draw.uniform(0, 1.5 * lasts), ["report", root], tmp_path)
         for name, page in whole.items():
             assert (root / name).read_bytes() in (page, b"old")
@@ -154,8 +154,8 @@ test_killed_while_the_report_is_written.each = 100  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_while_it_searches(shell, tmp_path, workers, seed, tried: Counter[str], monkeypatch, request):
-    if not request.config.getoption("--tries") and workers > 1:
-        pytest.skip("make faults kills it")
+    if not request.config.getoption("--tries"):
+        pytest.skip("make faults kills it; tests/cli/test_killed.py has one")
     monkeypatch.chdir(tmp_path)
     draw = random.Random(f"tune {workers} {seed}")
     (tmp_path / "study.toml").write_text(tomli_w.dumps(tunable(A, SCAFFOLD, rounds=3)))

@@ -1,9 +1,7 @@
 """Power-of-choice by hand.
 
-Six clients hold 1, 2, 3, 4, 2 and 0 rows of one feature x = 1 and label 1; a linear model without bias has the weights
-w = (0, a_k) that differ from client to client only through their rows, so losses follow from x alone.
-
-Client k's rows are all x = s_k with label 1, and the model's logits are (0, x). Its loss is ln(1 + exp(-s_k)):
+Client k holds 1, 2, 3, 4, 2, 0 rows x = s_k of label 1; one model has the logits (0, x). The loss of client k is
+ln(1 + exp(-s_k)):
 
     k      0      1      2      3      4
     s_k    0      ln 3   -ln 3  1/2    -2
@@ -97,7 +95,7 @@ def test_candidates_are_as_many_as_twice_the_cohort_or_as_d_says():
 
 
 def test_with_as_many_candidates_as_places_the_draw_is_by_size_and_no_loss_is_asked():
-    """The first of one draw is client k with probability n_k / 12; the one without rows counts as the mean, 2.4."""
+    """The first of one draw is client k with probability n_k / 14.4, as 12 + 2.4; one without rows counts as 2.4."""
     fleet = Fleet()
     found = torch.zeros(6)
     memo = PowerOfChoice(1, d=1).init(fleet)
@@ -105,6 +103,25 @@ def test_with_as_many_candidates_as_places_the_draw_is_by_size_and_no_loss_is_as
         found[PowerOfChoice(1, d=1).pick(memo, fleet, Rng(seed), partial(shared_weights, State()))] += 1
     assert [question for question, _ in fleet.asked] == ["count"]
     assert (found / 4000).tolist() == pytest.approx([n / 14.4 for n in (1, 2, 3, 4, 2, 2.4)], abs=0.03)
+
+
+def test_several_candidates_are_drawn_by_size_without_replacement():
+    """Of clients with 1, 2 and 3 rows two are candidates: client 0 first or after 1 or 2, 1/6 + 1/3 1/4 + 1/2 1/3.
+
+    Client 1: 1/3 + 1/6 2/5 + 1/2 2/3; client 2: 1/2 + 1/6 3/5 + 1/3 3/4.
+    """
+    found, cohort = torch.zeros(6), PowerOfChoice(1, d=2)
+    for seed in range(4000):
+        fleet = Fleet()
+        picked(cohort, fleet, seed, among=torch.tensor([0, 1, 2]))
+        found[fleet.asked[1][1]] += 1
+    assert (found / 4000).tolist() == pytest.approx([5 / 12, 11 / 15, 17 / 20, 0, 0, 0], abs=0.03)
+
+
+def test_of_a_cluster_without_a_place_no_client_is_asked():
+    fleet = Fleet()
+    assert picked(PowerOfChoice(2, d=6), fleet, among=torch.tensor([0, 1, 3]), m=0) == []
+    assert [question for question, _ in fleet.asked] == ["count"]
 
 
 def test_where_there_is_no_model_yet_they_are_drawn_by_size():

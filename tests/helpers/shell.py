@@ -132,8 +132,8 @@ class Command:
 
     @property
     def out(self) -> str:
-        return self._out.read_text()
+        return self._out.read_text() if self._out.exists() else ""
 
     @property
     def err(self) -> str:
-        return self._err.read_text()
+        return self._err.read_text() if self._err.exists() else ""  # killed before it was made

@@ -41,8 +41,6 @@ from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 
-SELECTED = "sums only, or what its cohort asks"
-
 # Options shared by several variants.
 DRIFT = {"shift": {"how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}}
 PUBLIC = {"data": {"public_samples": 8}}
@@ -66,7 +64,6 @@ REGISTRY: Mapping[str, Entry] = {
         fedavg,
         "weights down, update up",
         "global",
-        sees=SELECTED,
         variants={
             "wsm": {"loss": "wsm"},
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 4}},
@@ -88,7 +85,6 @@ REGISTRY: Mapping[str, Entry] = {
         fedprox,
         "weights down, update up",
         "global",
-        sees=SELECTED,
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
         },
@@ -98,7 +94,6 @@ REGISTRY: Mapping[str, Entry] = {
         preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
         "weights down, update up",
         "server-optimizer",
-        sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
             Reduction({"server": {"momentum": 0.0}}, "fedavg"),
@@ -108,14 +103,12 @@ REGISTRY: Mapping[str, Entry] = {
         preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
         "weights down, update up",
         "server-optimizer",
-        sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
     ),
     "fedadam": Entry(
         preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
         "weights down, update up",
         "server-optimizer",
-        sees=SELECTED,
         reductions=[
             Reduction({}, "fedavg", {"server": "adam"}),
             Reduction({"server": {"lr": 0.1}}, "fedavg", {"server": {"kind": "adam", "lr": 0.1}}),
@@ -125,14 +118,12 @@ REGISTRY: Mapping[str, Entry] = {
         preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
         "weights down, update up",
         "server-optimizer",
-        sees=SELECTED,
         reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
     ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",
         "global",
-        sees=SELECTED,
         variants={
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}}
         },
@@ -212,7 +203,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "": LINEAR,
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},
-            "whole": {**LINEAR, "share_trunk": False},
+            "whole": {**LINEAR, "branch_layer": "*"},
         },
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
@@ -227,7 +218,7 @@ REGISTRY: Mapping[str, Entry] = {
         fedem,
         "K models down, the updates of all up",
         "mixture",
-        keeps="its blend",
+        keeps="its mixture",
         variants={
             "": {"components": 2, "component_layer": "head"},
             "whole": {"normalize_by": "everyone"},
@@ -243,7 +234,7 @@ REGISTRY: Mapping[str, Entry] = {
         "K models and Gaussians down, updates of all up",
         "mixture",
         sees="sums; at the start centers of its features too",
-        keeps="its blend",
+        keeps="its mixture",
         variants={
             "pca": {"features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
             "": {"features": "network", "components": 2, "gaussians": 2},
@@ -446,9 +437,9 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "auxo": Entry(
         auxo,
-        "weights of a cohort down, update up",
+        "weights of a cluster down, update up",
         "clustered",
-        sees="its cohort, and a part of its update",
+        sees="its cluster, and a part of its update",
         variants={
             "": {
                 "split": {"kind": "rounds", "rounds": [1, 2]},

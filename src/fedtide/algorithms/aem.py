@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, Spelled
+from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -109,7 +109,7 @@ class State:
 def aem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 2,
+    clusters: ModelCount = 2,
     epsilon: Fraction = 0.33,
     decay: Decay = "constant",
     personal: Annotated[Personal, Spelled] = Choice(),
@@ -143,6 +143,8 @@ def aem(
     if not isinstance(personal, Way):
         raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
     personal.check(nets, clusters)
+    if "loss" in cohort.asks and not isinstance(personal, Choice):
+        raise refused("personal", personal.kind, "'choice' with a cohort that asks for losses, as others train first")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, clusters)
@@ -219,7 +221,8 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        compute_cost=training_cost(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        # As if no client explored, and no model were frozen or out of use.
+        compute_cost=training_cost(local, {"train": clusters, "loss": clusters + 1}),
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

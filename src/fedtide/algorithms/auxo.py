@@ -50,7 +50,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -140,7 +140,7 @@ def auxo(
     local: LocalTrainer = LocalTrainer(),
     split: Annotated[Split, Spelled] = ByEvidence(),
     min_participants: Count = 5,
-    max_clusters: Count = 8,
+    max_clusters: ModelCount = 8,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
@@ -221,7 +221,7 @@ def auxo(
     works, adapt, cost = {"train": train}, find_model(task), training_cost(local, {})
     predict = predict_by_cluster(task)
     made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:

@@ -186,7 +186,8 @@ def cfl(
     def split(state: State, before: State, k: int, reply: Reply) -> State:
         """Split a cluster in two; unchanged if the sides are too close, or with two clients or fewer.
 
-        Each half steps from the weights in `before` along the mean update of its own clients.
+        The step of the whole cluster is undone: each half steps from the weights in `before`, along the mean update of
+        its own clients.
         """
         clients, updates = updates_of(state, k)
         second = sides_of(updates, linkage, gamma)
@@ -231,9 +232,10 @@ def cfl(
         predict_by_cluster(task),
         adapt=adapt,
         reveals=("update", "weight"),
-        compute_cost=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
+        # A client that is placed trains for it.
+        compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
     )
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:

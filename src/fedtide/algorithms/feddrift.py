@@ -52,7 +52,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count, NonNegative, Spelled, ingredient
+from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
@@ -159,7 +159,7 @@ def feddrift(
     rounds_per_step: Count = 10,
     delta: NonNegative = 0.1,
     criterion: Criterion = "error",
-    max_clusters: Count = 10,
+    max_clusters: ModelCount = 10,
     init_new_from: Literal["previous", "start"] = "previous",
     window: Count = 1,
     mu: Pull = 0.0,
@@ -295,7 +295,7 @@ def feddrift(
         reveals=("bad", "rows"),
         compute_cost=training_cost(local, {}),  # as if no samples were kept
     )
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:

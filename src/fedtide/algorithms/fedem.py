@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count
+from fedtide.core.config_types import ModelCount, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -76,9 +76,9 @@ class State:
 def fedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 3,
+    components: ModelCount = 3,
     component_layer: str = WHOLE,
-    e_steps: Count = 5,
+    e_steps: StepCount = 5,
     normalize_by: Literal["participants", "everyone"] = "participants",
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -163,6 +163,8 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    cost = training_cost(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    cost = training_cost(
+        local, {"train": models, "weigh": 0, "loss": 2 * models}, lambda rows: models * local.samples(rows)
+    )
     made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

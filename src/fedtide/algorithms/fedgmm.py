@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative
+from fedtide.core.config_types import ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -100,13 +100,13 @@ class State:
 def fedgmm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 3,
-    gaussians: Count = 3,
+    components: ModelCount = 3,
+    gaussians: ModelCount = 3,
     component_layer: str = WHOLE,
     features: Features = PCA(width=32),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
-    em_steps: Count = 1,
-    e_steps: Count = 5,
+    em_steps: StepCount = 1,
+    e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -134,18 +134,17 @@ def fedgmm(
     weighs_rows(task.loss, "FedGMM")
     refuse_equal_start(task, components)
     whole = with_branches(task, component_layer, components, key="component_layer")
-    own_layer = None if component_layer == WHOLE else component_layer
     opening = Opening(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
     extract, diagonal = opening.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, own_layer)
+        models = init_models(task, rng, components, component_layer)
         mu, cov = opening.first(models[0], rng)
         return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        return {"models": send_models(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
+        return {"models": send_models(state.weights, component_layer), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -190,7 +189,7 @@ def fedgmm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        state = step_models(state, server, reply.total["delta"], own_layer=own_layer)
+        state = step_models(state, server, reply.total["delta"], own_layer=component_layer)
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
@@ -220,7 +219,8 @@ def fedgmm(
     works = {"collect": opening.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    cost = training_cost(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
+    looks = {"train": models + look, "collect": look, "loss": 2 * (models + look)}
+    cost = training_cost(local, looks, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,

@@ -7,9 +7,9 @@ When to use it: clients differ, do many local steps, and drift apart. Keep `lr *
 diverges.
 
 Choices:
-    The cohort is given by the shift and weighted by samples, as in the released code (the paper draws clients in
-    proportion to their samples and averages uniformly; `weighting = "uniform"` is the second half of that, and alone it
-    minimizes the plain mean over clients).
+    The cohort is given by the shift and weighted by samples, as in the released code. `cohort = "by-size"` with
+    `weighting = "uniform"` is the paper's, but without repetition; `weighting = "uniform"` alone minimizes the plain
+    mean over clients.
     Stragglers, whose partial work is kept and counts in full, are a property of the clients and not of the method:
     `devices.partial_work = 0.9` lets nine of ten do 1 to epochs - 1 epochs, as in the released code (or 1 to
     local_steps - 1 steps). To see the loss of a FedAvg that drops them, set `shift.who.dropout_rate = 0.9`.

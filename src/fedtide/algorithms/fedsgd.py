@@ -15,7 +15,8 @@ When to use it: to measure the gain of local steps, and where the exact gradient
 
 Choices:
     Clients send the step, `-eta g_i`, so that server optimizers treat it like an update. Each client sends one gradient
-    over all its samples. It equals FedAvg with one epoch of full-batch plain SGD.
+    over all its samples. It equals FedAvg with one epoch of full-batch plain SGD, but for BatchNorm with more than
+    2,048 samples.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, gradient_step
+from fedtide.learn.local import LocalTrainer, gradient_step, training_cost
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -52,4 +53,6 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    return average_updates("fedsgd", task, local, server, cohort, train, cost=lambda question, rows: rows)
+    return average_updates(
+        "fedsgd", task, local, server, cohort, train, cost=training_cost(local, {}, lambda rows: rows)
+    )

@@ -76,9 +76,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.branches import (
     BranchLoss,
-    Selection,
     branch_update,
-    choose_branch,
     features,
     logits_and_features,
     mean_by_owner,
@@ -88,10 +86,13 @@ from fedtide.multi.branches import (
     with_branches,
 )
 from fedtide.parts.assign import assign, capacities, members_of
-from fedtide.parts.gaussian import floor_variances, moments, pool_moments, posteriors
+from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Certainty, Update, first_whole
 from fedtide.parts.weighting import Weighting
+
+Selection = Literal["greedy", "sample", "bayes"]
+"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 @dataclass(frozen=True)
@@ -220,3 +221,22 @@ def fedtem(
     cost = training_cost(local, {"train": 2})  # features before training and after it
     made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
+
+
+def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
+    """Choose the branch of a client (Eq. 5); "bayes" is from appendix A.1.
+
+    Args:
+        selection: kind of choice.
+        z: (rows, d) features of the client's samples.
+        mu: (K, d) means.
+        var: (K, d) variances.
+        pi: (K,) shares.
+        rng: the client's key.
+    """
+    if selection == "bayes":
+        return int((clip_shares(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
+    own = posteriors(z, mu, var, pi)[0].mean(0)
+    if selection == "sample":
+        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
+    return int(own.argmax())

@@ -8,14 +8,15 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 | `c_k` | center of mode k in feature space |
 | `alpha_k` | factor on the distance to center k; alpha_1 = 1 |
 | `d_ik` | alpha_k times client i's mean distance to c_k |
-| `r_ik` | 1 for the nearest mode of client i under the network it has just trained |
+| `r_ik` | 1 for the nearest mode of client i under the network it has just trained; the paper's q_i(t) is `r_i1` |
 | `q(t)` | the assumed share of each mode |
 | `qbar` | the share of participants nearest to each mode |
 
 If more participants than the prior expects are nearest to a mode, the distance to its center is stretched:
 `log alpha_2 += eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta_max` (Eq. 27).
 
-When to use it: like FedTEM, where the server must not see single clients: all answers are sums.
+When to use it: like FedTEM, where the server must not see single clients: all answers are sums, with a cohort that
+asks for nothing (arrivals, uniform, everyone). Line numbers in the code are those of Algorithm 2.
 
 Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each sample votes for
@@ -157,13 +158,13 @@ def fedtkm(
         weights = payload["weights"]
         if not len(shard):
             return None
-        # The branch, by the received network, Eq. 11.
+        # Lines 7 and 8: the branch, by the received network (Eq. 11).
         k = nearest(distances(features(task, weights, shard.x), payload).mean(0))
-        # Local training with the branch fixed, Eq. 4.
+        # Line 9: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, int(k), lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
             return None
-        # The mode and the mean feature, by the updated network.
+        # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.
         z = features(task, fitted.weights, shard.x).double()
         r = F.one_hot(nearest(distances(z, payload).mean(0)), branches).double()
         total = branch_update(fitted, k, branches, shard, weighting)
@@ -182,21 +183,22 @@ def fedtkm(
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
-        # The network.
-        got = mean(reply.total)
-        state, _ = step_branches(state, server, got, lam)
-        # The centers, Eq. 12.
-        qbar, mass = got["modes"], reply.total["rows"].value
+        # Line 12: the sums.
+        got, mass = mean(reply.total), reply.total["rows"].value
+        qbar = got["modes"]
         q = prior.shares(fleet.moment, branches, float(qbar[0]), state.expected)
-        found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
-        a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
-        centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
-        # alpha, Eq. 13 with the step of Eq. 27.
+        # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha, expected = state.log_alpha, None if q is None else float(q[0])
         if q is not None:
             step = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
             log_alpha = log_alpha - step / 2 * (q - qbar)
             log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
+        # Line 14: the centers (Eq. 12).
+        found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
+        a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
+        centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
+        # Line 15: the network.
+        state, _ = step_branches(state, server, got, lam)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | ({} if q is None else {"prior": q})
         return replace(state, centers=centers, log_alpha=log_alpha, expected=expected, started=started), facts
 

@@ -23,10 +23,10 @@ their kind by a small vector. Label distributions detect label shift, embeddings
 changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gradient"] }` detects both.
 
 Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering: a client joins
-the nearest cluster at its first report and stays; `tau = inf` alone moves clients and never re-clusters. Algorithm 4,
-the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and
-`trigger = "adaptive"`: after a drift event every client goes to the nearest center, and if two clients of one cluster
-are too far apart, k-center clustering starts over.
+the nearest cluster at its first report and stays; centers follow those that join. `tau = inf` alone moves clients and
+never re-clusters. Algorithm 4, the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }` with
+`reassign = "all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and if two
+clients of one cluster are too far apart, k-center clustering starts over.
 
 Choices:
     No code was found. A client reports if its representation is more than `drift_eps` away from its last report; no
@@ -45,7 +45,7 @@ Choices:
     Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. Squared distances and cosines, for
     embeddings and gradients, are compared with tau theta without a square root: a third of theta is 58 % of the way
     between two centers. With `reporters = "participants"` the participants are drawn before they move.
-    `cohort = "nearest"` uses the mean report of a cluster's reachable members as its center, and L1.
+    `cohort = "nearest"` takes distances (its own `distance`) to the mean report of a cluster's reachable members.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -284,7 +284,8 @@ def fielding(
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
         compute_cost=training_cost(local, {"train": train.looks, "report": passes}),
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local)
+    asks = [question for question in cohort.asks if question not in cohort.recorded]
+    return with_cohort(made, cohort, task, local, adapt=False, asks=asks)
 
 
 def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:

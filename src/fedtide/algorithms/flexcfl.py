@@ -48,7 +48,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, NonNegative
+from fedtide.core.config_types import Count, ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -99,9 +99,9 @@ class State:
 def flexcfl(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 3,
+    clusters: ModelCount = 3,
     alpha: Count = 20,
-    pretrain: Count = 50,
+    pretrain: StepCount = 50,
     migrate: NonNegative | None = 0.2,
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
@@ -219,7 +219,8 @@ def flexcfl(
     reveals = ("update",) if migrate is None else ("update", "shifted")
 
     def cost(question: str, rows: Tensor) -> Tensor:
-        return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
+        known = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
+        return known.get(question, torch.zeros_like)(rows)
 
     made = Algorithm(
         "flexcfl",
@@ -233,7 +234,7 @@ def flexcfl(
         compute_cost=cost,
         check=at_most_registered(clusters),
     )
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def parameters_of(reply: Reply, parameters: int) -> Tensor:

@@ -24,8 +24,9 @@ Choices:
     labeled samples takes the model that most clients have trained so far. (The authors' code chooses with the test
     labels.) `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
     before any training; the paper repeats whole runs, as the seeds of an experiment do. Gradients that are divided by
-    participants have equal weights. With `cluster_layer` the models differ in one layer and share all others, as in the
-    paper's FEMNIST: the shared layers move by the mean over all participants.
+    participants have equal weights. The recorded loss of the gradient variant is that of training mode. With
+    `cluster_layer` the models differ in one layer and share all others, as in the paper's FEMNIST: the shared layers
+    move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -58,6 +59,7 @@ from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, trainin
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
@@ -91,13 +93,13 @@ class State:
 def ifca(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: Count = 2,
+    clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
     normalize_by: Divide | None = None,
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
-    n_init: Count = 1,
-    cluster_layer: str | None = None,
+    n_init: ModelCount = 1,
+    cluster_layer: str = WHOLE,
     hide_choice: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -117,7 +119,7 @@ def ifca(
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
-        cluster_layer: the only layer in which the models differ, for example "head"; None means all.
+        cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
     """
     if init_noise is None:
@@ -166,7 +168,7 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
+    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}, once)
     works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
     check = at_most_registered(clusters)
     made = Algorithm(

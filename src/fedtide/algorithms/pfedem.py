@@ -25,17 +25,18 @@ arbitrary: check its purity, or the entropy of the posteriors.
 Choices:
     No code was found. f is frozen: `features = "pca"` takes principal components of public samples, as K networks that
     change have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round
-    0, as the first round's samples are of one distribution alone; `gaussian_init = "random"` draws them.
-    `update = "certainty"`, with a0 = 0.3 by default, moves a component only as far as its share is above 1/K, by
-    `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which both
-    components describe the same distribution while the other one is away. `normalize_by = "members"` weights by n_ik,
-    which is the stated objective (Eq. 6); "participants" is Eq. 5 as printed, with the n_i of the round. Predictions
-    weight models by the sample's own posterior; `inference = "global"` is Eq. 15, where pi at the end of a cycle is
-    near 0 or 1; all ways are reported. The split is that of the last E-step, after the M-steps of the previous ones. A
-    client begins with the global shares, or with `keep_mixture` with its last ones. A component without samples
-    anywhere keeps its model and its Gaussian, and a share of 1e-3, so that it can come back. Eq. 3 averages over K,
-    which only scales the learning rate. `component_layer` other than "*" lets the models share all other layers, which
-    then move by the mean over all updates. Line numbers in the code are those of Algorithm 1.
+    0, as the first round's samples are of one distribution alone; `gaussian_init = "random"` draws them. The default of
+    `update` is `{ kind = "certainty", a0 = 0.3 }` (`"certainty"` by name has a0 = 1). It moves a component only as far
+    as its share is above 1/K, by `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12
+    and 13, after which both components describe the same distribution while the other one is away.
+    `normalize_by = "members"` weights by n_ik, which is the stated objective (Eq. 6); "participants" is Eq. 5 as
+    printed, with the n_i of the round. Predictions weight models by the sample's own posterior; `inference = "global"`
+    is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported. The split is that of the last
+    E-step, after the M-steps of the previous ones. A client begins with the global shares, or with `keep_mixture` with
+    its last ones. A component without samples anywhere keeps its model and its Gaussian, and a share of 1e-3, so that
+    it can come back. Eq. 3 averages over K, which only scales the learning rate. `component_layer` other than "*" lets
+    the models share all other layers, which then move by the mean over all updates. Line numbers in the code are those
+    of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Flag, ModelCount, Positive, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -107,11 +108,11 @@ class State:
 def pfedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    components: Count = 2,
+    components: ModelCount = 2,
     component_layer: str = WHOLE,
     features: Features = PCA(),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
-    em_steps: Count = 1,
+    em_steps: StepCount = 1,
     update: Update = Certainty(a0=0.3),
     normalize_by: Divide = "members",
     keep_mixture: Flag = False,
@@ -141,19 +142,18 @@ def pfedem(
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
-    own_layer = None if component_layer == WHOLE else component_layer
     opening = Opening(gaussian_init, task, features, components)
     extract = opening.extract
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, own_layer)
+        models = init_models(task, rng, components, component_layer)
         mu, var = opening.first(models[0], rng)
         memos = tuple(map(server.init, models))
         return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = send_models(state.weights, own_layer)
+        models = send_models(state.weights, component_layer)
         return {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -201,7 +201,7 @@ def pfedem(
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
-        state = step_models(state, server, reply.total["delta"], normalize_by, own_layer, everyone)
+        state = step_models(state, server, reply.total["delta"], normalize_by, component_layer, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
@@ -235,10 +235,11 @@ def pfedem(
 
     parts = partial(split_samples, local, components)
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
+    looks = {"train": look, "collect": look, "loss": (components if component_layer == WHOLE else 1) + 2 * look}
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        compute_cost=training_cost(local, {"train": look, "collect": look}, parts),
+        compute_cost=training_cost(local, looks, parts),
         check=enough_rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

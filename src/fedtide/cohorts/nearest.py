@@ -30,6 +30,7 @@ class Nearest(Sized):
     distance: Literal["l1", "l2"] = "l1"
     kind: Literal["nearest"] = "nearest"
     asks: ClassVar[tuple[str, ...]] = ("labels",)
+    recorded: ClassVar[tuple[str, ...]] = ("labels",)
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their label distributions."""

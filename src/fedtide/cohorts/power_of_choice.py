@@ -1,7 +1,7 @@
 """Power-of-choice: among candidates drawn by size, the clients with the largest losses.
 
 Cho, Wang, Joshi: *Towards Understanding Biased Client Selection in Federated Learning*, AISTATS 2022, section 4
-(`pi_pow-d`).
+(`pi_pow-d`; `pi_cpow-d` and `pi_rpow-d` are not here).
 
 | symbol | meaning |
 | --- | --- |
@@ -14,15 +14,17 @@ Cho, Wang, Joshi: *Towards Understanding Biased Client Selection in Federated Le
     losses       F_k(w) of each candidate, under the current model
     picked       the m candidates with the largest F_k(w); ties are broken at random
 
-When to use it: rounds are few and clients differ; it converges sooner. With d = m it is a draw by size; with larger d
-it converges sooner and ends farther from the optimum of the mean loss.
+When to use it: rounds are few and clients differ. With d = m it is a draw by size; with larger d it converges sooner
+and ends farther from the optimum of the mean loss.
 
 Choices:
-    `F_k` is plain cross-entropy on all training samples, whatever the training loss, of the model that the client would
-    be evaluated with: the global model, its cluster's, or its combination of several models. A candidate that does not
-    answer (it dropped out, or has no samples) is not picked, so fewer than m may be; before there is a model, m are
-    drawn by size. Clients are asked once for their number of samples, before round 0; one that could not be asked
-    counts as having the mean of the others. The losses cost a question each round, in bytes and on the clock.
+    The paper's mean over participants is uniform: `weighting = "uniform"` of the method. `F_k` is plain cross-entropy
+    on all training samples, whatever the training loss, of the global model, of the client's cluster (if the server
+    does not know it, of the largest), or of what the client makes of several models before evaluation; where that is
+    training it is refused. A candidate that does not answer (it dropped out, or has no samples) is not picked, so fewer
+    than m may be; before there is a model, m are drawn by size. Clients are asked once for their number of samples,
+    before round 0; one that could not be asked counts as having the mean of the others. The losses cost a question each
+    round: bytes, and seconds of as many passes over a client's samples as the method needs.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class PowerOfChoice(Sized):
     """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:
-        d: number of candidates asked for their loss, in each cluster of a method that has several; at least the number
-            of clients picked. None means twice that number.
+        d: number of candidates asked for their loss, in each cluster of Fielding; at least the number of clients
+            picked. None means twice that number.
     """
 
     d: Count | None = None
@@ -66,6 +68,8 @@ class PowerOfChoice(Sized):
     ) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, self.asked() if m is None else m
+        if not m:
+            return among[:0]  # of a cluster without a place no client is asked
         d = m if serve is None else max(2 * m if self.d is None else self.d, m)
         candidates = draw_clients(among, by_size(memo, among), d, rng.at("candidates"))
         if serve is None or len(candidates) <= m:

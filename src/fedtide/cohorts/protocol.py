@@ -37,6 +37,8 @@ class Picking(Protocol):
 
     asks: ClassVar[tuple[str, ...]] = ()
     """Questions of the cohort, each also the name of the value revealed per client: "count", "labels", "loss"."""
+    recorded: ClassVar[tuple[str, ...]] = ()
+    """Those of them that need not be asked where a method records reports of its own (`record`)."""
     reveals: ClassVar[tuple[str, ...]] = ()
     """Values that it needs from the answers to "train": () or ("utility",)."""
     clients_per_round: int | None = None

@@ -72,9 +72,14 @@ def allowed(kind: Any) -> str:
         return f"`{getattr(kind, '__name__', kind)}`"
     limits = {name: getattr(r, name) for r in marks for name in RANGES if getattr(r, name, None) is not None}
     if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
-        return f"{word}, {limits['ge']:g} to {'below ' if 'lt' in limits else ''}{limits.get('le', limits.get('lt')):g}"
-    said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
+        most = _bound(limits["le"]) if "le" in limits else f"below {_bound(limits['lt'])}"
+        return f"{word}, {_bound(limits['ge'])} to {most}"
+    said = [RANGES[name].format(_bound(value)) for name, value in limits.items()]
     return ", ".join([word, " and ".join(said)] if said else [word])
+
+
+def _bound(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def code(value: Any) -> str:
@@ -281,7 +286,7 @@ def keys_of(name: str) -> list[Key]:
 
     >>> keys = {key.name: key for key in keys_of("vanilla")}
     >>> list(keys)[:3], keys["branches"].allowed, keys["branches"].default, keys["branches"].meaning
-    (['local', 'branches', 'branch_layer'], 'whole number, 1 or more', '2', 'number of branches, K.')
+    (['local', 'branches', 'branch_layer'], 'whole number, 1 to 1,000', '2', 'number of branches, K.')
     """
     own = [(key, *option) for key, option in options(name).items()]
     shared = [

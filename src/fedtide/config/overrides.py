@@ -15,7 +15,7 @@ SEEDS = 1000
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
-    """`key=value` as (path, value); the value is TOML, or a string where it is not.
+    """Split `key=value` into (path, value); the value is TOML, or a string where it is not.
 
     >>> parsed("data.partition.alpha=0.1"), parsed("model=linear")
     ((['data', 'partition', 'alpha'], 0.1), (['model'], 'linear'))

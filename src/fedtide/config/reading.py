@@ -28,6 +28,7 @@ SCALES = ("nano", "cpu", "paper")
 
 SHIFT = TypeAdapter(Shift)
 
+ALGORITHM = "a registered name, or module:function, called with the task and keywords that have types"
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""
 
@@ -82,7 +83,10 @@ def from_dict(
     values = copy.deepcopy(dict(raw))
     values = _scaled(values, where, scale)
     for assignment in sets:
-        assign(values, *parsed(assignment))
+        path, value = parsed(assignment)
+        assign(values, path, value)
+        if path == ["fleet", "kind"] and value != "ray":  # what the file says of its cluster is for that alone
+            values["fleet"] = {key: each for key, each in values["fleet"].items() if key not in ("address", "gpus")}
     defaults = values.pop("defaults", {})
     try:
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
@@ -147,11 +151,17 @@ def _options_of(method: dict[str, Any], number: int, where: str, *, imports: boo
     if "algorithm" not in method:
         name = method.get("name", number)
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
-    algorithm = str(method["algorithm"])
+    algorithm = method["algorithm"]
+    if not isinstance(algorithm, str):
+        raise refused(f"{where}: method '{method.get('name', number)}'.algorithm", algorithm, ALGORITHM)
     if not imports and is_own(algorithm):
         return None
-    maker(algorithm, f"{where}: method '{method.get('name', algorithm)}'.algorithm")
-    return options_model(algorithm)
+    key = f"{where}: method '{method.get('name', algorithm)}'.algorithm"
+    maker(algorithm, key)
+    try:
+        return options_model(algorithm)
+    except Exception as error:  # whatever a function has for a signature that is no algorithm
+        raise refused(key, algorithm, ALGORITHM, f"its keywords cannot be read ({error})") from None
 
 
 def _method(

@@ -93,13 +93,16 @@ class FleetSettings(Strict):
     workers: Count | None = None
     address: Annotated[str, Field(min_length=1)] | None = None
     gpus: Fraction = 0.0
-    threads: Count = 1
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
     channels_last: Flag = True
 
     @model_validator(mode="after")
     def _chooses_once(self) -> FleetSettings:
         if self.kind == "auto" and self.threads > 1:
             raise ValueError(f"found kind = 'auto' and threads = {self.threads}, allowed: one, as 'auto' chooses them")
+        for key, value in (("address", self.address), ("gpus", self.gpus)):
+            if value and self.kind != "ray":
+                raise ValueError(f"found {key} = {value!r} and kind = '{self.kind}', allowed: {key} with kind = 'ray'")
         return self
 
 
@@ -129,12 +132,12 @@ class Method(Strict):
     decide_per: Grouping = "client"
 
     def settings(self) -> dict[str, Any]:
-        """The options as keyword arguments of the algorithm's function."""
+        """Return the options as keyword arguments of the algorithm's function."""
         return dict(options_model(self.algorithm).model_validate(self.options))
 
 
 def _owners(value: Any) -> Any:
-    """A word or a number; said here, as pydantic would complain once for each."""
+    """Check a word or a number, for which pydantic would complain once each."""
     if value != "participants" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         raise ValueError(f"found {value!r}, allowed: 'participants', or a whole number of 1 or more")
     return value
@@ -159,12 +162,12 @@ class Forgetting(Strict):
 
 
 def as_target(value: Any) -> Any:
-    """`0.8` for `{accuracy = 0.8}`."""
+    """Read `0.8` as `{accuracy = 0.8}`."""
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _function(value: Any) -> Any:
-    """`"mine:cost"` or `"python:mine:cost"` for `{function = "mine:cost"}`."""
+    """Read `"mine:cost"` or `"python:mine:cost"` as `{function = "mine:cost"}`."""
     return {"function": value.removeprefix("python:")} if isinstance(value, str) else value
 
 
@@ -276,7 +279,7 @@ class Experiment(Strict):
 
     title: Text = ""
     description: Text = ""
-    rounds: Count = 100
+    rounds: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 100
     seeds: Annotated[tuple[Whole, ...], Distinct] = (0,)
     eval_every: Count = 8
     eval_clients: Count | None = None
@@ -305,7 +308,7 @@ class Experiment(Strict):
         return self._imports
 
     def shift_of(self, method: Method) -> Shift:
-        """The shift that a method meets."""
+        """Return the shift that a method meets."""
         return self.shift if method.shift is None else method.shift
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from fedtide.config.overrides import assign
 from fedtide.config.reading import from_dict, resolved, slug
 from fedtide.config.schema import Experiment
 from fedtide.core.errors import FedtideError, refused, unknown
+
+MOST = 1000
+"""Points of a sweep: each has a configuration, a folder and figures of its own."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
         _known_parts(experiment, [], where)
         plain = tuple(claim.model_copy(update={"at": None}) for claim in experiment.claim)
         return [Point("", "", experiment.model_copy(update={"claim": plain}))]
+    if (number := math.prod(map(len, experiment.sweep.values()))) > MOST:
+        raise refused(f"{where}: sweep: number of points", number, f"at most {MOST}")
     base = resolved(experiment)
     base.pop("sweep")
     base["claim"] = [claim for claim in base["claim"] if "at" not in claim]

@@ -12,6 +12,16 @@ from fedtide.core.errors import FedtideError
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file or folder in system errors that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write to, which takes the place of `path` at the end, or disappears after an error.
 
@@ -26,7 +36,8 @@ def replacing(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(21, "is a folder", str(path))
     temporary = path.with_name(f"{path.name}.{os.getpid()}.writing")
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -31,12 +31,12 @@ FORMAT = 2
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
 
 EARLIER = 50
-"""How many earlier checkpoints a checkpoint keeps the marks of, to tell how far damaged records are whole."""
+"""Number of earlier checkpoints whose marks a checkpoint keeps, to tell how far damaged records are whole."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself.
+    """Description of a checkpoint, from its `checkpoint.json`.
 
     config: digest of the configuration. round, seconds, before: as in `Start`. marks: how far each record was written
     at the last checkpoints, by round, this one last. sha256: digests of its own files.
@@ -51,7 +51,7 @@ class About:
 
     @property
     def records(self) -> Mapping[str, Mark]:
-        """How far each record was written when this checkpoint was."""
+        """Length and digest of each record when this checkpoint was written."""
         return self.marks[-1][1]
 
 
@@ -130,7 +130,7 @@ def newest_state(folder: Path) -> Path:
 
 
 def check(folder: Path, *, config: str | None) -> About | None:
-    """What the newest checkpoint says of itself; None if there is none yet.
+    """Return the description of the newest checkpoint; None if there is none yet.
 
     Args:
         folder: of the checkpoints.

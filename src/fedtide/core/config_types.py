@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
@@ -22,6 +22,11 @@ Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
+ModelCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
+"""A number of models, branches, components or clusters, each of which takes the memory of a model or more."""
+ClassCount = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
+StepCount = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+"""A number of passes, steps or restarts, during which nobody hears of a run and it cannot be stopped."""
 Whole = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -41,8 +46,12 @@ Text = Annotated[str, AfterValidator(_visible)]
 def _distinct(values: Any) -> Any:
     if not values:
         raise ValueError("found [], allowed: one value or more")
-    if (twice := next((i for i, value in enumerate(values) if value in values[:i]), None)) is not None:
-        raise ValueError(f"found {values[twice]!r} twice, allowed: each once")
+    known, tables = set[Any](), list[Any]()
+    for value in values:
+        hashable = isinstance(value, Hashable)
+        if value in (known if hashable else tables):
+            raise ValueError(f"found {shown(value)} twice, allowed: each once")
+        known.add(value) if hashable else tables.append(value)
     return values
 
 
@@ -120,7 +129,7 @@ def explained(allowed: str) -> WrapValidator:
 
 
 def by_kind(value: Any) -> Any:
-    """`"name"` for `{kind = "name"}`, and `"name:path"` for `{kind = "name", path = "path"}`.
+    """Read `"name"` as `{kind = "name"}`, and `"name:path"` as `{kind = "name", path = "path"}`.
 
     >>> by_kind("iid"), by_kind("idx:mnist"), by_kind("python:mine:load")
     ({'kind': 'iid'}, {'kind': 'idx', 'path': 'mnist'}, {'kind': 'python', 'function': 'mine:load'})

@@ -128,7 +128,8 @@ class FedtideError(Exception):
     def __init__(self, line: str) -> None:
         words = (word if len(word) <= 400 else f"{word[:100]}..." for word in line.split())
         # What a terminal would obey is shown as Python writes it.
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words)))
+        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
+        super().__init__(shown if len(shown) <= 900 else f"{shown[:500]} ... {shown[-390:]}")
 
 
 def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:

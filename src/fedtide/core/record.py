@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtide.core.atomic import check_sha256, sha256
+from fedtide.core.atomic import check_sha256, naming, sha256
 from fedtide.core.errors import FedtideError
 
 try:
@@ -31,14 +31,14 @@ except ImportError:  # Windows
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
 STOPPED = "stopped"
-"""What the last line of a run has that ended before its last round: the target that it reached."""
+"""Key in the last line of a run that ended before its last round: the target that it reached."""
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 TRUTH = "truth"
 """One column more where groups drift: the number of the group that a client is in at that moment."""
 
 
 def plain(value: Any) -> Any:
-    """A fact as JSON takes it: tensors become numbers or lists, NaN and infinity become null.
+    """Convert a fact to what JSON takes: tensors become numbers or lists, NaN and infinity become null.
 
     >>> import torch
     >>> plain({"pi": torch.tensor([0.5, float("nan")]), "n": 3})
@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a file was written when a checkpoint was: the number of its bytes, and their digest."""
+    """Length of a file when a checkpoint was written, and the digest of these bytes."""
 
     length: int
     sha256: str
@@ -129,12 +129,14 @@ class Record:
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""
-        self._clients.writerows(rows)
-        self._files["clients.csv"].flush()
+        with naming(Path(self._files["clients.csv"].name)):
+            self._clients.writerows(rows)
+            self._files["clients.csv"].flush()
 
     def _append(self, name: str, line: str) -> None:
-        self._files[name].write(line + "\n")
-        self._files[name].flush()
+        with naming(Path(self._files[name].name)):
+            self._files[name].write(line + "\n")
+            self._files[name].flush()
 
     def marks(self) -> dict[str, Mark]:
         """Return how far each file is written, safely on the disk, for a checkpoint."""
@@ -142,8 +144,9 @@ class Record:
 
     def _mark(self, name: str) -> Mark:
         file, digest = self._files[name], self._digests[name]
-        file.flush()
-        os.fsync(file.fileno())
+        with naming(Path(file.name)):
+            file.flush()
+            os.fsync(file.fileno())
         with open(file.name, "rb") as written:
             written.seek(self._hashed[name])
             digest.update(written.read())

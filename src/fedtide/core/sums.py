@@ -18,7 +18,7 @@ from fedtide.core.weights import mul
 
 
 def add(partial: Tree, total: Tree) -> Tree:
-    """`partial` with one more answer's total added, in place where there are tensors; None starts a new sum.
+    """Add an answer's total to `partial`, in place where there are tensors; None starts a new sum.
 
     >>> first = add(None, {"n": Weighted(2.0, 3.0)})
     >>> add(first, {"n": Weighted(5.0, 1.0)})
@@ -38,7 +38,7 @@ def add(partial: Tree, total: Tree) -> Tree:
 
 
 def merge(left: Tree, right: Tree) -> Tree:
-    """Two partial sums added, in place in `left`; None is the sum of nothing.
+    """Add two partial sums, in place in `left`; None is the sum of nothing.
 
     >>> merge({"n": Sum(1.0, 1.0)}, {"n": Sum(2.0, 3.0)})
     {'n': Sum(value=3.0, weight=4.0)}
@@ -57,7 +57,7 @@ def merge(left: Tree, right: Tree) -> Tree:
 
 
 def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
-    """`function` on the children with the same key; clients may leave out keys of a dict."""
+    """Apply `function` to the children with the same key; clients may leave out keys of a dict."""
     held = dict(children(left))
     for key, child in children(right):
         held[key] = function(held.get(key), child)
@@ -65,7 +65,7 @@ def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
 
 
 def _add_value(held: Tree, value: Tree, weight: float) -> Tree:
-    """`held + weight * value`, in place where there are tensors; the two must have the same keys."""
+    """Compute `held + weight * value`, in place where there are tensors; the two must have the same keys."""
     if not is_node(held):
         return _plus(held, value, weight)
     ours, theirs = children(held), dict(children(value))

@@ -19,11 +19,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree
 
 Payload = Tree
-"""What the server sends to a client."""
+"""Values that the server sends to a client."""
 Memory = Tree
 """State that stays on a client between rounds; None where there is none yet."""
 State = Tree
-"""What the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
+"""Values that the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
 S = TypeVar("S")
 """The class of that state."""
 Facts = Mapping[str, "float | int | Tensor"]
@@ -34,7 +34,7 @@ Slot = Tensor
 
 @dataclass(frozen=True)
 class Moment:
-    """When.
+    """Point in time of a run.
 
     Args:
         round: counted from 0; negative before that: where an algorithm plays rounds before round 0 to collect, those
@@ -288,10 +288,10 @@ class Scores:
 
 
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
-"""What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
+"""Work of one client: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
 ComputeCost = Callable[[str, Tensor], Tensor]
-"""What a question costs clients, for the clock: (question, rows that each holds) -> rows that each puts through its
+"""Cost of a question for clients, for the clock: (question, rows that each holds) -> rows that each puts through its
 model, forward and back; a pass without gradients counts a third."""
 
 
@@ -341,7 +341,7 @@ class Fleet(Protocol):
         """The ids that could answer now, sorted."""
 
     def arrivals(self, m: int) -> Tensor:
-        """`m` clients drawn by the shift from (seed, round) alone: the same for every method."""
+        """Draw `m` clients by the shift from (seed, round) alone: the same for every method."""
 
     def ask(
         self,

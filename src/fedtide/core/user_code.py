@@ -82,8 +82,8 @@ def imported(name: str, key: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise refused(key, name, "module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: no file of that folder may stand in for a module of Python's or of ours
+    if (here := current_folder()) not in (None, *sys.path):
+        sys.path.append(str(here))  # last: no file of that folder may stand in for a module of Python's or of ours
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -91,6 +91,14 @@ def imported(name: str, key: str) -> Any:
     except Exception as error:  # whatever the user's module raises while it is loaded
         raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error})") from None
     return found
+
+
+def current_folder() -> str | None:
+    """Return the current folder; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def call(function: Any, key: str, *given: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from fedtide.core.types import Weights
 
 
 def sub(left: Tree, right: Tree) -> Tree:
-    """`left - right`, leaf by leaf: the update of a client, new minus old.
+    """Compute `left - right`, leaf by leaf: the update of a client, new minus old.
 
     >>> sub({"w": torch.ones(2)}, {"w": torch.ones(2)})
     {'w': tensor([0., 0.])}
@@ -21,12 +21,12 @@ def sub(left: Tree, right: Tree) -> Tree:
 
 
 def add(weights: Tree, delta: Tree) -> Tree:
-    """`weights + delta` in the type of `weights`, whatever the precision of `delta`."""
+    """Compute `weights + delta` in the type of `weights`, whatever the precision of `delta`."""
     return map_leaves(lambda held, change: held + change.to(held.dtype), weights, delta)
 
 
 def mul(weights: Tree, factor: float) -> Tree:
-    """`weights * factor`, leaf by leaf.
+    """Compute `weights * factor`, leaf by leaf.
 
     >>> mul({"w": torch.ones(2)}, 3.0)
     {'w': tensor([3., 3.])}
@@ -35,17 +35,17 @@ def mul(weights: Tree, factor: float) -> Tree:
 
 
 def div(weights: Tree, divisor: float) -> Tree:
-    """`weights / divisor`, leaf by leaf; its last bit may differ from that of `mul` with the inverse."""
+    """Compute `weights / divisor`, leaf by leaf; its last bit may differ from that of `mul` with the inverse."""
     return map_leaves(lambda value: value / divisor, weights)
 
 
 def zeros_like(weights: Tree) -> Tree:
-    """Zeros in the shapes and types of `weights`."""
+    """Return zeros in the shapes and types of `weights`."""
     return map_leaves(torch.zeros_like, weights)
 
 
 def flat(params: Mapping[str, Tensor]) -> Tensor:
-    """All parameters as one vector (P,), in their order.
+    """Concatenate all parameters to one vector (P,), in their order.
 
     >>> flat({"w": torch.ones(2, 1), "b": torch.zeros(1)})
     tensor([1., 1., 0.])
@@ -54,7 +54,7 @@ def flat(params: Mapping[str, Tensor]) -> Tensor:
 
 
 def shaped(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A vector (P,) as parameters: the reverse of `flat`.
+    """Cut a vector (P,) into parameters: the reverse of `flat`.
 
     >>> shaped(torch.tensor([1.0, 2.0]), {"w": torch.ones(1, 1), "b": torch.zeros(1)})
     {'w': tensor([[1.]]), 'b': tensor([2.])}

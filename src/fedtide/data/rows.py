@@ -56,11 +56,16 @@ class Rows:
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise refused(f"{self.name}: rows of {name}", len(column), f"{n}, as in x")
+            if column is not None and name != "y" and column.dim() != 1:
+                raise refused(f"{self.name}: shape of {name}", tuple(column.shape), "(rows,)")
         if n == 0:
             raise FedtideError(f"{self.name}: no rows")
         _check_labels(self.name, self.y, self.classes)
         _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
+        if self.time is not None and not torch.isfinite(self.time).all():
+            row = int((~torch.isfinite(self.time)).nonzero()[0])
+            raise refused(f"{self.name}: row {row}: time", float(self.time[row]), "a finite number")
 
     @cached_property
     def digest(self) -> str:
@@ -115,6 +120,12 @@ class Rows:
         return replace(self, **picked)
 
 
+def check_classes(rows: Rows) -> None:
+    """Raise if every row has the same label, as there is nothing to learn."""
+    if rows.steps is None and bool((rows.y == rows.y[0]).all()):
+        raise refused(f"{rows.name}: labels", int(rows.y[0]), "two or more", "that is the label of every row")
+
+
 def _check_labels(name: str, y: Tensor, classes: int) -> None:
     if y.dtype != torch.int64:
         raise refused(f"{name}: type of labels", y.dtype, "torch.int64")
@@ -137,6 +148,8 @@ def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
 
 
 def _check_features(name: str, x: Tensor) -> None:
+    if not x[0].numel():
+        raise refused(f"{name}: shape of x", tuple(x.shape), "one number or more in a row")
     if not x.is_floating_point() or torch.isfinite(x.sum()):
         return
     wrong = ~torch.isfinite(x.reshape(len(x), -1)).all(1)

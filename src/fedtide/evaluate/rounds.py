@@ -20,8 +20,7 @@ from fedtide.fleets.simulated import Query, SimulatedFleet
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
-    """The accuracy of an evaluation: of held-out clients, else of the clients' test rows, else of their validation
-    rows.
+    """Return the accuracy of an evaluation: of held-out clients, else on test rows, else on validation rows.
 
     >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
     0.25
@@ -31,12 +30,12 @@ def headline(line: Mapping[str, Any]) -> float | None:
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The accuracy of every evaluation that a record has."""
+    """Return the accuracy of every evaluation that a record has."""
     return [headline(line) for line in lines if "scores" in line]
 
 
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
-    """What `rounds.jsonl` keeps of every round; what was spent before round 0 is part of its cost."""
+    """Return the line of a round in `rounds.jsonl`; the cost of round 0 includes what was spent before it."""
     trained = [query for query in fleet.queries if query.ask.question == "train"]
     # A client that began earlier and is only asked after takes part when its answer counts.
     took = [query.ask.clients if query.sent is None else query.answered for query in trained]
@@ -62,14 +61,14 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
 
 
 def _sent(query: Query) -> int:
-    """How many clients were sent a question in this round."""
+    """Count the clients that were sent a question in this round."""
     return len(query.ask.clients) if query.sent is None else int(query.sent.sum())
 
 
 def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
-    """How many participants of each group trained each branch or model; (groups, K).
+    """Count the participants of each group that trained each branch or model (groups, K).
 
-    Where the server asked by slots it is the slot, else what their work notes.
+    The model is the slot where the server asked by slots, else what their work notes.
     """
     noted = [
         (client, int(notes.branch))
@@ -89,7 +88,7 @@ def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
 
 
 def blends(population: Population, step: Step, trained: list[Query]) -> dict[str, Any]:
-    """What the participants' training rows are made of, where the source has several domains.
+    """Return the domains of the participants' training rows, where the source has several.
 
     `domains` (domains,): the share of each domain among them, under a shift that blends domains. `split` (domains, K):
     how many rows of each domain went to each component, where works note that.
@@ -127,7 +126,7 @@ def _held(population: Population, client: int, moment: Moment, noted: int) -> to
 
 
 def drifts(population: Population, step: Step) -> dict[str, Any]:
-    """How many clients drifted since the round before, and what happened, where rows or labels change at events."""
+    """Count the clients that drifted since the round before, and name the events, where rows or labels change."""
     if not population.shift.drifts:
         return {}
     now = step.moment
@@ -136,7 +135,7 @@ def drifts(population: Population, step: Step) -> dict[str, Any]:
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
-    """How unlike the judged clients of a cluster are by what they hold now, where that drifts.
+    """Return the heterogeneity of the judged clients within clusters, by the labels that they hold now, under drift.
 
     `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
     there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
@@ -162,7 +161,7 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
 
 
 def losses(trained: list[Query]) -> dict[str, Any]:
-    """How the training loss is spread over the participants whose answers counted; nothing where they tell of none."""
+    """Return quantiles of the training loss over the participants whose answers counted; {} where none tells it."""
     told = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
     if not told:
         return {}
@@ -172,7 +171,7 @@ def losses(trained: list[Query]) -> dict[str, Any]:
 
 
 def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:
-    """How many participants were of each group, and what share the shift led to expect; nothing for one group."""
+    """Return the number of participants of each group, and the shares that the shift makes expected; {} for one."""
     if len(population.group_names) < 2:
         return {}
     counts = torch.bincount(population.group[participants], minlength=len(population.group_names))

@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, DataFile, Fraction, ingredient
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import ComputeCost
-from fedtide.data.sources.files import find
+from fedtide.data.sources.files import find, reading
 from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
 
 KBIT = 125.0
@@ -153,10 +153,8 @@ def latencies(path: Path, column: str) -> Tensor:
     Raises:
         FedtideError: it is no such list, or has no such number.
     """
-    try:
+    with reading(f"devices.latency: {path}", "JSON"):
         made = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FedtideError(f"devices.latency: {path}: cannot be read as JSON ({error})") from None
     if not isinstance(made, list) or not all(isinstance(each, dict) for each in made):
         raise refused(f"devices.latency: {path}", made, "a list of objects")
     found = [float(each[column]) for each in made if _positive(each.get(column))]
@@ -180,11 +178,8 @@ def speeds(path: Path, case: int | None) -> Tensor:
     Raises:
         FedtideError: a column is missing, a speed is no positive number, or no line is of that case.
     """
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            table = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedtideError(f"devices.lines: {path}: cannot be read as CSV ({error})") from None
+    with reading(f"devices.lines: {path}", "a CSV file"), open(path, encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
     needed = ["tcp_speed_kbps"] + (["case"] if case is not None else [])
     missing = next((name for name in needed if not table or name not in table[0]), None)
     if missing is not None:
@@ -199,7 +194,7 @@ def speeds(path: Path, case: int | None) -> Tensor:
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdecimal() else None
+    return int(text) if text and len(text) < 20 and text.strip().isdecimal() else None
 
 
 def _speed(path: Path, number: int, line: dict[str, str]) -> float:

@@ -21,6 +21,7 @@ from typing import Protocol
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
+from fedtide.core.user_code import current_folder
 from fedtide.fleets import shared
 from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import SharedRef
@@ -124,8 +125,17 @@ class Pool:
         self._numbers += name is None
         path = self.folder / f"{kind}-{name or self._numbers}"
         if not path.exists():
-            codec.to_file(path, tree)
+            try:
+                codec.to_file(path, tree)
+            except FedtideError as error:
+                raise FedtideError(self._advised(str(error))) from None
         return SharedRef(kind, str(path))
+
+    def _advised(self, line: str) -> str:
+        """Add to the line of an error what to do where shared memory is full."""
+        full = "No space left" in line and str(self.folder) in line
+        advice = f"; allowed: fewer workers (--workers), or a larger {self.folder.parent}"
+        return line + advice if full else line
 
     def free(self, ref: SharedRef) -> None:
         """Remove it from shared memory."""
@@ -168,7 +178,8 @@ class Pool:
                     kind, value = received
                     if kind == "error":
                         worker.calls.popleft()
-                        raise FedtideError(value["line"]) if value["user"] else RuntimeError(value["line"])
+                        line = self._advised(value["line"])
+                        raise FedtideError(line) if value["user"] else RuntimeError(line)
                     final = kind == "done"
                     call = worker.calls.popleft() if final else worker.calls[0]
                     unanswered -= final
@@ -222,6 +233,7 @@ class Pool:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stderr=errors,
+                cwd=None if current_folder() else "/",  # where the current folder was removed libraries end at once
                 process_group=0,  # Ctrl-C in a terminal is for this process, which decides when to stop
             )
         os.close(terminal)
@@ -288,7 +300,7 @@ def search_path() -> str:
 
     What a configuration names is looked for there last of all (`fedtide.core.user_code`).
     """
-    here = os.getcwd() if os.path.exists(os.curdir) else ""
+    here = current_folder()
     package = str(Path(__file__).resolve().parents[2])
     paths = [path for path in sys.path if path and path != here]
     return os.pathsep.join(paths if package in paths else [*paths, package])

@@ -46,6 +46,10 @@ QUIET = {
 """Settings with which Ray sends nothing home and prints nothing into our progress."""
 
 
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Setting with which Ray knows of no other machine, and all of its sockets listen on this one alone."""
+
+
 def imported_ray() -> Any:
     """Import Ray.
 
@@ -85,7 +89,7 @@ def already_connected() -> bool:
 
 
 @contextmanager
-def connected(address: str | None, cpus: int) -> Iterator[Any]:
+def connected(address: str | None, cpus: int, resume: str = "") -> Iterator[Any]:
     """Connect Ray to a cluster: the one at an address, or one of our own on this machine.
 
     A program that is connected already stays so.
@@ -93,6 +97,7 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
     Args:
         address: HOST:PORT, or "auto" for the one that Ray finds on this machine; None starts one.
         cpus: of our own.
+        resume: command with which a person goes on if Ray dies, and takes this process along.
 
     Raises:
         FedtideError: no cluster answers in time, or not to this version of Ray or Python.
@@ -102,10 +107,10 @@ def connected(address: str | None, cpus: int) -> Iterator[Any]:
         yield imported_ray()
         return
     terminated = signal.getsignal(signal.SIGTERM)
-    with _environment(QUIET | (_secret() if address is None else {})):
+    with _environment(QUIET | (_secret() | LOOPBACK if address is None else {})):
         ray = imported_ray()
-        _environment_read_again()
-        with _own_cluster(cpus) if address is None else _existing_cluster(address) as found:
+        _environment_read_again(loopback=address is None)
+        with _own_cluster(cpus, resume) if address is None else _existing_cluster(address) as found:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address=found, **options())
@@ -126,10 +131,13 @@ def _secret() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def _environment_read_again() -> None:
+def _environment_read_again(*, loopback: bool) -> None:
     """Let Ray read its environment again, as it may have been imported before."""
     with suppress(Exception):
         import_module("ray._raylet").Config.initialize("")
+    with suppress(Exception):
+        constants: Any = import_module("ray._private.ray_constants")
+        constants.ENABLE_RAY_CLUSTER = not loopback
 
 
 @contextmanager
@@ -154,28 +162,32 @@ def _existing_cluster(address: str) -> Iterator[str]:
 
 
 @contextmanager
-def _own_cluster(cpus: int) -> Iterator[str]:
+def _own_cluster(cpus: int, resume: str) -> Iterator[str]:
     """Yield the address of a new cluster, which ends with the block or with this process."""
     short = Path("/tmp")  # sockets lie in it, whose names must be short
+    hint = f"fedtide: a process of Ray's died, and Ray ended this one; go on with: {resume}" if resume else ""
     with (
         Scratch(short if short.is_dir() else None) as folder,
-        _helper_process("start", str(cpus), str(folder)) as process,
+        _helper_process("start", str(cpus), str(folder), hint=hint) as process,
     ):
         yield _address_from(process, "fleet.kind: Ray does not start on this machine")
 
 
 @contextmanager
-def _helper_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the script `ray_head` in a process with a group of its own."""
+def _helper_process(*arguments: str, hint: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run the script `ray_head` in a process with a group of its own; `hint` is what it says if Ray dies."""
     script = Path(__file__).with_name("ray_head.py")
+    terminal = os.dup(2)
     process = subprocess.Popen(
-        [sys.executable, "-P", str(script), *arguments],
+        [sys.executable, "-P", str(script), *arguments, str(terminal), hint],
+        pass_fds=[terminal],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         process_group=0,
         env=os.environ | {"PYTHONPATH": search_path()},
     )
+    os.close(terminal)
     try:
         yield process
     finally:

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 MARK = "fedtide-ray "
 
@@ -26,32 +26,48 @@ def report(**found: Any) -> None:
     print(MARK + json.dumps(found), flush=True)
 
 
-def start(cpus: int, folder: str) -> None:
+def start(cpus: int, folder: str, terminal: int, hint: str) -> None:
     """Start a cluster on this machine, say where it is, and end it when standard input closes.
 
     Ray ends most of its processes with the one that started it, but its agents live on; so this process is the one that
     starts them, in a group of their own, and takes the group with it. `folder` is removed in the end.
+
+    If one of Ray's own processes dies, Ray ends the program in the middle, without a word. So a process that Ray does
+    not know writes `hint` to the file descriptor `terminal` then.
     """
+    cluster = os.fork()
+    if not cluster:
+        hold(cpus, folder)
+    _, status = os.waitpid(cluster, 0)
+    if status and hint:
+        os.write(terminal, f"{hint}\n".encode(errors="replace"))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def hold(cpus: int, folder: str) -> NoReturn:
+    """Start a cluster and hold it until standard input closes; exit status 0 unless Ray ended before."""
     import ray
 
+    ended = False
     try:
         ray.init(
             address="local",
             num_cpus=cpus,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",  # no other machine can connect
             _temp_dir=os.path.join(folder, "r"),  # Ray opens it to all users; `folder` above it is ours alone
             **options(),
         )
         report(address=ray.get_runtime_context().gcs_address)
+        ended = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdin.buffer.read()
+        node: Any = ray._private.worker._global_node
+        ended = bool(node.dead_processes())
         ray.shutdown()
     except BaseException as error:
-        report(error=root_cause(error))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
+        report(error=root_cause(error))  # read while it starts, and told there
+    os._exit(ended)
 
 
 def probe(address: str) -> None:
@@ -75,6 +91,6 @@ def root_cause(error: BaseException) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1] == "start":
-        start(int(sys.argv[2]), sys.argv[3])
+        start(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])
     else:
         probe(sys.argv[2])

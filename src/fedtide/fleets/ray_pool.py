@@ -76,6 +76,7 @@ class RayPool:
             this process.
         threads: of torch, and CPUs of the cluster, of each actor.
         gpus: share of a GPU that each actor has to itself.
+        resume: command with which a person goes on if Ray dies, and takes this process along.
 
     Raises:
         FedtideError: no cluster answers, or it is too small, or its nodes have other versions.
@@ -89,6 +90,7 @@ class RayPool:
         address: str | None = None,
         threads: int = 1,
         gpus: float = 0.0,
+        resume: str = "",
     ) -> None:
         self._threads, self._gpus = threads, gpus
         own = address is None and not already_connected()
@@ -100,7 +102,7 @@ class RayPool:
         self.folder = self._stack.enter_context(Scratch())
         try:
             self._ray = self._stack.enter_context(
-                connected(address, (size or min(most, max(_cores() // threads, 1))) * threads)
+                connected(address, (size or min(most, max(_cores() // threads, 1))) * threads, resume)
             )
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
             self.multi_node = len(nodes) > 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fedtide.core import codec
+from fedtide.core.atomic import naming
 from fedtide.core.trees import Tree, raw
 
 
@@ -25,7 +26,7 @@ def write(path: Path, tree: Tree) -> None:
         layout[name] = [end, flat[name].numel(), str(array.dtype).removeprefix("torch."), list(array.shape)]
         end += (flat[name].numel() + 63) // 64 * 64
     header = json.dumps({"tree": skeleton, "arrays": layout}).encode()
-    with open(path, "r+b" if path.exists() else "wb") as file:
+    with naming(path), open(path, "r+b" if path.exists() else "wb") as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         for name, start in starts.items():

@@ -140,15 +140,13 @@ class SimulatedFleet:
         self.substituted = 0
 
     @classmethod
-    def of(
-        cls, host: Host, engine: Engine, memory: MemoryStore, clock: Clock, replayable: Collection[int] = ()
-    ) -> SimulatedFleet:
+    def of(cls, host: Host, engine: Engine, clock: Clock, replayable: Collection[int] = ()) -> SimulatedFleet:
         """Build the fleet of a run, as its algorithm demands."""
         algorithm = host.algorithm
         return cls(
             host.population,
             engine,
-            memory,
+            host.memory,
             clock,
             reveals=algorithm.reveals,
             replayable=replayable,

@@ -28,6 +28,8 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
     try:
         with torch.random.fork_rng(devices=[]):  # of dropout
             weights = task.init(Rng(0))
+            if not weights.params:
+                raise FedtideError("model: found no parameters, allowed: a module with some to train")
             logits = task.logits(weights, x)
             if logits.dim() < 2 or logits.shape[-1] < classes or (steps and logits.shape[:-1] != y.shape):
                 wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"

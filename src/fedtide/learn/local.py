@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
+from fedtide.core.config_types import NonNegative, OpenFraction, Positive, Spelled, StepCount, Whole, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
@@ -24,7 +24,7 @@ Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
 LocalUpdate = Literal["averaging", "gradient"]
-"""How a client makes its update: by local training, or by one gradient over all its samples."""
+"""Ways for a client to make its update: by local training, or by one gradient over all its samples."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class LocalTrainer:
     """
 
     lr: Positive = 0.1
-    epochs: Count = 1
-    local_steps: Count | None = None
+    epochs: StepCount = 1
+    local_steps: StepCount | None = None
     batch_size: Whole = 20
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: OpenFraction = 0.0

@@ -27,7 +27,15 @@ Serving = Callable[[P, Tensor], tuple[Payload, Slot | None]]
 """The `serve` of an algorithm with such a state."""
 
 
-def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm[S]:
+def with_cohort(
+    algorithm: Algorithm[S],
+    cohort: Cohort,
+    task: Task,
+    local: LocalTrainer,
+    *,
+    adapt: bool = True,
+    asks: Sequence[str] | None = None,
+) -> Algorithm[S]:
     """Let an algorithm's clients also answer the questions of its cohort; every algorithm with a `cohort` ends so.
 
     Args:
@@ -35,28 +43,32 @@ def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: Loca
         cohort: the selection of participants.
         task: model and loss.
         local: local training, for the number of samples used in a round.
+        adapt: whether clients adapt before they tell a loss. Where the server knows which model a client has they do
+            not: that would train a client without one, or try all models.
+        asks: questions of the cohort that the algorithm asks; None for all.
 
     Raises:
         FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
     """
     works, train = dict(algorithm.works), algorithm.works["train"]
+    asks = cohort.asks if asks is None else asks
     base = algorithm.compute_cost or training_cost(local, {"train": train.looks if isinstance(train, Training) else 0})
-    if "count" in cohort.asks:
+    if "count" in asks:
         works["count"] = count_question(local.distinct)
-    if "labels" in cohort.asks:
+    if "labels" in asks:
         works["labels"] = label_question(classes_of(task))
-    if "loss" in cohort.asks:
-        works["loss"] = loss_question(algorithm)
+    if "loss" in asks:
+        works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None))
     if "utility" in cohort.reveals:
         works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
     looks = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
 
     def cost(question: str, rows: Tensor) -> Tensor:
-        if question in cohort.asks:
-            return rows / 3 if question == "loss" else rows * 0.0
+        if question in asks and question != "loss":
+            return rows * 0.0
         return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
 
-    reveals = (*algorithm.reveals, *(name for name in (*cohort.asks, *cohort.reveals) if name not in algorithm.reveals))
+    reveals = (*algorithm.reveals, *(name for name in (*asks, *cohort.reveals) if name not in algorithm.reveals))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
     deadline = None if cohort.deadline == math.inf else cohort.deadline
     return replace(algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)

@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedtide.core.config_types import Count
+from fedtide.core.config_types import ModelCount
 from fedtide.core.errors import refused, unknown
 
-BranchCount = Annotated[Count, Field(description="number of branches, K.")]
+BranchCount = Annotated[ModelCount, Field(description="number of branches, K.")]
 
 Feature = Literal["shared", "branches"]
 """Source of the features: the input of the repeated layer, or the outputs of all branches side by side."""

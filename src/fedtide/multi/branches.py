@@ -1,6 +1,6 @@
 """Multi-branch networks (one trunk, K branches, each client trains one branch): training, evaluation, server step.
 
-Of each branch the server learns only how many clients trained it.
+Of each branch the server learns only the summed weight of the clients that trained it.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3; the names K, lambda and epsilon
 are the paper's.
@@ -19,7 +19,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import refused
-from fedtide.core.rng import Rng
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
@@ -27,7 +26,6 @@ from fedtide.learn.server import Moved, Server
 from fedtide.learn.task import Task, concat_passes, example_of, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import join_models
-from fedtide.parts.gaussian import clip_shares, log_densities, posteriors
 from fedtide.parts.weighting import Weighting, client_weight
 
 BranchAverage = Annotated[
@@ -39,10 +37,6 @@ ChoosePer = Annotated[
     Literal["row", "client"],
     Field(description='whether each "row" or each "client" picks the more certain branch at inference.'),
 ]
-
-
-Selection = Literal["greedy", "sample", "bayes"]
-"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 def with_branches(
@@ -154,25 +148,6 @@ def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
     """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
     return int(losses_of(task, weights, shard).mean(1).argmin())
-
-
-def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
-    """Choose the branch of a client by the Gaussians of FedTEM's modes; "bayes" is from appendix A.1 of the paper.
-
-    Args:
-        selection: kind of choice.
-        z: (rows, d) features of the client's samples.
-        mu: (K, d) means.
-        var: (K, d) variances.
-        pi: (K,) shares.
-        rng: the client's key.
-    """
-    if selection == "bayes":
-        return int((clip_shares(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
-    own = posteriors(z, mu, var, pi)[0].mean(0)
-    if selection == "sample":
-        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
-    return int(own.argmax())
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:

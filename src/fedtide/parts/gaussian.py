@@ -1,10 +1,10 @@
 """Gaussians in feature space: densities, posteriors and moments, in float64 and in logarithms.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive
-Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu, Zhang,
-Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023 (FedGMM,
-full covariances). Covariances are diagonal unless a name says otherwise.
+Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6, 10 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen:
+*Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu,
+Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023
+(FedGMM, full covariances). Covariances are diagonal unless a name says otherwise.
 
 Choices: the floor of the variances and the range of the shares are ours. Densities have no temperature.
 """
@@ -103,13 +103,13 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pool_moments(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (K, d) of the pooled rows of several clients, for each of K groups of clients.
+    """Return means of clients' means and variances, by rows (FedTEM, Eq. 10), for each of K groups of clients (K, d).
 
     Args:
         n: (K, clients) number of rows of each group that each client has.
         mu: (clients, d) the mean of each client's rows.
         var: (clients, d) their variance.
-        between: include the spread of the clients' means in the variance.
+        between: include the spread of the clients' means: the variance of the pooled rows.
 
     >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
     >>> pool_moments(n, mu, var), pool_moments(n, mu, var, between=True)[1]

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, ingredient
+from fedtide.core.config_types import Count, ModelCount, StepCount, ingredient
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import (
     CELLS,
@@ -85,9 +85,9 @@ class KMeans:
     (2, [0, 0, 1, 1], {2: 0.889, 3: 0.441})
     """
 
-    k_min: Count = 2
-    k_max: Count = 10
-    n_init: Count = 10
+    k_min: ModelCount = 2
+    k_max: ModelCount = 10
+    n_init: StepCount = 10
     center: Center = "mean"
     silhouette_samples: Count | None = 1000
     fit_samples: Count | None = 20_000
@@ -143,7 +143,7 @@ class KCenter:
     ([0, 0, 1, 2], [0.5, 9.0, 5.0])
     """
 
-    k: Count
+    k: ModelCount
     center: Center = "mean"
     kind: Literal["k-center"] = "k-center"
 

@@ -1,4 +1,4 @@
-"""What a result must not be read without: answers that were refused, and models that say nothing."""
+"""Warnings that a result must not be read without: answers that were refused, and models that say nothing."""
 
 from __future__ import annotations
 

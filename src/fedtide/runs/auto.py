@@ -1,4 +1,4 @@
-"""`fleet.kind = "auto"`: which fleet plays a run fastest, measured before round 0 and written down."""
+"""Choice of the fastest fleet for `fleet.kind = "auto"`, measured before round 0 and written down."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Choice:
 
 
 def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choice:
-    """The experiment with the fleet that "auto" stands for; any other as it is.
+    """Return the experiment with the fleet that "auto" stands for; any other as it is.
 
     One process, worker processes and more threads are tried: on the first cohort, from the first state, and nothing is
     kept. Processes give the same bits as one; threads change the last ones, which is why the choice is made once,
@@ -108,12 +108,12 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         memory = MemoryStore(folder)
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        fleet = SimulatedFleet.of(host, LocalEngine(host), memory, clock)
+        fleet = SimulatedFleet.of(host, LocalEngine(host), clock)
         first = begin(host.algorithm, fleet, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))
 
         def round_on(engine: Engine) -> Callable[[], None]:
-            fleet = SimulatedFleet.of(host, engine, memory, clock)
+            fleet = SimulatedFleet.of(host, engine, clock)
 
             def once() -> None:
                 fleet.begin(Moment(0, experiment.rounds, 0.0))

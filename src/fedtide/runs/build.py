@@ -28,7 +28,7 @@ from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
@@ -61,7 +61,10 @@ def _experiment(text: str) -> Experiment:
 @lru_cache(maxsize=2)
 def _rows(data: str, seed: int) -> Rows | GeneratedRows:
     parsed = Data.model_validate(json.loads(data))
-    return parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
+    rows = parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
+    if isinstance(rows, Rows):
+        check_classes(rows)
+    return rows
 
 
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
@@ -181,7 +184,7 @@ def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, popul
 
 
 def default_cost(local: Any) -> ComputeCost:
-    """What questions cost clients where an algorithm does not say: local training, or a pass without gradients."""
+    """Return the cost of questions where an algorithm does not say it: local training, or a pass without gradients."""
 
     def cost(question: str, rows: Tensor) -> Tensor:
         if question != "train":

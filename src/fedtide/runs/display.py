@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from fedtide.runs.experiment import Display
 from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Progress
 
 SECONDS = 10.0
-"""Between two plain lines of one run, at least."""
+"""Least time between two plain lines of one run."""
 
 
-class Live:
+class Live(Display):
     """Shows round, accuracy, rate and time left.
 
     Args:
@@ -35,7 +36,7 @@ class Live:
         self._began = time.monotonic()
 
     def begin(self, runs: list[Planned], finished: int) -> None:
-        """These are left to do, and so many were done before."""
+        """Start with the runs that are left, and the number of those that were finished before."""
         self._runs, self._began = runs, time.monotonic()
         self._left = {number: run.experiment.rounds for number, run in enumerate(runs)}
         already = f", {finished} already finished" if finished else ""
@@ -50,7 +51,7 @@ class Live:
         self._bars.start()
 
     def progress(self, run: int, progress: Progress) -> None:
-        """Run number `run` has played another round."""
+        """Show that run number `run` has played another round."""
         if progress.accuracy is not None:
             self._accuracy[run] = progress.accuracy
         self._played += 1
@@ -97,7 +98,7 @@ class Live:
         return f"; {done} of {len(self._runs)} runs done{when}"
 
     def end(self) -> None:
-        """No more."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
 

@@ -1,4 +1,4 @@
-"""Running a whole experiment: every method with every seed at every point, in parallel."""
+"""Play of a whole experiment: every method with every seed at every point, in parallel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
@@ -21,35 +20,22 @@ from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
 
-class Display(Protocol):
-    """Shows how far the runs are."""
+class Display:
+    """Display of the progress of runs; this one shows nothing."""
 
     def begin(self, runs: list[Planned], finished: int) -> None:
-        """These are left to do, and so many were done before."""
+        """Start with the runs that are left, and the number of those that were finished before."""
 
     def progress(self, run: int, progress: Progress) -> None:
-        """Run number `run` has played another round."""
+        """Show that run number `run` has played another round."""
 
     def end(self) -> None:
-        """No more."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, runs: list[Planned], finished: int) -> None:
-        """Nothing."""
-
-    def progress(self, run: int, progress: Progress) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
+        """End the display."""
 
 
 @dataclass(frozen=True)
 class RunCall:
-    """One run as it travels to a process; `root` is where its run folder has a config.toml, if it has."""
+    """One run as it travels to a process; `root` is its run folder, if that has a config.toml."""
 
     experiment: str
     method: str
@@ -73,7 +59,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     Returns:
         False if a person stopped it; everything is saved then.
     """
-    display = display or Silent()
+    display = display or Display()
     check_links(root)
     runs = plan(experiment, root)
     check_runs(runs)
@@ -87,7 +73,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
             )
     display.begin(left, len(runs) - len(left))
     try:
-        with started(experiment, workers, len(left)) as (pool, stop):
+        with started(experiment, workers, len(left), root) as (pool, stop):
             for number, progress in _played(left, pool, stop):
                 display.progress(number, progress)
     finally:
@@ -96,7 +82,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
 
 
 def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator[tuple[int, Progress]]:
-    """Play all runs; how far they are, with the number of the run."""
+    """Play all runs; yield the number of a run with its progress."""
     if len(runs) == 1:  # its clients go to the processes
         run = runs[0]
         for progress in Run(run.experiment, run.method, run.seed, run.folder, pool).play(lambda: stop.asked):
@@ -127,7 +113,7 @@ def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, Non
 
 
 def check_runs(runs: list[Planned]) -> None:
-    """Find out a configuration or a record that was changed since its runs were played.
+    """Raise if a configuration or a record was changed since its runs were played.
 
     Raises:
         FedtideError: a checkpoint belongs to another configuration, is damaged, or counts on a record that is.

@@ -1,4 +1,4 @@
-"""The run folder: what lies where, and what is written before the first round.
+"""The run folder: its files, and what is written before the first round.
 
     config.toml                    the whole configuration, every default written out
     environment.json               versions, machine, command
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import naming, replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 
@@ -44,19 +44,19 @@ class Planned:
 
     @property
     def title(self) -> str:
-        """How a person knows it."""
+        """Name for people."""
         return " · ".join(part for part in (self.point, self.method.name, f"seed {self.seed}") if part)
 
     @property
     def finished(self) -> bool:
-        """Whether its last checkpoint is that of its last round: of all, or of the one at which it was good enough."""
+        """Tell whether its last round has a checkpoint: the last of all, or the one at which it was good enough."""
         ended = None if self.experiment.stop_at is None else stopped_after(self.folder)
         rounds = (self.experiment.rounds, *(() if ended is None else (ended,)))
         return any((self.folder / "checkpoints" / f"{number:08d}").is_dir() for number in rounds)
 
 
 def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:
-    """Every run of an experiment: points x seeds x methods."""
+    """List every run of an experiment: points x seeds x methods."""
     return [
         Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
         for point in points(experiment, where)
@@ -92,7 +92,7 @@ def check_links(root: Path) -> None:
 
 
 def shift_file(root: Path, method: Method, seed: int) -> Path:
-    """Where the population that a method meets is saved: one file for all methods without a shift of their own."""
+    """Return the file of the population that a method meets: one for all methods without a shift of their own."""
     own = "" if method.shift is None else f"-{slug(method.name)}"
     return root / "shift" / f"{seed}{own}.safetensors"
 
@@ -115,7 +115,7 @@ def create(experiment: Experiment, root: Path, where: str = "experiment", scale:
 
 
 def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None:
-    """Make a new folder with these files and what it was made with, all at once.
+    """Make a new folder with these files and its environment, all at once.
 
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
@@ -127,7 +127,8 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
     try:
         for name, text in told.items():
             (making / name).parent.mkdir(parents=True, exist_ok=True)
-            (making / name).write_text(text, encoding="utf-8")
+            with naming(root / name):
+                (making / name).write_text(text, encoding="utf-8")
         making.replace(root)
     finally:
         shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
@@ -163,13 +164,13 @@ def extended(root: Path, seeds: str) -> Experiment:
 
 
 def unused(folder: Path, name: str) -> Path:
-    """`folder/name`, or `folder/name-2`, `folder/name-3`, ... if that is taken."""
+    """Return `folder/name`, or `folder/name-2`, `folder/name-3`, ... if that is taken."""
     candidates: Iterator[Path] = (folder / (name if n == 1 else f"{name}-{n}") for n in range(1, 100_000))
     return next(path for path in candidates if not path.exists())
 
 
 def environment(command: Sequence[str] | None = None) -> dict[str, object]:
-    """What a run was made with."""
+    """Return versions, machine and command, for `environment.json`."""
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),

@@ -28,7 +28,7 @@ WAIT_SECONDS = 5.0
 
 @dataclass
 class Stop:
-    """Whether a person has asked to stop; `flag` and `pool` are of the processes, if there are any."""
+    """Request of a person to stop; `flag` and `pool` are of the processes, if there are any."""
 
     asked: bool = False
     flag: Path | None = None
@@ -58,7 +58,7 @@ def _is_stopped(process: int) -> bool:
 
 
 def processes(experiment: Experiment, workers: int | None, count: int) -> int:
-    """How many processes to use for so many runs or trials; 1 means this one."""
+    """Return the number of processes for so many runs or trials; 1 means this one."""
     if not count:
         return 1
     fleet = experiment.fleet
@@ -78,14 +78,19 @@ def _cores() -> int:
 
 
 @contextmanager
-def started(experiment: Experiment, workers: int | None, count: int) -> Iterator[tuple[Processes | None, Stop]]:
-    """Processes for so many runs or trials, None for this one alone, and the stop that a person's Ctrl-C asks for."""
+def started(
+    experiment: Experiment, workers: int | None, count: int, root: Path
+) -> Iterator[tuple[Processes | None, Stop]]:
+    """Start processes for so many runs or trials, None for this one alone, and the stop that Ctrl-C asks for.
+
+    `root` is the folder with which a person goes on.
+    """
     stop = Stop()
     with ExitStack() as stack:
         stack.enter_context(_interruptible(stop))
         pool: Processes | None = None
         if experiment.fleet.kind == "ray" and count:
-            pool = stack.enter_context(_cluster(experiment, workers, count))
+            pool = stack.enter_context(_cluster(experiment, workers, count, root))
         elif (size := processes(experiment, workers, count)) > 1:
             pool = stack.enter_context(Pool(size))
         if pool is not None:
@@ -95,8 +100,8 @@ def started(experiment: Experiment, workers: int | None, count: int) -> Iterator
         yield pool, stop
 
 
-def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool:
-    """Actors for so many runs or trials, or for the blocks of one."""
+def _cluster(experiment: Experiment, workers: int | None, count: int, root: Path) -> RayPool:
+    """Start actors for so many runs or trials, or for the blocks of one."""
     fleet, most = experiment.fleet, count if count > 1 else BLOCKS
     size = workers or fleet.workers
     return RayPool(
@@ -105,11 +110,12 @@ def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool
         address=fleet.address,
         threads=fleet.threads,
         gpus=fleet.gpus,
+        resume=f"fedtide resume {root}",
     )
 
 
 def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:
-    """Play calls, one after the other here or in processes; what each of them says, and last what came of it.
+    """Play calls, one after the other here or in processes; yield what each of them says, and last what came of it.
 
     Args:
         player: a function at the top level of a module of this package.
@@ -130,7 +136,7 @@ def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, s
 
 
 def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
-    """What a player yields, and last, marked as final, what it returns."""
+    """Yield what a player yields, and last, marked as final, what it returns."""
     while True:
         try:
             said = next(playing)
@@ -141,7 +147,7 @@ def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
 
 
 def play_in_worker(arguments: Tree, channel: Channel) -> Tree:
-    """In a worker process: play one call; None where a person stopped before it began."""
+    """Play one call in a worker process; None where a person stopped before it began."""
     if channel.stopping():
         return None
     said = None

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
-from fedtide.core.errors import refused
+from fedtide.core.atomic import naming
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
@@ -32,12 +33,12 @@ from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metric
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
-"""How long a run goes on without a checkpoint where the configuration does not say."""
+"""Seconds between checkpoints where the configuration does not say."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for whoever shows it; `rounds` is the last round of one that has reached its target."""
+    """Progress of a run, for displays; `rounds` is the last round of one that has reached its target."""
 
     round: int
     rounds: int
@@ -81,6 +82,10 @@ class Run:
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
+            except (FedtideError, OSError):
+                if self.folder.is_dir():
+                    raise
+                raise FedtideError(f"{self.folder}: removed while the run was played; start it again") from None
             finally:
                 record.close()
 
@@ -134,7 +139,8 @@ class Run:
             if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
-                checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
+                with naming(folder):
+                    checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
@@ -162,7 +168,7 @@ class RoundRecord:
 def judge_of(
     experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Processes | None = None
 ) -> Judge:
-    """What plays a method and judges it: its algorithm, its fleet (in processes if there are any), and the views."""
+    """Build the judge of a method: its algorithm, its fleet (in processes if there are any), and the views."""
     host = host_of(experiment, method, seed, memory)
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
@@ -172,13 +178,13 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
-    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
+    fleet = SimulatedFleet.of(host, engine, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
-    """What measures local client forgetting in a run; None where it is not to be measured."""
+    """Build the probe that measures local client forgetting in a run; None where it is not to be measured."""
     if settings is None:
         return None
     at_most = None if settings.eval_clients == "participants" else settings.eval_clients
@@ -261,7 +267,7 @@ def run_rounds(
 
 
 def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
-    """Whether the last evaluations are all good enough.
+    """Tell whether the last evaluations are all good enough.
 
     >>> half = StopAt(accuracy=0.5, evaluations=2)
     >>> [reached(half, known) for known in ([0.6], [0.6, 0.4, 0.5], [0.4, 0.5, 0.6], [0.6, None])]

@@ -1,4 +1,4 @@
-"""The same from Python: one algorithm on one population."""
+"""Simulation from Python: one algorithm on one population, without a configuration or files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def population(
     transforms: Sequence[Prepare] = (),
     public_samples: int = 0,
 ) -> Population:
-    """A population from arrays.
+    """Build a population from arrays.
 
     Args:
         x: (rows, ...) features; uint8 pictures are read as 0..1.
@@ -187,15 +187,14 @@ def simulate(
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
-    memory = MemoryStore(None)
-    host = Host(algorithm, population, seed, memory, partial_work=devices.partial_work)
+    host = Host(algorithm, population, seed, MemoryStore(None), partial_work=devices.partial_work)
     engine = LocalEngine(host, threads)
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
-    fleet = SimulatedFleet.of(host, engine, memory, clock, probed)
+    fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(algorithm, fleet, views(population), metrics=(*METRICS, *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
     told = None

@@ -16,7 +16,7 @@ from fedtide.runs.folder import Planned, load, plan
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one run.
+    """Findings about one run.
 
     rounds: how many rounds, from the first on, its records have as they were written, as far as a checkpoint says.
     wrong: the first thing that is not what was written; None if there is none.

@@ -7,9 +7,10 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from fedtide.tuning.trials import Trial
+from fedtide.tuning.tune import Display
 
 
-class LiveTuning:
+class LiveTuning(Display):
     """Display that shows every finished trial with the best of its method so far.
 
     Args:

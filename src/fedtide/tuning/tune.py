@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
@@ -24,8 +24,8 @@ from fedtide.tuning.search import asked, imported_optuna
 from fedtide.tuning.trials import Trial, best_of, bounds, late
 
 
-class Display(Protocol):
-    """Protocol of displays of the progress of a tuning."""
+class Display:
+    """Display of the progress of a tuning; this one shows nothing."""
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
         """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
@@ -38,22 +38,6 @@ class Display(Protocol):
 
     def end(self) -> None:
         """Close the display."""
-
-
-class Silent:
-    """Display that shows nothing."""
-
-    def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """Do nothing."""
-
-    def going(self, call: int, done: int) -> None:
-        """Do nothing."""
-
-    def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +83,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         FedtideError: all trials of a method failed, or the folder's trials belong to another configuration.
     """
     imported_optuna()
-    display = display or Silent()
+    display = display or Display()
     planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
     config = digest_of_tuning(experiment)
     with run_lock(root, "config.toml"), ExitStack() as stack:
@@ -112,7 +96,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
         stack.callback(display.end)
         most = max(len(stage) for stage in planned) * tune.parallel_trials
-        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0))
+        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0, root))
         tuning = _Tuning(experiment, root, planned, tune, config, display, pool, stop)
         found: list[tuple[Place, Any]] = []
         for stage in planned:

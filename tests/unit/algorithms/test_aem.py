@@ -221,6 +221,11 @@ def narrow(shape, classes) -> nn.Module:
     return nn.Linear(shape[0] + 1, classes)
 
 
+def test_no_client_is_trained_to_tell_a_loss():
+    with pytest.raises(FedtideError, match=r"'toy'\.personal: found 'fine-tuned', allowed: 'choice' with a cohort"):
+        preflight(toy("aem", {"personal": {"kind": "fine-tuned", "solver": FEW}, "cohort": "power-of-choice"}))
+
+
 @pytest.mark.parametrize("personal", ["choice", "ensemble", "alone"])
 def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
     solver = {} if personal == "choice" else {"solver": FEW}

@@ -53,6 +53,30 @@ EFFORTS = [
     ("fielding gradient", {}, {"report": 30, "train": 60}),
     ("fielding learned", {}, {"val": 10, "train": 60}),
     ("fielding combined", {}, {"report": 30 + 10, "train": 60}),
+    # Before it tells a loss a client evaluates K models to choose one; one that the server knows takes one pass.
+    *(
+        (name, {"cohort": "power-of-choice", **options}, {"loss": 10 * passes, "count": 0})
+        for name, options, passes in [
+            ("fedavg", {}, 1),
+            ("fedsgd", {}, 1),
+            ("q-fedavg", {}, 1),
+            ("fedtkm", {}, 1),
+            ("oracle", {}, 1),
+            ("ifca", {"clusters": 3}, 3 + 1),
+            ("aem", {"clusters": 4}, 4 + 1),
+            ("fedem", {"components": 3, "component_layer": "head"}, 1 + 1),
+            ("fedem", {"components": 3, "component_layer": "*"}, 3 + 3),
+            ("fedgmm pca", {"components": 3}, 3 + 3),
+            ("fedgmm", {"components": 2}, 2 * (2 + 1)),
+            ("pfedem pca", {"components": 3}, 3),
+            ("pfedem", {"components": 3}, 1 + 1 + 3),
+            ("auxo", {}, 1),
+            ("cfl", {}, 1),
+            ("feddrift", {}, 1),
+            ("flexcfl", {"pretrain": 3}, 1),
+            ("fielding", {}, 1),
+        ]
+    ),
 ]
 
 

@@ -241,6 +241,12 @@ def test_every_cohort_picks_as_many_of_each_cluster(kind):
     assert torch.equal(train.ask.slot, run.state.cluster[train.ask.clients])
 
 
+def test_nearest_takes_the_reports_and_asks_no_client_for_its_labels():
+    run, _ = by_labels(0, 0, 1, 1, 2, 2, 0, 1, cohort="nearest")
+    assert run.host.algorithm.reveals == ("representation",)
+    assert "labels" not in run.host.algorithm.works
+
+
 @pytest.mark.parametrize(("options", "most"), [
     ({"k_max": 100}, 3), ({"k_max": 8, "k_min": 3}, 3), ({"k_min": 50, "k_max": 100}, 7), ({"k_max": 1}, 1),
 ])  # fmt: skip

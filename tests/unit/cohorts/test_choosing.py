@@ -21,7 +21,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Cost, Moment, Reply
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from fedtide.multi import clusters
 from helpers.toys import played, toy
 
 KINDS = [Uniform(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort(), PowerOfChoice()]
@@ -384,6 +386,19 @@ def test_nearest_has_to_know_the_classes():
     run = played(toy("fedavg", {"cohort": "nearest"}, shift=STILL), rounds=1)
     assert run.state.cohort.of.sum(1).tolist() == pytest.approx([1.0] * 8)
     assert run.state.cohort.of.shape == (8, 3)
+
+
+@pytest.mark.parametrize("name", ["auxo", "cfl", "feddrift", "fielding", "flexcfl"])
+def test_a_client_that_the_server_does_not_know_tells_the_loss_of_the_largest_cluster(name, monkeypatch):
+    run = played(toy(name, {"cohort": "power-of-choice"}, shift=STILL), rounds=2)
+    monkeypatch.setattr(LocalTrainer, "__call__", None)  # it would train, or try all models
+    monkeypatch.setattr(clusters, "mean_losses", None)
+    algorithm, shard = run.host.algorithm, run.host.population.shard(0, Moment(0, 1))
+    payload, slot = algorithm.serve(run.state, torch.tensor([1000]))
+    everything = payload[int(slot)]
+    usual = {"models": (everything["models"][everything["usual"]],), "numbers": torch.tensor([0]), "usual": 0}
+    told, expected = (algorithm.works["loss"](each, None, shard, Moment(0, 1), Rng(0)) for each in (everything, usual))
+    assert torch.equal(told.rows["loss"], expected.rows["loss"])
 
 
 @pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])

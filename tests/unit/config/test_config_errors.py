@@ -200,6 +200,22 @@ WRONG = [
     ("sweep", 3, "sweep: found 3, allowed: a table"),
     ("sweep/rounds", 3, "sweep.rounds: found 3, allowed: a list"),
     ("sweep/rounds", [], r"sweep.rounds: found \[\], allowed: one value or more"),
+    # Without an end, or so large that there is hardly one.
+    ("rounds", 10**12, "rounds: found 1000000000000, allowed: 1000000 or less"),
+    ("defaults/local/epochs", 10**12, "method 'A'.local.epochs: found 1000000000000, allowed: 1000000 or less"),
+    ("defaults/local/local_steps", 10**12, "method 'A'.local.local_steps: found .*, allowed: 1000000 or less"),
+    ("fleet/threads", 5000, "fleet.threads: found 5000, allowed: 1024 or less"),
+    ("method/0", {"name": "A", "algorithm": "fedem", "components": 10**9}, "method 'A'.components: .*allowed: 1000 or"),
+    ("method/0", {"name": "A", "algorithm": "fedtem", "branches": 10**9}, "method 'A'.branches: .*allowed: 1000 or"),
+    ("method/0", {"name": "A", "algorithm": "ifca", "clusters": 10**9}, "method 'A'.clusters: .*allowed: 1000 or"),
+    ("method/0", {"name": "A", "algorithm": "feddrift", "max_clusters": 10**9}, "method 'A'.max_clusters: .*: 1000 or"),
+    ("shift/who/period", 1e-300, r"shift: found who.period 1e-300, allowed: 1 round or more \(clock = 'rounds'\)"),
+    ("data/source/classes", 1, "data.source.classes: found 1, allowed: 2 or more"),
+    ("sweep/rounds", list(range(1, 1200)), "sweep: number of points: found 1199, allowed: at most 1000"),
+    ("fleet/address", "auto", "fleet: found address = 'auto' and kind = 'local', allowed: address with kind = 'ray'"),
+    ("fleet/gpus", 0.5, "fleet: found gpus = 0.5 and kind = 'local', allowed: gpus with kind = 'ray'"),
+    ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
+    ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
     ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
 ]
 
@@ -218,6 +234,18 @@ def test_a_missing_key_is_named():
     assert "method" in said(raw)
     assert said(made("data/source", "idx")) == "study.toml: data.source.path: missing"
     assert said(made("data/groups", {"by": "labels"})) == "study.toml: data.groups.labels: missing"
+
+
+def test_another_fleet_drops_what_was_said_of_a_cluster():
+    raw = made("fleet", {"kind": "ray", "address": "auto", "gpus": 0.5})
+    fleet = from_dict(raw, sets=["fleet.kind=local"]).fleet
+    assert (fleet.kind, fleet.address, fleet.gpus) == ("local", None, 0.0)
+    assert from_dict(raw, sets=["fleet.kind=ray"]).fleet.address == "auto"
+
+
+def test_many_different_values_are_soon_looked_through():
+    assert len(from_dict(made("seeds", list(range(20_000)))).seeds) == 20_000
+    assert "seeds: found 7 twice" in said(made("seeds", [*range(20_000), 7]))
 
 
 def test_several_mistakes_are_counted_and_the_first_is_told():

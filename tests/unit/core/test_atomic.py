@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import naming, replacing
 
 
 def names(folder) -> list[str]:
@@ -60,3 +62,9 @@ def test_what_was_never_written_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "page.html"):
         pass
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("given", "named"), [(None, "page"), ("elsewhere", "elsewhere")])
+def test_a_full_disk_is_named_by_the_file_that_it_has_no_room_for(given, named):
+    with pytest.raises(OSError, match=f"No space left on device: '{named}'"), naming(Path("page")):
+        raise OSError(28, "No space left on device", given)

@@ -175,7 +175,10 @@ def test_another_file_is_one_line(tmp_path, content):
             leaf({"ann": {**ANN, "y": [0, 1e30]}}),
             "user 'ann', row 1: label: found 1e+30, allowed: whole numbers",
         ),
-        (leaf({"ann": {**ANN, "y": [0, 1_000_000]}}), "user 'ann', row 1: label: found 1000000, allowed: 0 to 999999"),
+        (
+            leaf({"ann": {**ANN, "y": [0, 1_000_000]}}),
+            "user 'ann', row 1: label: found 1000000, but 2 rows",
+        ),
         (leaf({"ann": {**ANN, "x": [[0.0] * 4, [math.nan] * 4]}}), "user 'ann', row 1: a feature is NaN or infinite"),
         (leaf({"ann": {**ANN, "x": [[1e300] * 4, [0.0] * 4]}}), "user 'ann', row 0: a feature is NaN or infinite"),
         (

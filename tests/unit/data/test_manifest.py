@@ -214,7 +214,7 @@ WRONG = [
     ("path,label,label", ("x.png,0,1",), "two columns are called 'label'"),
     ("path,label", (), "no rows below the header"),
     ("path,label", ("x.png,0", "y.png"), "row 3: number of cells: found 1, allowed: 2, as in the header"),
-    ("path,label", ("x.png,0", "y.png,-1"), "row 3: label: found '-1', allowed: 0 or more"),
+    ("path,label", ("x.png,0", "y.png,-1"), "row 3: label: found '-1', allowed: whole numbers from 0, or names"),
     ("path,label", ("x.png,0", "y.png,1.5"), "row 3: label: found '1.5', allowed: whole numbers from 0, or names"),
     ("path,label", ("x.png,0", "y.png,"), "row 3: label is empty"),
     ("path,label,client", ("x.png,0,",), "row 2: client is empty"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,57 @@ def test_an_idx_file_with_more_than_it_announces_is_one_line(tmp_path):
     (tmp_path / "long").write_bytes(idx_bytes(pictures(3)) + b"\0\0")
     with pytest.raises(FedtideError, match="bytes: found 66, allowed: 64, as its header announces"):
         read_idx(tmp_path / "long")
+
+
+def test_a_zipped_idx_file_is_not_unpacked_beyond_its_header(tmp_path):
+    header, zeros = idx_bytes(pictures(3))[:16], bytes(2**20)
+    with gzip.open(tmp_path / "bomb", "wb") as file:
+        file.write(header)
+        for _ in range(64):
+            file.write(zeros)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedtideError, match="bytes: found 'others', allowed: 64, as its header announces"):
+            read_idx(tmp_path / "bomb")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sizes", [[2**31, 2**31, 4], [2**32 - 1] * 3, [0, 2**31, 2**31]])
+@pytest.mark.parametrize("zipped", [True, False], ids=["gz", "raw"])
+def test_sizes_that_no_file_has_are_one_line(tmp_path, sizes, zipped):
+    data = b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in sizes) + bytes(48)
+    (tmp_path / "large").write_bytes(gzip.compress(data) if zipped else data)
+    with pytest.raises(FedtideError, match=r"large: bytes: found .*, as its header announces"):
+        read_idx(tmp_path / "large")
+
+
+def rewritten(folder: Path, name: str, array: np.ndarray) -> Path:
+    """A folder with one file replaced."""
+    folder = write_idx_folder(folder, test=0, zipped=False)
+    (folder / f"train-{name}-ubyte").write_bytes(idx_bytes(array))
+    return folder
+
+
+def test_idx_files_that_are_no_pictures_or_no_labels_are_one_line(tmp_path):
+    labels, nan = np.zeros(12, np.uint8), np.full(12, np.nan, np.float32)
+    for number, (name, array, line) in enumerate([
+        ("images-idx3", labels, r"images-idx3-ubyte: number of dimensions: found 1, allowed: 3, pictures"),
+        ("labels-idx1", pictures(12), r"labels-idx1-ubyte: number of dimensions: found 3, allowed: 1, a label"),
+        ("labels-idx1", nan, r"labels-idx1-ubyte: row 0: label: found nan, allowed: whole numbers from 0"),
+        ("labels-idx1", labels.astype(np.int32) + 10**9, "row 0: label: found 1000000000, but 12 rows are too few"),
+        ("images-idx3", pictures(12)[:, :0], r"shape of x: found \(12, 1, 0, 4\), allowed: one number or more"),
+    ]):  # fmt: skip
+        with pytest.raises(FedtideError, match=line):
+            load(rewritten(tmp_path / str(number), name, array))
+
+
+def test_idx_files_without_pictures_are_one_line(tmp_path):
+    folder = rewritten(tmp_path / "none", "images-idx3", pictures(1)[:0])
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(0, np.uint8)))
+    with pytest.raises(FedtideError, match="none: no rows"):
+        load(folder)
 
 
 def test_a_changed_byte_of_a_zipped_idx_file_is_found(tmp_path):

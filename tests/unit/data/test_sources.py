@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -159,6 +160,22 @@ def test_labels_may_be_whole_numbers_of_any_type(y):
 
 def test_booleans_are_two_classes():
     assert from_arrays("toy", np.zeros((2, 2)), [True, False]).y.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("time", [
+    np.array(["1970-01-01", "1970-01-02"], "datetime64[D]"),
+    np.array(["1970-01-01T00", "1970-01-02T00"], "datetime64[ns]"),
+    [datetime(1970, 1, 1), datetime(1970, 1, 2)],
+    [datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), datetime(1970, 1, 2, tzinfo=UTC)],
+])  # fmt: skip
+def test_dates_are_seconds(time):
+    assert from_arrays("toy", np.zeros((2, 2)), [0, 1], time=time).time.tolist() == [0.0, 86400.0]
+
+
+def test_an_array_that_cannot_be_written_to_is_copied():
+    x = np.zeros((2, 2))
+    x.flags.writeable = False  # as a column of pandas is
+    assert from_arrays("toy", x, [0, 1]).x.tolist() == [[0.0, 0.0]] * 2
 
 
 def test_no_rows_are_one_line():

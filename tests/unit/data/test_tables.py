@@ -155,6 +155,32 @@ def test_npz_labels_that_are_no_whole_numbers_name_the_row(tmp_path, label, foun
         npz(tmp_path, x=np.zeros((2, 3)), y=np.array([0, label])).load(None, 0)
 
 
+@pytest.mark.parametrize(("columns", "line"), [
+    ({"x": np.zeros((2, 3), complex)}, "type of x: found 'torch.complex128', allowed: real numbers"),
+    ({"x": np.zeros((2, 0))}, r"shape of x: found \(2, 0\), allowed: one number or more in a row"),
+    ({"y": np.array([0, 1j])}, "type of labels: found 'complex128', allowed: whole numbers from 0, or names"),
+    ({"y": [0, 900_000]}, "row 1: label: found 900000, but 2 rows are too few for so many classes; allowed: 0 to 999"),
+    ({"y": np.array([0, 2**64 - 1], np.uint64)}, "row 1: label: found 18446744073709551615, allowed: whole numbers"),
+    ({"y": [0, 9.6]}, "row 1: label: found 9.6, .*np.digitize makes classes"),
+    ({"y": np.array([b"\xff", b"a"])}, "label: damaged or not names"),
+    ({"client": [1.0, math.nan]}, "row 1: client: found nan, allowed: a number or a name"),
+    ({"domain": [math.nan, 1.0]}, "row 0: domain: found nan, allowed: a number or a name"),
+    ({"client": [[1, 2], [3, 4]]}, "rows of client: found 4, allowed: 2, as in x"),
+    ({"time": [0.0, math.inf]}, "row 1: time: found inf, allowed: a finite number"),
+    ({"time": [[0.0], [1.0]]}, r"shape of time: found \(2, 1\), allowed: \(rows,\)"),
+    ({"time": np.array(["2026-01-01", "NaT"], "datetime64[D]")}, "row 1: time: found nan, allowed: a finite number"),
+    ({"held_out": [0, 2]}, "row 1: held_out: found 2, allowed: true, false"),
+])  # fmt: skip
+def test_arrays_that_are_no_rows_name_the_row_and_the_column(tmp_path, columns, line):
+    with pytest.raises(FedtideError, match=rf"data.npz: {line}"):
+        npz(tmp_path, **{"x": np.zeros((2, 3)), "y": [0, 1], **columns}).load(None, 0)
+
+
+def test_a_name_with_half_a_character_can_be_written(tmp_path):
+    rows = npz(tmp_path, x=np.zeros((2, 3)), y=[0, 1], client=["\ud800", "b"]).load(None, 0)
+    assert sorted(rows.client_names) == ["?", "b"]
+
+
 # -- CSV --------------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +248,14 @@ WRONG = {
     "nan-time": ("t,a,label\nnan,1,0\n", {"time": "t"}, "row 2"),
     "empty-label": ("a,label\n1,0\n2,\n3,1\n", {}, "row 3"),
     "empty-client": ("a,user,label\n1,x,0\n2,,1\n", {"client": "user"}, "row 3"),
+    "one-word": ("a,label\n1,0\n2,1\n3,cat\n", {}, "row 4: label: found 'cat', but 2 of 3 labels are numbers"),
+    "high-two": ("a,label\n1,0\n2,1\n3,²\n", {}, "row 4: label: found '²', but 2 of 3 labels are numbers"),
+    "underscore": ("a,label\n1,0\n2,1\n3,5_0\n", {}, "row 4: label: found '5_0', but 2 of 3"),
+    "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a finite number"),
+    "measured-label": ("a,label\n1,9.6\n", {}, "row 2: label: found '9.6', .*or names; data.source.cuts makes classes"),
+    "huge-label": ("a,label\n1,0\n2,900000\n", {}, "row 3: label: found 900000, but 2 rows are too few"),
+    "named-feature": ("a,b,label\n1,NNW,0\n", {}, "row 2: b: found 'NNW', .*; data.source.features names the columns"),
+    "na": ("a,b,label\n1,NA,0\n", {}, "row 2: b: found 'NA', .*; data.source.missing = 'drop' leaves such rows out"),
     "twin-columns": ("a,a,label\n1,2,0\n", {}, "'a'"),
 }
 

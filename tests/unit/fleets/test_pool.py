@@ -125,6 +125,21 @@ def test_a_full_disk_in_a_worker_is_one_clear_line(pool, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("line", ["{}/1-2: No space left on device", "{}/x: cannot be written (No space left on dev"])
+def test_shared_memory_that_is_full_says_what_to_do(pool, line):
+    said = pool._advised(line.format(pool.folder))
+    assert said.endswith(f"; allowed: fewer workers (--workers), or a larger {pool.folder.parent}")
+    assert pool._advised("/mnt/x: No space left on device") == "/mnt/x: No space left on device"
+
+
+def test_a_pool_begins_where_the_current_folder_was_removed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with Pool(1) as pool:
+        assert list(pool.map(ECHO, [{"x": 1}])) == [{"x": 1}]
+
+
 def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
     running = pool.run(PLAY, [play(tmp_path, "fedavg", rounds=3000)])
     next(running)

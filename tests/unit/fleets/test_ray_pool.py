@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -122,7 +123,9 @@ def test_an_address_without_ray_is_refused(capsys, tmp_path):
     with pytest.raises(SystemExit) as left:
         main(["run", "recipe:demo", "--fleet", "local", "--address", "auto", "--out", str(tmp_path / "r")])
     assert left.value.code == 2
-    assert capsys.readouterr().err == "fedtide: --address: found with --fleet local, allowed: with --fleet ray\n"
+    assert capsys.readouterr().err == (
+        "fedtide: --address: found 'auto', but --fleet is local; allowed: with --fleet ray\n"
+    )
 
 
 def test_a_share_of_a_gpu_is_refused_where_nothing_would_compute_on_it(monkeypatch):
@@ -190,7 +193,7 @@ def test_a_payload_is_let_go_of(actors):
     experiment = toy("fedavg")
     spec = spec_of(experiment, experiment.method[0], 0, None)
     played(experiment, engine=lambda host: WorkersEngine(actors, spec))
-    assert not [name for name in actors._lent if name.startswith("payload")]
+    assert not [name for name in actors._shared if name.startswith("payload")]
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ def test_a_run_folder_that_a_node_does_not_reach_is_refused_there(actors, tmp_pa
 HOLDING = """
 import json, sys, time
 from fedtide.fleets.ray_pool import RayPool
-with RayPool(1) as pool:
+with RayPool(1, resume="fedtide resume x") as pool:
     print(json.dumps(pool.processes), flush=True)
     time.sleep(600)
 """
@@ -343,7 +346,9 @@ def of_cluster(folder: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
+@pytest.mark.parametrize("victim", ["program", "raylet"])
+def test_a_program_or_ray_that_is_killed_leaves_no_process_and_no_folder(victim):
+    """Ray ends the program in the middle where one of its own processes dies, so another one tells how to go on."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "FEDTIDE_TEST_MARK": f"mark-{os.getpid()}-"}
@@ -358,9 +363,18 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
         part for one in family for part in re.findall(r"/tmp/fedtide-[^/\s]+(?=/r/session)", " ".join(one.cmdline()))
     }
     assert len(folders) == 1
-    program.kill()
-    program.wait()
-    assert program.stderr.read() == b""
+    assert stat.S_IMODE(Path(*folders).stat().st_mode) == 0o700
+    listening = [held.laddr for one in family for held in one.net_connections("inet") if held.status == "LISTEN"]
+    assert len(listening) > 3
+    assert {place.ip.removeprefix("::ffff:") for place in listening} == {"127.0.0.1"}
+    if victim == "program":
+        program.kill()
+    else:
+        next(one for one in family if one.name() == "raylet").kill()
+    assert program.wait() != 0
+    said = program.stderr.read().decode()
+    hint = "fedtide: a process of Ray's died, and Ray ended this one; go on with: fedtide resume x\n"
+    assert said == ("" if victim == "program" else hint)
     program.stdout.close()
     program.stderr.close()
     _, alive = psutil.wait_procs([one for one in family if one.pid != program.pid], timeout=30)

@@ -13,12 +13,12 @@ from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder, parallel
 from fedtide.runs.build import preflight
-from fedtide.runs.experiment import Silent, execute
+from fedtide.runs.experiment import Display, execute
 from fedtide.runs.parallel import Stop
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
-class Watching(Silent):
+class Watching(Display):
     """Keeps what it is shown, and does something after a round."""
 
     def __init__(self, then=lambda run, progress: None):
@@ -242,7 +242,7 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
             pass
 
     monkeypatch.setattr(parallel, "Pool", Slow)
-    with parallel.started(study(), 2, 2) as (_, stop):
+    with parallel.started(study(), 2, 2, tmp_path) as (_, stop):
         assert stop.asked
         assert (tmp_path / parallel.STOP).exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import shutil
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def test_the_state_is_judged_every_so_many_rounds_and_after_the_last(tmp_path, r
     with open(run.folder / "clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["round"]) for r in rows] == [r for r in judged for _ in range(8 + 2 + 8)]
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_a_folder_that_is_removed_while_the_run_is_played_is_one_clear_line(tmp_path, when):
+    run = run_of(study(rounds=6, checkpoint_every=2), tmp_path)
+    playing = run.play()
+    for _ in range(when):
+        next(playing)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FedtideError, match="removed while the run was played; start it again"):
+        list(playing)
+    assert not tmp_path.exists()
 
 
 def test_a_line_by_hand(tmp_path):

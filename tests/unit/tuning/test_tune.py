@@ -17,7 +17,7 @@ from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
-from fedtide.tuning.tune import Silent, execute
+from fedtide.tuning.tune import Display, execute
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 
@@ -34,7 +34,7 @@ class Killed(BaseException):
     pass
 
 
-class Watching(Silent):
+class Watching(Display):
     """Keeps what it is shown, and does something after a trial."""
 
     def __init__(self, then=lambda count: None):
@@ -112,7 +112,7 @@ def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
         execute(TWO, root, workers=1, display=Watching(then))
     with open(root / TRIALS, "a", encoding="utf-8") as file:
         file.write('{"stage": "", "meth')  # and the next line was being written
-    (root / "memory-left").mkdir()
+    (root / "memory-a1b2c3d4").mkdir()
     watching = Watching()
     assert execute(load(root), root, workers=1, display=watching)
     assert watching.begun == (16, after, 12)

@@ -32,6 +32,10 @@ class Shift:
     how: Annotated[How, Spelled] = Identity()
     clock: Literal["rounds", "seconds"] = "rounds"
 
+    def __post_init__(self) -> None:
+        if self.clock == "rounds" and (period := self.who.rhythm(1).get("period", 1.0)) < 1:
+            raise ValueError(f"found who.period {period:g}, allowed: 1 round or more (clock = 'rounds')")
+
     @property
     def period(self) -> float | None:
         """Rounds after which the arrivals repeat; None where they do not."""

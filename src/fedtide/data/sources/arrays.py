@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +20,8 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, find, reading
 
 Column = Literal["x", "y", "client", "domain", "time", "held_out"]
-MOST_CLASSES = 1_000_000
+SPARSE_CLASSES = 1000
+"""Classes that rows may have without being as many."""
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
@@ -106,61 +109,132 @@ def from_arrays(
     elif features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
     labels, label_names = _labels(name, y)
-    clients = None if client is None else coded(client)
-    domains = None if domain is None else coded(domain)
+    clients = None if client is None else coded(name, "client", client)
+    domains = None if domain is None else coded(name, "domain", domain)
     return Rows(
         name,
         features,
         labels,
-        _classes(name, labels, label_names),
+        len(label_names) or classes_of(name, labels),
         domain=None if domains is None else domains[0],
         domain_names=("all",) if domains is None else domains[1],
         client=None if clients is None else clients[0],
         client_names=() if clients is None else clients[1],
-        time=None if time is None else _tensor(name, "time", time).double(),
-        held_out=None if held_out is None else _tensor(name, "held_out", held_out).bool(),
+        time=None if time is None else _times(name, time),
+        held_out=None if held_out is None else _mask(name, held_out),
     )
 
 
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
-    values = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
+    values = _array(name, "y", y)
     if values.ndim != 1:
         raise refused(f"{name}: shape of y", values.shape, "(rows,)")
     if values.dtype.kind in "USO":
         if values.dtype.kind == "O" and any(not isinstance(value, str) for value in values):
             row = next(i for i, value in enumerate(values) if not isinstance(value, str))
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
-        return coded(values.astype(str))
-    if values.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
-        if len(wrong):
-            raise refused(f"{name}: row {int(wrong[0])}: label", float(values[wrong[0]]), "whole numbers")
-    return torch.from_numpy(values.astype(np.int64)), ()
+        with reading(f"{name}: label", "names"):
+            return coded(name, "label", values.astype(str))
+    return torch.from_numpy(whole_numbers(name, values, ", or names (np.digitize makes classes of measures)")), ()
 
 
-def _classes(name: str, labels: Tensor, names: tuple[str, ...]) -> int:
-    """Count the classes: the names, or the numbers up to the largest label."""
-    if names or not len(labels):
-        return len(names)
-    classes = int(labels.max()) + 1
-    if classes > MOST_CLASSES:
-        raise refused(f"{name}: label", classes - 1, f"0 to {MOST_CLASSES - 1}, or names")
-    return classes
+def whole_numbers(name: str, labels: np.ndarray, hint: str = "") -> np.ndarray:
+    """Return labels as int64; raise for anything but whole numbers from 0, with a hint of what else would do.
+
+    >>> whole_numbers("toy", np.array([0.0, 2.0]))
+    array([0, 2])
+    """
+    if labels.dtype.kind not in "biuf":
+        raise refused(f"{name}: type of labels", str(labels.dtype), f"whole numbers from 0{hint}")
+    wide = labels.astype(np.float64)
+    wrong = np.flatnonzero(~((wide >= 0) & (wide <= 2**53) & (wide == np.floor(wide))))
+    if len(wrong):
+        raise refused(f"{name}: row {int(wrong[0])}: label", labels[wrong[0]].item(), f"whole numbers from 0{hint}")
+    return labels.astype(np.int64)
 
 
-def coded(values: Any) -> tuple[Tensor, tuple[str, ...]]:
+def classes_of(name: str, labels: Tensor) -> int:
+    """Count the classes of labels that are numbers: up to the largest, of which few may have no rows.
+
+    >>> classes_of("toy", torch.tensor([0, 2, 2]))
+    3
+    """
+    if not len(labels):
+        return 0
+    largest, row = (int(value) for value in labels.max(0))
+    check_filled(f"{name}: row {row}", largest, len(labels))
+    return largest + 1
+
+
+def check_filled(where: str, label: int, rows: int, cure: str = "names") -> None:
+    """Raise for a label that makes many more classes than there are rows."""
+    most = max(SPARSE_CLASSES, rows)
+    if label >= most:
+        but = f"{rows} rows are too few for so many classes"
+        raise refused(f"{where}: label", label, f"0 to {most - 1}, or {cure}", but)
+
+
+def coded(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]:
     """Return a number 0..n-1 for each value by the sorted order of distinct values, and the name of each number.
 
-    >>> coded(["b", "a", "b"])
+    Args:
+        name: name of the rows, for messages.
+        column: name of the column, for messages.
+        values: numbers or names.
+
+    >>> coded("toy", "client", ["b", "a", "b"])
     (tensor([1, 0, 1]), ('a', 'b'))
     """
-    found = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    found = _array(name, column, values)
+    if found.dtype.kind in "fcO":
+        for row, value in enumerate(found.ravel().tolist()):
+            if value is None or value != value:
+                raise refused(f"{name}: row {row}: {column}", value, "a number or a name")
     names, numbers = np.unique(found.astype(str) if found.dtype.kind == "O" else found, return_inverse=True)
-    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), tuple(str(name) for name in names)
+    # Half of a character of two is none that could be written to a record.
+    written = tuple(str(name).encode(errors="replace").decode() for name in names)
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), written
+
+
+def _array(name: str, column: str, values: Any) -> np.ndarray:
+    try:
+        return values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise FedtideError(f"{name}: {column}: not an array ({error})") from None
 
 
 def _tensor(name: str, column: str, values: Any) -> Tensor:
     try:
-        return values if isinstance(values, Tensor) else torch.as_tensor(np.ascontiguousarray(values))
+        # What cannot be written to is copied, as torch wants it.
+        array = values if isinstance(values, Tensor) else np.require(np.ascontiguousarray(values), requirements="W")
+        found = torch.as_tensor(array)
     except (TypeError, ValueError) as error:
         raise FedtideError(f"{name}: {column}: not an array of numbers ({error})") from None
+    if found.is_complex():
+        raise refused(f"{name}: type of {column}", str(found.dtype), "real numbers")
+    return found
+
+
+def _times(name: str, values: Any) -> Tensor:
+    """Return times as seconds; dates as numpy and pandas have them count from 1970."""
+    found = None if isinstance(values, Tensor) else _array(name, "time", values)
+    if found is not None and found.dtype.kind == "O" and all(isinstance(value, datetime) for value in found.ravel()):
+        found = np.array([_timestamp(value) for value in found.ravel()])
+    if found is not None and found.dtype.kind == "M":
+        seconds = found.astype("datetime64[us]").astype(np.int64) / 1e6
+        found = np.where(np.isnat(found), np.nan, seconds)
+    return _tensor(name, "time", values if found is None else found).double()
+
+
+def _timestamp(value: datetime) -> float:
+    if value != value:  # what pandas has for a missing time
+        return math.nan
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def _mask(name: str, values: Any) -> Tensor:
+    found = _tensor(name, "held_out", values)
+    wrong = ((found != 0) & (found != 1)).nonzero()
+    if len(wrong):
+        raise refused(f"{name}: row {int(wrong[0, 0])}: held_out", found[tuple(wrong[0])].item(), "true, false")
+    return found.bool()

@@ -42,7 +42,7 @@ class GasSensors(Loading):
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the batches in the folder, in order."""
         folder = folder_of(self.path, directory)
-        found = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdigit()}
+        found = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdecimal()}
         if not found:
             raise FedtideError(f"{folder}: no file called batch1.dat, batch2.dat, ...")
         batches = {number: _batch(found[number]) for number in sorted(found)}

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import Count, NonNegative, Positive, Whole, ingredient
+from fedtide.core.config_types import ClassCount, Count, NonNegative, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading
@@ -34,7 +34,7 @@ class Gaussians(Loading):
 
     samples: Count = 2000
     test_samples: Whole = 0
-    classes: Count = 4
+    classes: ClassCount = 4
     dims: Count = 8
     domains: Count = 2
     separation: NonNegative = 1.5

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
+from fedtide.core.config_types import ClassCount, Count, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.sources.files import Loading
@@ -43,7 +43,7 @@ class Generated(Loading):
 
     clients: Count = 1_000_000
     samples: Annotated[int, Field(ge=2)] = 25
-    classes: Annotated[int, Field(ge=2)] = 10
+    classes: ClassCount = 10
     dims: Count = 32
     separation: NonNegative = 1.0
     spread: NonNegative = 0.5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +15,13 @@ import torch
 from fedtide.core.config_types import Flag, Whole, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import classes_of, whole_numbers
 from fedtide.data.sources.files import Loading, folder_of, reading
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+DEFLATE = 1032
+"""Bytes that one byte of a gzip file unpacks to, at most."""
 
 PUBLISHED = {
     "mnist/train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -58,12 +64,15 @@ class IDX(Loading):
         if test is not None and train[0].shape[1:] != test[0].shape[1:]:
             raise FedtideError(f"{folder}: pictures of {train[0].shape[1:]} to train and {test[0].shape[1:]} to test")
         x, y = train if test is None else (np.concatenate([a, b]) for a, b in zip(train, test, strict=True))
+        if not len(y):
+            raise FedtideError(f"{folder}: no rows")
         if self.transpose if self.transpose is not None else "emnist" in folder.name.lower():
             x = np.ascontiguousarray(x.transpose(0, 2, 1))
-        labels = y.astype(np.int64) - self._first_label(folder, y)
+        labels = torch.from_numpy(y - self._first_label(folder, y))
         held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
-        pictures = torch.from_numpy(x).unsqueeze(1)
-        return Rows(folder.name, pictures, torch.from_numpy(labels), int(labels.max()) + 1, held_out=held_out)
+        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused
+            pictures = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)).unsqueeze(1)
+        return Rows(folder.name, pictures, labels, classes_of(str(folder), labels), held_out=held_out)
 
     def _first_label(self, folder: Path, y: np.ndarray) -> int:
         if self.first_label is not None:
@@ -81,9 +90,13 @@ class IDX(Loading):
             for path in found:
                 check_published(path)
         x, y = read_idx(found[0]), read_idx(found[1])
+        for path, array, dimensions in ((found[0], x, 3), (found[1], y, 1)):
+            if array.ndim != dimensions:
+                allowed = "3, pictures (rows, height, width)" if dimensions == 3 else "1, a label for each picture"
+                raise refused(f"{path}: number of dimensions", array.ndim, allowed)
         if len(x) != len(y):
             raise FedtideError(f"{found[1]}: {len(y)} labels for {len(x)} pictures in {found[0].name}")
-        return x, y
+        return x, whole_numbers(str(found[1]), y)
 
 
 def check_published(path: Path) -> None:
@@ -100,18 +113,27 @@ def check_published(path: Path) -> None:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read one IDX file as an array; raise for a wrong magic number, size or gzip checksum."""
-    with reading(path, "a whole IDX file"):
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in TYPES:
-        raise refused(f"{path}: magic number", data[:4].hex(), "0000tt0n, as in an IDX file")
-    header = 4 + 4 * data[3]
-    shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
-    kind = np.dtype(TYPES[data[2]])
-    announced = header + int(np.prod(shape)) * kind.itemsize
-    if len(data) < header or len(data) != announced:
-        raise refused(f"{path}: bytes", len(data), f"{announced}, as its header announces")
-    values = np.frombuffer(data, kind, offset=header)
+    """Read one IDX file as an array, and never unpack more of it than its header announces.
+
+    Raises:
+        FedtideError: its magic number, size or gzip checksum is wrong.
+    """
+    with reading(path, "a whole IDX file"), open(path, "rb") as opened:
+        packed = opened.read(2) == b"\x1f\x8b"
+        size = os.fstat(opened.fileno()).st_size
+        opened.seek(0)
+        file = gzip.GzipFile(fileobj=opened) if packed else opened
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:2] != b"\x00\x00" or magic[2] not in TYPES:
+            raise refused(f"{path}: magic number", magic.hex(), "0000tt0n, as in an IDX file")
+        sizes = file.read(4 * magic[3])
+        shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
+        kind = np.dtype(TYPES[magic[2]])
+        header, announced = 4 + 4 * magic[3], math.prod(shape) * kind.itemsize
+        whole = len(sizes) == 4 * magic[3] and announced <= size * (DEFLATE if packed else 1)
+        data = file.read(announced + 1) if whole else b""
+    if not whole or len(data) != announced:
+        unpacked = "others" if len(data) in (0, announced + 1) else header + len(data)
+        raise refused(f"{path}: bytes", unpacked if packed else size, f"{header + announced}, as its header announces")
+    values = np.frombuffer(data, kind)
     return values.reshape(shape).astype(values.dtype.newbyteorder("="), copy=True)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.config_types import Count, ingredient
+from fedtide.core.config_types import ClassCount, Count, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import MOST_CLASSES
+from fedtide.data.sources.arrays import check_filled
 from fedtide.data.sources.files import Loading, find, reading
 
 
@@ -34,7 +34,7 @@ class LEAF(Loading):
 
     path: str
     shape: tuple[Count, ...] | None = None
-    classes: Count | None = None
+    classes: ClassCount | None = None
     kind: Literal["leaf"] = "leaf"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
@@ -57,6 +57,10 @@ class LEAF(Loading):
         if not owner:
             raise FedtideError(f"{path}: no rows")
         labels = np.concatenate(y)
+        if self.classes is None:
+            most = int(labels.argmax())
+            where = f"{path}: user '{list(users)[owner[most][0]]}', row {most - owner.index(owner[most])}"
+            check_filled(where, int(labels[most]), len(labels), "data.source.classes")
         return Rows(
             path.name,
             torch.from_numpy(self._shaped(path, np.concatenate(x))),
@@ -68,9 +72,8 @@ class LEAF(Loading):
         )
 
     def _check_labels(self, file: Path, user: str, labels: np.ndarray) -> None:
-        classes = self.classes or MOST_CLASSES
-        for row in np.flatnonzero(labels >= classes)[:1]:
-            allowed = f"0 to {classes - 1} (data.source.classes)"
+        for row in np.flatnonzero(labels >= (self.classes or math.inf))[:1]:
+            allowed = f"0 to {(self.classes or 0) - 1} (data.source.classes)"
             raise refused(f"{file}: user '{user}', row {row}: label", int(labels[row]), allowed)
 
     def _shaped(self, path: Path, x: np.ndarray) -> np.ndarray:

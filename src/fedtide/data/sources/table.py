@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,8 +18,11 @@ import numpy as np
 from fedtide.core.config_types import Finite, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.arrays import check_filled, from_arrays
 from fedtide.data.sources.files import Loading, find, reading
+
+WHOLE = re.compile(r"\+?[0-9]+|-0+")
+"""A label that is a whole number from 0."""
 
 Column = list[tuple[int, str]]
 """Cells of a column, each with its row number."""
@@ -101,7 +105,7 @@ class CSV(Loading):
             raise FedtideError(f"{path}: something is missing in every row")
         lines = [line for _, line in numbered]
         columns: dict[str, list[Any]] = {
-            "x": [[number(f"{path}: row {row}", name, line[at[name]]) for name in features] for row, line in lines],
+            "x": [[_feature(f"{path}: row {row}", name, line[at[name]]) for name in features] for row, line in lines],
             "label": self._labels(path, [(row, line[at[self.label]].strip()) for row, line in lines]),
         }
         for key, column in (("client", self.client), ("domain", self.domain)):
@@ -116,7 +120,7 @@ class CSV(Loading):
 
     def _labels(self, path: Path, column: list[tuple[int, str]]) -> list[Any]:
         if not self.cuts:
-            return list(labels_of(path, column))
+            return list(labels_of(path, column, "; data.source.cuts makes classes of a measured number"))
         numbers = [number(f"{path}: row {row}", self.label, cell) for row, cell in column]
         return np.searchsorted(self.cuts, numbers, side="right").tolist()
 
@@ -146,37 +150,49 @@ def places(path: object, header: list[str], columns: Sequence[str]) -> list[int]
     return [header.index(column) for column in columns]
 
 
-def number(where: str, column: str, cell: Any, least: float = -math.inf) -> float:
-    """Return a finite number; raise for another cell, or for a number below `least`."""
+def number(where: str, column: str, cell: Any, least: float = -math.inf, hint: str = "") -> float:
+    """Return a finite number; raise for another cell, or for a number below `least`, with a hint of what would help."""
     try:
-        found = math.nan if isinstance(cell, bool) else float(cell)
+        found = math.nan if isinstance(cell, bool) or not _western(cell) else float(cell)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not (math.isfinite(found) and found >= least):
         allowed = "a finite number" if least == -math.inf else f"a number of {least:g} or more"
-        raise refused(f"{where}: {column}", cell, allowed)
+        raise refused(f"{where}: {column}", cell, allowed + hint)
     return found
 
 
-def labels_of(path: Path, column: Column) -> np.ndarray | list[str]:
-    """Return whole numbers if every label is one, otherwise names."""
+def _western(cell: Any) -> bool:
+    """Tell whether a text is free of what Python alone takes for part of a number: 5_0, and digits of other scripts."""
+    return not isinstance(cell, str) or (cell.isascii() and "_" not in cell)
+
+
+def _feature(where: str, column: str, cell: str) -> float:
+    missing = "; data.source.missing = 'drop' leaves such rows out"
+    return number(where, column, cell, hint=missing if _lacks(cell) else "; data.source.features names the columns")
+
+
+def labels_of(path: Path, column: Column, hint: str = "") -> np.ndarray | list[str]:
+    """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
     names = names_of(path, "label", column) or []
-    try:
-        values = np.array([int(name) for name in names])
-    except ValueError:
-        for row, cell in column:
-            if _is_number(cell) and not cell.lstrip("+-").isdigit():
-                raise refused(f"{path}: row {row}: label", cell, "whole numbers from 0, or names") from None
+    numbers = [_is_number(name) for name in names]
+    for (row, cell), numeric in zip(column, numbers, strict=True):
+        if numeric and not WHOLE.fullmatch(cell):
+            raise refused(f"{path}: row {row}: label", cell, f"whole numbers from 0, or names{hint}")
+    words = [entry for entry, numeric in zip(column, numbers, strict=True) if not numeric]
+    if 2 * len(words) >= len(names):
         return names
-    if (values < 0).any():
-        row, cell = column[int(np.flatnonzero(values < 0)[0])]
-        raise refused(f"{path}: row {row}: label", cell, "0 or more")
-    return values
+    if words:
+        but = f"{len(names) - len(words)} of {len(names)} labels are numbers"
+        raise refused(f"{path}: row {words[0][0]}: label", words[0][1], "whole numbers alone, or names", but)
+    for row, cell in column:
+        check_filled(f"{path}: row {row}", int(cell), len(names))
+    return np.array([int(name) for name in names])
 
 
 def _is_number(cell: str) -> bool:
     try:
-        return bool(np.isfinite(float(cell)))
+        return _western(cell) and math.isfinite(float(cell))
     except ValueError:
         return False
 
@@ -198,7 +214,7 @@ def _when(where: str, texts: list[str]) -> float:
     if len(texts) == 1:
         return seconds(where, texts[0])
     try:
-        year, month, day, *rest = (int(text) for text in texts)
+        year, month, day, *rest = (int(text if _western(text) else "") for text in texts)
         hour, minute, second = [*rest, 0, 0, 0][:3]
         return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
     except ValueError:

@@ -43,7 +43,7 @@ class LabelSwaps(Reading):
 
     every: Positive = 30
     fraction: Fraction = 0.5
-    concepts: Annotated[int, Field(strict=True, ge=2)] | None = None
+    concepts: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = None
     local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
     drifts: ClassVar[bool] = True

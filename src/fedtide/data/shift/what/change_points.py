@@ -6,7 +6,6 @@ A concept is a domain of the source, or a distribution of labels by which a clie
 from __future__ import annotations
 
 import csv
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -363,7 +362,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
         if not name or name in found:
             raise refused(f"{where}: concept", name, "a name that is not there yet")
         found[name] = [number(where, header[place], line[place], 0) for place in labels]
-        total = math.fsum(found[name])
+        total = sum(found[name])
         if abs(total - 1) > CLOSE:
             raise refused(f"{where}: sum of the shares of '{name}'", total, f"1, within {CLOSE:g}")
         groups.append(line[header.index("group")].strip() if "group" in header else name)

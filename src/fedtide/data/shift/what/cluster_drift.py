@@ -73,7 +73,7 @@ class ClusterDrift(Amounts, Holding):
         redraw_for: clients that draw new rows at an event: those that "drifted", or "all".
     """
 
-    groups: Annotated[int, Field(strict=True, ge=2)] = 4
+    groups: Annotated[int, Field(strict=True, ge=2, le=1000)] = 4
     labels: Annotated[Count | tuple[tuple[Whole, ...], ...], LABELS] = 6
     concentration: Positive = 6.0
     every: Positive = 10
