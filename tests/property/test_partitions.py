@@ -365,7 +365,8 @@ def test_cifar_100_is_what_super_classes_are_by_default():
 
 
 @pytest.mark.parametrize(("groups", "said"), [
-    (((0, 1), (1, 2)), "label 1 stands twice in groups"), (((0, 1), ()), "at least 1 item"), ((), "at least 1 item"),
+    (((0, 1), (1, 2)), "label 1 stands twice in groups"),
+    (((0, 1), ()), "allowed: 'cifar-100', or lists of labels"), ((), "allowed: 'cifar-100', or lists of labels"),
 ])  # fmt: skip
 def test_super_classes_that_cannot_be(groups, said):
     with pytest.raises(ValidationError, match=said):
