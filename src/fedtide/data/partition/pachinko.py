@@ -50,9 +50,7 @@ class Pachinko(Dealing):
     alpha: Positive = 0.1
     beta: Positive = 10.0
     samples: Count | None = None
-    groups: Annotated[Literal["cifar-100"] | Groups, explained("'cifar-100', or lists of labels, none empty")] = (
-        "cifar-100"
-    )
+    groups: Annotated[Literal["cifar-100"] | Groups, explained("'cifar-100', or lists of labels")] = "cifar-100"
     kind: Literal["pachinko"] = "pachinko"
 
     def __post_init__(self) -> None:
