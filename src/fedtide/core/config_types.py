@@ -98,7 +98,7 @@ def ingredient(made: type[T]) -> type[T]:
     >>> Toy(rate=0)
     Traceback (most recent call last):
         ...
-    fedtide.core.errors.FedtideError: Toy.rate: found 0, allowed: greater than 0
+    fedtide.core.errors.FedtideError: Toy.rate: found 0, allowed: greater than 0.0
     """
     checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
     init = checked.__init__
