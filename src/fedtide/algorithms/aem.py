@@ -194,7 +194,7 @@ def aem(
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
-            after = stopped(state, after, patience)
+            after = freeze_stale(state, after, patience)
         trained = reply.total["trained"].value
         return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active)}
 
@@ -210,7 +210,7 @@ def aem(
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
-        return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
+        return renumber(found, payload["numbers"], clusters, own=personal.own_expert)
 
     made = Algorithm(
         "aem",
@@ -228,7 +228,7 @@ def aem(
     return with_cohort(made, cohort, task, local)
 
 
-def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
+def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
     """Renumber a prediction of some of the models by the server's numbers.
 
     Args:
@@ -262,7 +262,7 @@ def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> 
     return t ** (math.log(epsilon) / math.log(moment.rounds / 8 + 1) if decay == "power" else -2 / clusters)
 
 
-def stopped(before: State, after: State, patience: int) -> State:
+def freeze_stale(before: State, after: State, patience: int) -> State:
     """Update the state after a check: models without improvement for too long are reset to their best, and frozen."""
     summed, weight = after.losses.T
     value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), torch.inf)

@@ -213,7 +213,7 @@ def feddrift(
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
-        mine[own] = united([shard, *([mine[own]] if own in mine else [])])
+        mine[own] = unite([shard, *([mine[own]] if own in mine else [])])
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
@@ -275,7 +275,7 @@ def feddrift(
                 reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
             )
         for places in groups:
-            state = merged(state, places, server)
+            state = merge_models(state, places, server)
         gone = sum(len(places) - 1 for places in groups)
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
@@ -316,7 +316,7 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
         k = int(place[kept.number])
         if step - window < kept.step < step and k >= 0:
             found.setdefault(k, []).insert(0, kept.rows)
-    return {k: united(shards) for k, shards in found.items()}
+    return {k: unite(shards) for k, shards in found.items()}
 
 
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
@@ -325,7 +325,7 @@ def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int)
     return (*before, Kept(step, number, replace(shard, fetch_val=None)))
 
 
-def united(shards: Sequence[Shard]) -> Shard:
+def unite(shards: Sequence[Shard]) -> Shard:
     """Concatenate samples of several shards; a sample in several of them comes from the first."""
     first, *rest = shards
     for more in rest:
@@ -451,7 +451,7 @@ def near(losses: Tensor, cut: float) -> list[Tensor]:
     return [group for group in groups if len(group) > 1]
 
 
-def merged(state: State, places: Sequence[int], server: Server) -> State:
+def merge_models(state: State, places: Sequence[int], server: Server) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = places
     made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])
