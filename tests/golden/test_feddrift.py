@@ -121,7 +121,7 @@ def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
     stages = played("....", "AA..", "AAAA", rounds_per_step=3)
     assert [state.step for state, *_ in stages] == [-1, 0, 0]
-    assert [state.least.tolist() for state, *_ in stages][-1] == [0.5, 0.5, torch.inf, torch.inf]
+    assert [state.least.tolist() for state, *_ in stages][-1] == [0.5, 0.5, -1.0, -1.0]
 
 
 def test_there_are_never_more_models_than_allowed_and_that_used_longest_ago_makes_room():

@@ -97,7 +97,7 @@ class State:
     """The places for models, the optimizer's memo of each, their initial weights, and the model of each client.
 
     step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) the
-    loss of each client's best model, inf before its first answer. used: (K,) the last step in which each place had a
+    loss of each client's best model, -1 before its first answer. used: (K,) the last step in which each place had a
     client, -1 if it is free. pairs: (K,) number of (client, step) pairs of each. place: (made,) the current place of
     every model ever made, or of the model it was merged into; -1 if it is gone. number: (K,) the number of the model in
     each place. cohort: the cohort's memo.
@@ -189,7 +189,7 @@ def feddrift(
         used, pairs = torch.full((max_clusters,), -1), torch.zeros(max_clusters, dtype=torch.float64)
         used[0] = 0
         memos = tuple(server.init(start) for _ in range(max_clusters))
-        model, never = torch.zeros(registered).long(), torch.full((registered,), torch.inf, dtype=torch.float64)
+        model, never = torch.zeros(registered).long(), torch.full((registered,), -1.0, dtype=torch.float64)
         first = torch.zeros(max_clusters, dtype=torch.int64)
         place, memo = first[:1].clone(), cohort.init(fleet)
         return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
@@ -280,7 +280,7 @@ def feddrift(
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        known, there = state.least.isfinite(), state.there
+        known, there = state.least >= 0, state.there
         usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
         return serve_clusters(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
@@ -357,7 +357,7 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
         delta: tolerated increase of a client's loss since the last step.
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
-    left = now - state.least[clients] > delta
+    left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
     model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
     model[clients], least[clients] = there[best], now
     used[model[clients]] = step
