@@ -26,18 +26,22 @@ env: .venv/.installed
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
+	@echo "making the environment .venv"
+	@$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
-	$(RUN) pip install --quiet --disable-pip-version-check --editable .
+	@echo "installing Fedtide and what it needs, 2 to 5 minutes"
+	@$(RUN) pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 .venv/.developing: .venv/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@echo "installing what tests and checks need, 1 to 3 minutes"
+	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
 .venv/.documenting: .venv/.installed
-	$(RUN) pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@echo "installing what the documentation needs, about a minute"
+	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
 
 demo: .venv/.installed

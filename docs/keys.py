@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
-
-from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
-from fedtide.config.keys import allowed, arguments, code, options, spelled
-from fedtide.config.shapes import bare, described, fields_of, is_choice, is_table, tags
+from fedtide.config.keys import Doc, allowed, code, documented, ingredients, spelled, table_fields, within_list
+from fedtide.core.shapes import bare, described, is_choice, is_table, tags
 
-HIDDEN = {("Method", "options")}
-"""Fields that are no keys of a file."""
 UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 """Keys whose tables are those of another key, and stand there."""
 
@@ -40,75 +33,11 @@ PLACES: dict[Any, str] = {}
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Doc:
-    """A docstring: its prose as Markdown, and what its Args section says of each name."""
-
-    prose: str
-    args: dict[str, str]
-
-
-def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
-    """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
-    prose: list[str] = []
-    args: dict[str, str] = {}
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        first = block.splitlines()[0] if block else ""
-        if first in ("Args:", "Returns:", "Raises:"):
-            args |= arguments(block) if first == "Args:" else {}
-        elif first.startswith(">>>"):
-            continue
-        elif said := inline(block, names):
-            args |= said
-        else:
-            prose.append(block)
-    return Doc("\n\n".join(prose), args)
-
-
-def inline(block: str, names: Sequence[str]) -> dict[str, str]:
-    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
-    known = "|".join(names)
-    if not names or not re.match(rf"({known}): ", block):
-        return {}
-    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
-    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
-
-
 def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
     """What a docstring says of a key, or else its type."""
     if said := doc.args.get(name) or described(kind):
         return re.sub(r"(?<!\.)\.$", "", said)
     raise LookupError(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
-
-
-# -- types ------------------------------------------------------------------------------------------------------------
-
-
-def within_list(kind: Any) -> Any:
-    """What a list or a table of names holds, where those are tables or choices among them; other types as they are."""
-    if get_origin(kind) is dict:
-        inside = bare(get_args(kind)[1])
-        return inside if is_table(inside) else kind
-    if get_origin(kind) is not tuple:
-        return kind
-    inside = bare(get_args(kind)[0])
-    return inside if is_choice(inside) or is_table(inside) else kind
-
-
-def keys_of(kind: Any) -> dict[str, tuple[Any, Any]]:
-    """The keys of a table: (type, default); `...` for a key that must be given."""
-    shown = {name: hint for name, hint in fields_of(kind).items() if (kind.__name__, name) not in HIDDEN}
-    return {name: (hint, _default(kind, name)) for name, hint in shown.items()}
-
-
-def _default(kind: Any, name: str) -> Any:
-    if issubclass(kind, BaseModel):
-        field = kind.model_fields[name]
-        return ... if field.is_required() else field.get_default(call_default_factory=True)
-    field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
 
 
 # -- the configuration page -------------------------------------------------------------------------------------------
@@ -131,7 +60,7 @@ def configuration() -> str:
 
 def section(owner: Any, above: str, level: int) -> Iterator[str]:
     """The tables below a table."""
-    for name, (kind, _) in keys_of(owner).items():
+    for name, (kind, _) in table_fields(owner).items():
         path = f"{above}.{name}" if above else name
         inner = within_list(bare(kind))
         again = (owner.__name__, name) in REPEATED
@@ -146,7 +75,7 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
     if is_choice(kind):
         members = [bare(member) for member in get_args(kind)]
         links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
-        yield f"Choose with `{'by' if 'by' in keys_of(members[0]) else 'kind'}`: {', '.join(links)}."
+        yield f"Choose with `{'by' if 'by' in table_fields(members[0]) else 'kind'}`: {', '.join(links)}."
         for member in members:
             yield from _member(path, member, level + 1)
         return
@@ -162,23 +91,14 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield heading(level, f"`{first}`{also}", f"{anchor(path)}-{first}", kind)
     yield documented(kind).prose
     yield keys(kind, f"{path}")
-    for name, (inner, _) in keys_of(kind).items():
+    for name, (inner, _) in table_fields(kind).items():
         if (is_choice(bare(inner)) or is_table(bare(inner))) and f"{path}.{name}" not in SAME:
             yield from table(f"{path}.{name}", inner, level + 1)
 
 
-def documented(kind: Any) -> Doc:
-    """The docstring of a type, with what its bases say of their keys."""
-    names = tuple(keys_of(kind))
-    bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
-    args = {name: said for base in bases for name, said in parsed(base.__doc__, names).args.items()}
-    own = parsed(kind.__doc__, names)
-    return dataclasses.replace(own, args=args | own.args)
-
-
 def keys(kind: Any, path: str) -> str:
     """A table of keys, without the one that chooses the table."""
-    doc, rows, shown = documented(kind), [], keys_of(kind)
+    doc, rows, shown = documented(kind), [], table_fields(kind)
     words = [name for name in ("kind", "by") if name in shown and get_origin(bare(shown[name][0])) is Literal]
     for name, (hint, default) in shown.items():
         if name in words[:1]:
@@ -205,13 +125,3 @@ def heading(level: int, text: str, place: str, kind: Any = None) -> str:
 def anchor(path: str) -> str:
     """The name of a heading in links."""
     return path.replace(".", "-").replace("_", "-")
-
-
-def ingredients() -> dict[str, Any]:
-    """The tables and choices that algorithms take, by the name of the keyword; the first of a name stands for all."""
-    found: dict[str, Any] = {}
-    for name in REGISTRY:
-        for keyword, (kind, _) in options(name).items():
-            if is_choice(bare(kind)) or is_table(bare(kind)):
-                found.setdefault(keyword, kind)
-    return found

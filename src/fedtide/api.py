@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config.overrides import seed_list
 from fedtide.core.errors import refused, unknown, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
@@ -42,7 +43,7 @@ class Request:
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
             (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        seeds: override the seeds, e.g. 0,1,2; of a tuning those that every trial plays, by default the first.
+        seeds: override the seeds, e.g. 0,1,2 or 0-4; of a tuning those that every trial plays, by default the first.
         workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
             says "workers". The result does not depend on it.
     """
@@ -73,13 +74,19 @@ class Prepared:
     said: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finished:
     """A finished experiment: its run folder, its report, and what it found (a `fedtide.report.summary.Study`)."""
 
     folder: Path
     report: Path
     study: Study
+
+    def __repr__(self) -> str:
+        made = self.summaries
+        means = [(m.name, m.measures["accuracy"].mean) for m in made[0].methods if "accuracy" in m.measures]
+        found = [f"{len(made)} points"] if len(made) > 1 else [f"{name} {mean:.4g}" for name, mean in means]
+        return f"Finished({', '.join([repr(str(self.folder)), *found])})"
 
     @property
     def summaries(self) -> list[Summary]:
@@ -127,7 +134,7 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     """
     if request.out is not None:
         folder.free(Path(request.out))
-    more = [f"seeds=[{request.seeds}]"] if request.seeds is not None else []
+    more = [f"seeds={seed_list(request.seeds)}"] if request.seeds is not None else []
     settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
     _ready(settings, where)
     choice = auto.resolve_auto(settings, workers=request.workers)
@@ -176,12 +183,14 @@ def run(
     sets: Sequence[str] = (),
     seeds: str | None = None,
     workers: int | None = None,
+    quiet: bool = False,
 ) -> Finished:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
         out, scale, sets, seeds, workers: see `Request`.
+        quiet: print nothing; by default the progress and the results are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -190,7 +199,15 @@ def run(
     made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where, scale)
-    return _done(play(made.settings, made.root, workers=made.workers), made.root)
+    # Here and not above: worker processes show nothing.
+    from fedtide.runs.display import Live
+    from fedtide.terminal import console, print_results
+
+    screen = console(quiet=quiet)
+    screen.print(f"run folder: {made.root}", highlight=False, soft_wrap=True)
+    finished = _done(play(made.settings, made.root, workers=made.workers, display=Live(screen)), made.root)
+    print_results(finished.study, screen)
+    return finished
 
 
 def _done(finished: T | None, root: Path) -> T:
@@ -249,6 +266,7 @@ def tune(
     seeds: str | None = None,
     trials: int | None = None,
     workers: int | None = None,
+    quiet: bool = False,
 ) -> FinishedTuning:
     """Search the values that the `[tune]` table of an experiment names, by accuracy on validation rows.
 
@@ -256,6 +274,7 @@ def tune(
         experiment: made in Python, nested dicts, a TOML file, or "recipe:NAME".
         trials: for each method of every stage, in place of what the file says.
         out, scale, sets, seeds, workers: see `Request`.
+        quiet: print nothing; by default the trials are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -263,4 +282,9 @@ def tune(
     """
     made = prepare_tuning(experiment, Request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    return _done(play_tuning(made.root, workers=workers), made.root)
+    from fedtide.terminal import console
+    from fedtide.tuning.display import LiveTuning
+
+    screen = console(quiet=quiet)
+    screen.print(f"tune folder: {made.root}", highlight=False, soft_wrap=True)
+    return _done(play_tuning(made.root, workers=workers, display=LiveTuning(screen)), made.root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import sys
@@ -20,17 +19,17 @@ from rich.table import Table
 import fedtide
 from fedtide import api
 from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.entry import Family
 from fedtide.config import Experiment
-from fedtide.config.keys import about, keys_of
+from fedtide.config.keys import Key, about, keys_of, options, sections, source, tables_in
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.report.alarms import alarms
-from fedtide.report.summary import Judged, Study
-from fedtide.report.tables import Table as Content
-from fedtide.report.tables import brief_table, found
+from fedtide.core.shapes import tags
+from fedtide.models import Model
 from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
 from fedtide.runs.experiment import check_runs
+from fedtide.terminal import console, print_results, print_table
 from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
 
@@ -52,6 +51,7 @@ and which method coped.
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
     fedtide check mine:fednova     check an algorithm of your own against the laws
+    fedtide algorithms             list the algorithms; models and keys likewise
 """
 
 commands = Group("Commands", sort_key=0)
@@ -124,7 +124,7 @@ def resume(
 
     Args:
         run_folder: the run folder, or the folder of a tuning.
-        seeds: play more seeds than were asked for, e.g. 0,1,2,3,4; those that are finished are not played again.
+        seeds: play more seeds than were asked for, e.g. 0,1,2,3,4 or 0-4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
         address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
@@ -244,113 +244,143 @@ def recipes(name: str | None = None, /) -> int:
     for path in api.recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
-    _console().print(table)
+    console().print(table)
     return 0
 
 
 @app.command
-def algorithms(name: str | None = None, /) -> int:
-    """List the algorithms: what they send, whether the server sees single clients, what clients keep; or tell of one.
+def algorithms(name: str | None = None, /, *, family: Family | None = None) -> int:
+    """List the algorithms, with the papers that they are from and what the server sees of a client; or tell of one.
 
     Args:
-        name: tell of this one: where it is from, which keys it has, and which laws cannot hold for it.
+        name: tell of this one: where it is from, what it sends, which keys it has, and which laws cannot hold for it.
+        family: list these alone: one model (global), another step of the server (server-optimizer), a network with
+            branches, components that clients are mixtures of (mixture), or a model for each cluster (clustered).
     """
-    console = _console()
+    screen = console()
     if name is not None:
-        _tell(name, console)
+        if family is not None:
+            raise refused("--family", family, "without the name of an algorithm")
+        _tell(name, screen)
         return 0
-    table = Table(
-        "algorithm", "sends", "the server sees, and what its cohort asks", "clients keep", box=None, pad_edge=False
-    )
+    heads = ("algorithm", "family", "what it is", "paper", "the server sees, and what its cohort asks")
+    table = Table(*heads, box=None, pad_edge=False)
     for known, entry in REGISTRY.items():
-        table.add_row(known, entry.sends, entry.sees, entry.keeps)
-    console.print(table)
+        if family in (None, entry.family):
+            said = source(known)
+            paper = f"{said.paper}, {said.year}" if said.paper else ""
+            table.add_row(known, entry.family, f"{said.title}: {said.summary}", paper, entry.sees)
+    screen.print(table)
     return 0
 
 
-def _tell(name: str, console: Console) -> None:
+def _tell(name: str, screen: Console) -> None:
     """Print the description of one algorithm."""
     if name not in REGISTRY:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
     says = (
+        f"Family: {entry.family}.",
         f"Sends: {entry.sends}.",
         f"The server sees: {entry.sees}, and what its cohort asks.",
         f"Clients keep: {entry.keeps}.",
     )
     for line in (*about(name), *says, *laws):
-        console.print(line, highlight=False)
-    console.print()
+        screen.print(line, highlight=False)
+    screen.print()
+    _print_keys(keys_of(name), screen)
+    tables = [f"fedtide keys method.{key}" for key, (kind, _) in options(name).items() if tables_in(kind)]
+    if tables:
+        screen.print(f"\nKeys of the tables: {', '.join(tables)}", highlight=False)
+
+
+@app.command
+def keys(key: str = "", /) -> int:
+    """List the keys of an experiment file, or of one of its tables: what they may be, their defaults and meaning.
+
+    Args:
+        key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one
+            key) or method.local; without it the top of the file.
+    """
+    screen = console()
+    for number, section in enumerate(sections(key)):
+        if number:
+            screen.print()
+        screen.print(section.title, style="bold", highlight=False)
+        screen.print(section.about, highlight=False)
+        if section.keys:
+            _print_keys(section.keys, screen)
+    if key in ("", "method"):
+        screen.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.", highlight=False)
+    return 0
+
+
+@app.command
+def models(name: str | None = None, /) -> int:
+    """List the models, or the keys of one.
+
+    Args:
+        name: list the keys of this one.
+    """
+    if name is not None:
+        known = [tags(model)[0] for model in tables_in(Model)]
+        if name not in known:
+            raise unknown("models", name, known)
+        return keys(f"model.{name}")
+    table = Table("model", "what it is", "keys", box=None, pad_edge=False)
+    for section, model in zip(sections("model"), tables_in(Model), strict=True):
+        table.add_row(tags(model)[0], section.about, ", ".join(key.name for key in section.keys) or "-")
+    console().print(table)
+    return 0
+
+
+def _print_keys(found: list[Key], screen: Console) -> None:
     table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
-    for key in keys_of(name):
+    for key in found:
         table.add_row(key.name, key.allowed, key.default, key.meaning)
-    console.print(table)
+    screen.print(table)
 
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
-    console = _console()
-    console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
+    screen = console()
+    screen.print(f"run folder: {root}", highlight=False, soft_wrap=True)
     try:
-        finished = api.play(settings, root, workers=workers, display=Live(console))
+        finished = api.play(settings, root, workers=workers, display=Live(screen))
     except KeyboardInterrupt:
         return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
     if finished is None:
-        return _stopped(root, console)
-    _print_results(finished.study, console)
-    console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
+        return _stopped(root, screen)
+    print_results(finished.study, screen)
+    screen.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
     return 0
 
 
 def _tune(root: Path, workers: int | None) -> int:
     from fedtide.report.tuning import found_table
 
-    console = _console()
-    console.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
+    screen = console()
+    screen.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
     try:
-        finished = api.play_tuning(root, workers=workers, display=LiveTuning(console))
+        finished = api.play_tuning(root, workers=workers, display=LiveTuning(screen))
     except KeyboardInterrupt:
         return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
     if finished is None:
-        return _stopped(root, console)
-    _print_table(found_table(finished.stages), console)
-    console.print(f"tuned: {finished.tuned}", highlight=False, soft_wrap=True)
-    console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
+        return _stopped(root, screen)
+    print_table(found_table(finished.stages), screen)
+    screen.print(f"tuned: {finished.tuned}", highlight=False, soft_wrap=True)
+    screen.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _stopped(root: Path, console: Console) -> int:
-    console.print(f"stopped and saved; go on with: {_resume(root)}", highlight=False, soft_wrap=True)
+def _stopped(root: Path, screen: Console) -> int:
+    screen.print(f"stopped and saved; go on with: {_resume(root)}", highlight=False, soft_wrap=True)
     return 130
 
 
 def _resume(root: Path) -> str:
     # As it was started: `make demo` runs it where the shell does not find it.
     return f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
-
-
-def _print_results(made: Study, console: Console) -> None:
-    for summary in made.summaries:
-        _print_table(brief_table(summary), console, summary.point)
-        for line in alarms(summary):
-            console.print(line, style="red", highlight=False, soft_wrap=True)
-        _print_claims(summary.claims, console)
-    _print_claims(made.claims, console)
-    if len(made.summaries) > 1 and not made.chosen:
-        _say("no point was chosen: no validation rows were judged (data.split.val, eval_splits)")
-
-
-def _print_table(content: Content, console: Console, title: str = "") -> None:
-    table = Table(*content.header, box=None, pad_edge=False, title=title or None, title_justify="left")
-    for row in content.rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _print_claims(claims: list[Judged], console: Console) -> None:
-    for claim in claims:
-        said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
-        console.print(said, highlight=False, soft_wrap=True)
 
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:
@@ -374,23 +404,8 @@ def _positive(option: str, value: int | None) -> None:
         raise refused(option, value, "1 or more")
 
 
-class _Console(Console):
-    """A console that takes names as they are and goes on in silence where nobody reads any more (`| head`)."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _console() -> Console:
-    console = _Console(markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 200  # a table must not be squeezed into 80 columns
-    return console
-
-
 def _say(text: str) -> None:
-    _console().print(text, highlight=False, soft_wrap=True)
+    console().print(text, highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,10 +10,15 @@ from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
 from fedtide.data.shift.python import Python
+from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
+from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
+from fedtide.data.shift.what.cluster_drift import MassEvents
+from fedtide.data.shift.what.stream import Labels, Order, Time
 from fedtide.data.shift.who import Always, Periodic, Who
 
 __all__ = [
-    "Always", "Availability", "AwakeBy", "ChangePoints", "ClusterDrift", "DomainMixture", "HeldBy", "How", "Identity",
-    "LabelSwaps", "Periodic", "Permutation", "Python", "ReadBy", "Rotation", "Shift", "Static", "Stream", "What", "Who",
+    "Always", "Availability", "AwakeBy", "ChangePoints", "ClusterDrift", "DomainMixture", "Domains", "Drawn", "File",
+    "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order", "Periodic",
+    "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static", "Stream", "Time", "What", "Who",
 ]  # fmt: skip

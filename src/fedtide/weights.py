@@ -7,6 +7,6 @@
 """
 
 from fedtide.core.trees import map_leaves
-from fedtide.core.weights import add, flat, shaped, sub
+from fedtide.core.weights import add, div, flat, mul, shaped, sub, zeros_like
 
-__all__ = ["add", "flat", "map_leaves", "shaped", "sub"]
+__all__ = ["add", "div", "flat", "map_leaves", "mul", "shaped", "sub", "zeros_like"]

@@ -16,9 +16,8 @@ from rich.console import Console
 import fedtide
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Data, Experiment, Method, from_dict, read
-from fedtide.config.keys import keys_of
-from fedtide.config.reading import SHARED
-from fedtide.config.schema import options_model
+from fedtide.config.keys import keys_of, source
+from fedtide.config.schema import SHARED, options_model
 from fedtide.data.partition import IID
 from fedtide.data.sources import Gaussians
 from fedtide.models import MLP
@@ -51,13 +50,15 @@ def test_help_names_every_command(capsys):
             "report",
             "recipes",
             "algorithms",
+            "models",
+            "keys",
             "--version",
             "fedtide run recipe:demo",
         ):
             assert word in out
 
 
-@pytest.mark.parametrize("command", ["run", "tune", "resume", "report", "recipes", "algorithms"])
+@pytest.mark.parametrize("command", ["run", "tune", "resume", "report", "recipes", "algorithms", "models", "keys"])
 def test_every_command_has_help(capsys, command):
     assert done(command, "--help") == 0
     out, err = capsys.readouterr()
@@ -80,12 +81,51 @@ def test_the_version(capsys):
 def test_the_algorithms(capsys):
     assert done("algorithms") == 0
     out = capsys.readouterr().out
-    rows = out.splitlines()
-    assert rows[0].split()[:2] == ["algorithm", "sends"]
-    assert [row.split()[0] for row in rows[1:]] == list(REGISTRY)
+    assert out.split()[:3] == ["algorithm", "family", "what"]
+    assert [line.split()[0] for line in out.splitlines()[1:] if not line.startswith(" ")] == list(REGISTRY)
     for name, entry in REGISTRY.items():
-        (row,) = [r for r in rows if r.split()[0] == name]
-        assert all(text in row for text in (entry.sends, entry.sees, entry.keeps))
+        (row,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
+        assert row.split()[1] == entry.family
+        found = source(name)
+        assert found.title.lower().replace(" ", "-").startswith(name)
+        assert re.fullmatch(r"(19|20)\d\d", found.year), name
+        assert found.paper.split()[0] in row
+        assert found.summary.split()[0] in row
+
+
+def test_the_algorithms_of_a_family(capsys):
+    assert done("algorithms", "--family", "clustered") == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    listed = [row.split()[0] for row in rows if not row.startswith(" ")]
+    assert listed == [name for name, entry in REGISTRY.items() if entry.family == "clustered"]
+    assert len(listed) > 5
+    for arguments in (["--family", "cluster"], ["ifca", "--family", "clustered"]):
+        assert done("algorithms", *arguments) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_models(capsys):
+    assert done("models") == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split()[0] == "model"
+    assert {"linear", "resnet8", "lstm", "python"} <= {row.split()[0] for row in rows[1:]}
+    assert done("models", "resnet8") == 0
+    out = capsys.readouterr().out
+    assert out.startswith('model = { kind = "resnet8" }\n')
+    assert "width" in out
+    assert done("models", "resnet") == 2
+    assert "did you mean 'resnet18'?" in capsys.readouterr().err
+
+
+def test_the_keys(capsys):
+    assert done("keys") == 0
+    assert capsys.readouterr().out.startswith("the top of the file\n")
+    assert done("keys", "data.partition") == 0
+    out = capsys.readouterr().out
+    assert 'data.partition = { kind = "dirichlet" }' in out
+    assert re.search(r"^alpha +number, more than 0 +0\.5 +concentration", out, re.MULTILINE)
+    assert done("keys", "data.partitoin") == 2
+    assert "did you mean 'partition'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -95,6 +135,7 @@ def test_one_algorithm_is_told_with_all_of_its_keys(capsys, name):
     entry = REGISTRY[name]
     for said in (entry.sends, entry.sees, entry.keeps, *entry.exempt.values()):
         assert said in out
+    assert "Keys of the tables: fedtide keys method." in out
     for key in keys_of(name):
         assert key.meaning, key.name
         assert key.name in out
@@ -335,10 +376,27 @@ def test_in_a_terminal_every_run_has_a_bar(monkeypatch):
 def test_elsewhere_there_are_plain_lines_and_not_too_many(monkeypatch):
     every = shown(False, monkeypatch, 0.0).splitlines()
     assert every[0] == "2 runs, 2 already finished"
-    assert every[1].startswith("A · seed 0: round 1/3, accuracy     -, 7.5 rounds/s, 0 s left")
-    assert every[3] == "A · seed 0: round 3/3, accuracy  50.0 %, 7.5 rounds/s, done"
+    assert every[1].startswith(
+        "A · seed 0: round 1/3, accuracy     -, 7.5 rounds/s, 0 s left; 0 of 2 runs done, 0 s left"
+    )
+    assert every[3] == "A · seed 0: round 3/3, accuracy  50.0 %, 7.5 rounds/s, done; 1 of 2 runs done, 0 s left in all"
+    assert every[6].endswith(", done; 2 of 2 runs done")
     assert len(every) == 7
     assert len(shown(False, monkeypatch, 100.0).splitlines()) == 3
+
+
+def test_the_time_left_of_all_runs_is_in_minutes_where_it_is_long(monkeypatch):
+    monkeypatch.setattr(display, "SECONDS", 0.0)
+    now = iter([0.0, 0.0, 60.0, 60.0, 120.0, 120.0, 180.0, 180.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
+    screen = Screen(False)
+    live = display.Live(screen.console)
+    live.begin(folder.plan(study(A, MOMENTUM, rounds=3), Path("nowhere")), 0)
+    for number in (1, 2, 3):
+        live.progress(0, display.Progress(number, 3, None, 1 / 60))
+    lines = screen.text.splitlines()
+    assert lines[1].endswith("2 min left; 0 of 2 runs done, 5 min left in all")
+    assert lines[3].endswith("done; 1 of 2 runs done, 3 min left in all")
 
 
 def test_nothing_is_left_to_do(monkeypatch):

@@ -12,7 +12,7 @@ from fedtide.algorithms.auxo import (
     ByEvidence,
     State,
     auxo,
-    learned,
+    learn_evidence,
     rewards,
     side_of,
     sides_of,
@@ -185,7 +185,7 @@ def test_a_negative_reward_takes_the_evidence_for_sides_away():
     state = replace(state, sides=torch.tensor([1.5, -0.5]).double().expand(3, 2, 2))
     reward = state.reward.clone()
     sketches = torch.tensor([[0.0], [0.1], [9.0]])
-    after = learned(state, 0, torch.arange(3), sketches, Rng(0))
+    after = learn_evidence(state, 0, torch.arange(3), sketches, Rng(0))
     more = after.reward[:, 0] - reward[:, 0]
     assert (more > 0).tolist() == [True, True, False]
     assert after.sides[2, 0].tolist() == [float(after.reward[2, 0]) / 2] * 2

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, merged, near, united, with_new
+from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, merge_models, near, unite, with_new
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
@@ -174,7 +174,7 @@ def test_what_merges_is_the_mean_by_pairs():
         model=torch.tensor([3, 2, 1]),
         place=torch.tensor([0, 1, 2, 3, 1, -1]),
     )
-    made = merged(state, [0, 1, 3], SGD())
+    made = merge_models(state, [0, 1, 3], SGD())
     assert [float(w.params["weight"][0]) for w in made.weights] == [4.25, 0.0, 7.0, 0.0]
     assert (made.pairs.tolist(), made.used.tolist()) == ([8.0, 0.0, 9.0, 0.0], [3, -1, 3, -1])
     assert (made.model.tolist(), made.place.tolist()) == ([0, 2, 0], [0, 0, 2, 0, 0, -1])
@@ -267,11 +267,11 @@ def test_models_whose_clients_have_gone_are_compared_on_the_rows_that_these_keep
 def test_rows_that_are_held_again_count_once():
     first = Shard(X, A, torch.tensor([3, 5]), mask=torch.ones(2, 1) > 0)
     again = Shard(-X, B, torch.tensor([5, 9]), mask=torch.zeros(2, 1) > 0)
-    both = united([first, again])
+    both = unite([first, again])
     assert (both.ids.tolist(), both.y.tolist()) == ([3, 5, 9], [1, 0, 1])
     assert (both.x.flatten().tolist(), both.mask.flatten().tolist()) == ([1.0, -1.0, 1.0], [True, True, False])
     assert both.time is None
-    assert united([first]) is first
+    assert unite([first]) is first
 
 
 def test_the_moment_is_not_needed_to_judge():

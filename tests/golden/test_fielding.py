@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.algorithms.fielding import State, fielding, reassigned
+from fedtide.algorithms.fielding import State, fielding, reassign_clients
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
@@ -32,7 +32,7 @@ def drifted(trigger: Adaptive) -> State:
 def test_those_that_drifted_move_alone():
     """3 is nearest to 3. Client 1 at 6 is nearer to 8 than to 3 and stays all the same. Centers 4.5 and 8."""
     trigger = Adaptive(c=4.0)
-    state, facts = reassigned(drifted(trigger), torch.tensor([0]), TWO, trigger, "last-event", Rng(0))
+    state, facts = reassign_clients(drifted(trigger), torch.tensor([0]), TWO, trigger, "last-event", Rng(0))
     assert (state.cluster.tolist(), state.centers.flatten().tolist()) == ([0, 0, 1, 1], [4.5, 8.0])
     assert (facts["moved"], facts["reclustered"]) == (0, 0)
 
@@ -40,7 +40,7 @@ def test_those_that_drifted_move_alone():
 def test_all_move_in_algorithm_four():
     """Client 1 goes to 8. Centers 3 and (6 + 7 + 9) / 3; nobody is more than 3 apart, which is less than 4."""
     trigger = Adaptive(c=4.0)
-    state, facts = reassigned(drifted(trigger), torch.arange(4), TWO, trigger, "last-event", Rng(0))
+    state, facts = reassign_clients(drifted(trigger), torch.arange(4), TWO, trigger, "last-event", Rng(0))
     assert state.cluster.tolist() == [0, 1, 1, 1]
     assert state.centers.flatten().tolist() == pytest.approx([3.0, 22 / 3])
     assert (facts["moved"], facts["reclustered"]) == (1, 0)
@@ -54,7 +54,7 @@ def test_k_center_clustering_where_a_cluster_is_too_wide():
     Centers are the means 4.5 and 8.
     """
     trigger = Adaptive(c=2.0)
-    state, facts = reassigned(drifted(trigger), torch.arange(4), TWO, trigger, "last-event", Rng(0))
+    state, facts = reassign_clients(drifted(trigger), torch.arange(4), TWO, trigger, "last-event", Rng(0))
     assert (facts["reclustered"], state.cluster.tolist()) == (1, [0, 0, 1, 1])
     assert state.centers.flatten().tolist() == state.baseline.flatten().tolist() == [4.5, 8.0]
     assert [float(model.params["weight"]) for model in state.weights] == [2.5, 4.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.algorithms.oracle import State, regrouped
+from fedtide.algorithms.oracle import State, regroup
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Weights
@@ -38,7 +38,7 @@ def model(value: float) -> Weights:
 def test_a_new_group_begins_with_the_mean_of_what_its_clients_had():
     """Clients 0..3 had models 0, 1, 1, 1 and are dealt to groups 2, 2, 2, 3: (1 + 3 + 3)/3 and 3."""
     state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 1, 1, 1]))
-    made = regrouped(state, torch.tensor([2, 2, 2, 3]), SGD(), 4)
+    made = regroup(state, torch.tensor([2, 2, 2, 3]), SGD(), 4)
     assert [float(weights.params["w"][0]) for weights in made.weights] == pytest.approx([1.0, 3.0, 7 / 3, 3.0])
     assert made.group.tolist() == [2, 2, 2, 3]
     assert len(made.server) == 4
@@ -47,8 +47,8 @@ def test_a_new_group_begins_with_the_mean_of_what_its_clients_had():
 def test_unseen_clients_have_no_part_in_a_new_group():
     """Client 2 of model 3 is unseen: the new group begins with that of client 0; of 2 alone, with the first."""
     state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 1, 1]))
-    assert float(regrouped(state, torch.tensor([2, 1, 2]), SGD(), 2).weights[2].params["w"][0]) == 1.0
-    made = regrouped(state, torch.tensor([0, 1, 2]), SGD(), 2)
+    assert float(regroup(state, torch.tensor([2, 1, 2]), SGD(), 2).weights[2].params["w"][0]) == 1.0
+    made = regroup(state, torch.tensor([0, 1, 2]), SGD(), 2)
     assert float(made.weights[2].params["w"][0]) == 1.0
     assert made.group.tolist() == [0, 1, 2]
 
@@ -56,13 +56,13 @@ def test_unseen_clients_have_no_part_in_a_new_group():
 def test_the_optimizer_of_a_new_group_begins_anew():
     server = SGD(momentum=0.5)
     state = State((model(1.0),), ({"w": torch.ones(2)},), torch.tensor([0, 0]))
-    made = regrouped(state, torch.tensor([0, 1]), server, 2)
+    made = regroup(state, torch.tensor([0, 1]), server, 2)
     assert [memo["w"].tolist() for memo in made.server] == [[1.0, 1.0], [0.0, 0.0]]
 
 
 def test_who_goes_to_a_group_that_is_there_takes_its_model():
     state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 0]))
-    made = regrouped(state, torch.tensor([1, 0]), SGD(), 2)
+    made = regroup(state, torch.tensor([1, 0]), SGD(), 2)
     assert made.weights == state.weights
     assert made.group.tolist() == [1, 0]
 

@@ -19,7 +19,7 @@ from fedtide.laws import every
 from helpers import sketches
 from helpers.toys import VARIANTS
 
-SKETCHES = {"helpers.sketches:fielding": Entry(sketches.fielding, "")}
+SKETCHES = {"helpers.sketches:fielding": Entry(sketches.fielding, "", "clustered")}
 ENTRIES = {**REGISTRY, **{name: REGISTRY[base] for name, (base, _) in VARIANTS.items()}, **SKETCHES}
 
 ENGINE = ("fedavg", "scaffold", "ifca hidden", "fielding", "fedbuff", "pfedem")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
@@ -29,6 +30,7 @@ from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.options import checked
 from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.algorithms.qfedavg import qfedavg
@@ -61,6 +63,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
         fedavg,
         "weights down, update up",
+        "global",
         variants={
             "wsm": {"loss": "wsm"},
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 4}},
@@ -72,6 +75,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedsgd": Entry(
         fedsgd,
         "weights down, gradient step up",
+        "global",
         reductions=[
             Reduction(FULL, "fedavg", FULL, 1e-6),
             Reduction(FALLING, "fedavg", FALLING, 1e-6),
@@ -80,6 +84,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedprox": Entry(
         fedprox,
         "weights down, update up",
+        "global",
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
         },
@@ -88,6 +93,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavgm": Entry(
         preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
         "weights down, update up",
+        "server-optimizer",
         reductions=[
             Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
             Reduction({"server": {"momentum": 0.0}}, "fedavg"),
@@ -96,11 +102,13 @@ REGISTRY: Mapping[str, Entry] = {
     "fedadagrad": Entry(
         preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
         "weights down, update up",
+        "server-optimizer",
         reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
     ),
     "fedadam": Entry(
         preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
         "weights down, update up",
+        "server-optimizer",
         reductions=[
             Reduction({}, "fedavg", {"server": "adam"}),
             Reduction({"server": {"lr": 0.1}}, "fedavg", {"server": {"kind": "adam", "lr": 0.1}}),
@@ -109,11 +117,13 @@ REGISTRY: Mapping[str, Entry] = {
     "fedyogi": Entry(
         preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
         "weights down, update up",
+        "server-optimizer",
         reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
     ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",
+        "global",
         variants={
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}}
         },
@@ -122,12 +132,14 @@ REGISTRY: Mapping[str, Entry] = {
     "scaffold": Entry(
         scaffold,
         "weights and control variate down, updates of both up",
+        "global",
         keeps="its control variate, as large as the weights",
         variants={"one wsm": {"variant": "I", "weighting": "samples", "loss": "wsm"}},
     ),
     "fedbuff": Entry(
         fedbuff,
         "weights down, update up; the server steps when K have answered",
+        "global",
         sees="sums for each age of the model that they began from",
         variants={"late": {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}},
         reductions=[
@@ -139,11 +151,13 @@ REGISTRY: Mapping[str, Entry] = {
     "vanilla": Entry(
         vanilla,
         "weights down, update up",
+        "branches",
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "fedtem": Entry(
         fedtem,
         "weights and mixture down, update up",
+        "branches",
         sees="mean posterior, log-odds, feature mean and variance, rows",
         variants={
             "": LINEAR,
@@ -167,6 +181,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedtkm": Entry(
         fedtkm,
         "weights and centers down, update, feature means and counts up",
+        "branches",
         variants={
             "": LINEAR,
             "vote": {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
@@ -177,28 +192,32 @@ REGISTRY: Mapping[str, Entry] = {
     "min-loss": Entry(
         minloss,
         "weights down, update and branch up",
+        "branches",
         variants={"members": {"lam": 0.0, "branch_average": "members", "choose_per": "client"}},
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
         scsgd,
         "weights down, update up",
+        "branches",
         variants={
             "": LINEAR,
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},
-            "whole": {**LINEAR, "share_trunk": False},
+            "whole": {**LINEAR, "branch_layer": "*"},
         },
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "t-shot": Entry(
         tshot,
         "weights and centers down, update and branch up",
+        "branches",
         sees="centers of its raw inputs and their counts",
         variants={"": {"shots": 2}},
     ),
     "fedem": Entry(
         fedem,
         "K models down, the updates of all up",
+        "mixture",
         keeps="its mixture",
         variants={
             "": {"components": 2, "component_layer": "head"},
@@ -213,6 +232,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fedgmm": Entry(
         fedgmm,
         "K models and Gaussians down, updates of all up",
+        "mixture",
         sees="sums; at the start centers of its features too",
         keeps="its mixture",
         variants={
@@ -231,6 +251,7 @@ REGISTRY: Mapping[str, Entry] = {
     "pfedem": Entry(
         pfedem,
         "K models and Gaussians down, updates of some up",
+        "mixture",
         sees="sums; at the start centers of its features too",
         keeps="nothing, or its shares",
         variants={
@@ -265,6 +286,7 @@ REGISTRY: Mapping[str, Entry] = {
     "aem": Entry(
         aem,
         "J models down, the update of one up",
+        "clustered",
         sees="which model it trained, unless hidden",
         keeps="nothing; what it makes for itself stays with it",
         variants={
@@ -288,6 +310,7 @@ REGISTRY: Mapping[str, Entry] = {
     "cfl": Entry(
         cfl,
         "weights of a cluster down, update up",
+        "clustered",
         sees="its update and what it counts for",
         variants={
             "": ALWAYS,
@@ -301,6 +324,7 @@ REGISTRY: Mapping[str, Entry] = {
     "cfl-released": Entry(
         cfl_released,
         "weights of a cluster down, update up",
+        "clustered",
         sees="its update and what it counts for",
         exempt={"cover": "its fault: places within a cluster are taken for clients"},
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
@@ -308,6 +332,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fielding": Entry(
         fielding,
         "a cluster's model down, its update up",
+        "clustered",
         sees="its representation, whenever it drifts",
         keeps="what it said last",
         variants={
@@ -370,6 +395,7 @@ REGISTRY: Mapping[str, Entry] = {
     "ifca": Entry(
         ifca,
         "K models down, the update of one up",
+        "clustered",
         sees="which model it trained, unless hidden",
         variants={
             "gradient": {"variant": "gradient", "init_noise": 0.1, "clusters": 3},
@@ -387,6 +413,7 @@ REGISTRY: Mapping[str, Entry] = {
     "flexcfl": Entry(
         flexcfl,
         "weights of a group down, update up",
+        "clustered",
         sees="its group, the update that it was grouped by, how far its labels moved",
         keeps="its label shares of then",
         variants={
@@ -411,6 +438,7 @@ REGISTRY: Mapping[str, Entry] = {
     "auxo": Entry(
         auxo,
         "weights of a cluster down, update up",
+        "clustered",
         sees="its cluster, and a part of its update",
         variants={
             "": {
@@ -440,6 +468,7 @@ REGISTRY: Mapping[str, Entry] = {
     "feddrift": Entry(
         feddrift,
         "its model down, update up; each step all models down, errors up",
+        "clustered",
         sees="its model, how badly each model does on its rows, how many they are",
         keeps="nothing, or the rows of recent steps",
         variants={
@@ -475,16 +504,18 @@ REGISTRY: Mapping[str, Entry] = {
     "oracle": Entry(
         oracle,
         "weights of its true group down, update up",
+        "clustered",
         sees="its true group: a bound, as nobody can know it",
     ),
 }
 
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
-    """Return an algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
-    if (entry := REGISTRY.get(name.replace("_", "-"))) is None:
-        raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}'")
-    return entry.make
+# From Python an algorithm has its name in a file, with `_` for `-`, and its arguments are read as from a file.
+globals().update({name.replace("-", "_"): checked(name, entry.make) for name, entry in REGISTRY.items()})
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Algorithm]: ...
 
 
 def __dir__() -> list[str]:

@@ -76,8 +76,8 @@ from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
-LARGEST = 1e6
-"""Value of an infinite validation loss."""
+LARGEST, UNKNOWN = 1e6, 1e9
+"""Value of an infinite validation loss, and the lowest loss of a model that was never checked."""
 
 IN_USE = 10
 """Rounds that a model stays in use after a client chose it by loss."""
@@ -89,7 +89,7 @@ Decay = Literal["constant", "inverse", "power", "clusters"]
 class State:
     """The models and the optimizer's memo of each.
 
-    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, -inf for never.
+    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, -10 for never.
     active: (J,) models still trained. best: the models at their lowest validation loss, least: (J,) that loss, stale:
     (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
     """
@@ -150,8 +150,8 @@ def aem(
         models = init_models(task, rng, clusters)
         memos = tuple(map(server.init, models))
         best = models if patience else ()
-        unknown, losses = torch.full_like(none, torch.inf), torch.zeros(clusters, 2, dtype=torch.float64)
-        return State(models, memos, none, none - torch.inf, none == 0, best, unknown, none, losses, cohort.init(fleet))
+        unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
+        return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses, cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -194,13 +194,12 @@ def aem(
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
-            after = stopped(state, after, patience)
+            after = freeze_stale(state, after, patience)
         trained = reply.total["trained"].value
         return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        used = state.last >= state.last.max() - IN_USE + 1
-        kept = used.nonzero().flatten() if drop_unused else torch.arange(clusters)
+        kept = (state.last > state.last.max() - IN_USE).nonzero().flatten() if drop_unused else torch.arange(clusters)
         usual = state.chosen[kept].argmax()
         return {"models": [state.weights[j] for j in kept.tolist()], "numbers": kept, "usual": usual}, None
 
@@ -210,7 +209,7 @@ def aem(
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
-        return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
+        return renumber(found, payload["numbers"], clusters, own=personal.own_expert)
 
     made = Algorithm(
         "aem",
@@ -228,7 +227,7 @@ def aem(
     return with_cohort(made, cohort, task, local)
 
 
-def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
+def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
     """Renumber a prediction of some of the models by the server's numbers.
 
     Args:
@@ -262,10 +261,10 @@ def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> 
     return t ** (math.log(epsilon) / math.log(moment.rounds / 8 + 1) if decay == "power" else -2 / clusters)
 
 
-def stopped(before: State, after: State, patience: int) -> State:
+def freeze_stale(before: State, after: State, patience: int) -> State:
     """Update the state after a check: models without improvement for too long are reset to their best, and frozen."""
     summed, weight = after.losses.T
-    value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), torch.inf)
+    value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), UNKNOWN)
     checked = after.active & (weight > 0)
     gained = checked & (value < after.least)
     stale = torch.where(gained, 0.0, after.stale + checked.double())

@@ -184,7 +184,7 @@ def auxo(
         }
         return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
 
-    def chosen(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
+    def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
         """Return the cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
         count = state.reward.shape[1]
         cluster = state.reward[clients].argmax(1)
@@ -198,13 +198,13 @@ def auxo(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        cluster = chosen(state, clients, rng, fleet.moment.round)
+        cluster = choose_models(state, clients, rng, fleet.moment.round)
         state, reply, facts = train_clusters(fleet, state, clients, cluster, server, cohort, reveal=("sketch",))
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
             if len(at) >= min_participants:
-                state = learned(state, c, reply.clients[at], reply.rows["sketch"][at], rng.at("sides", c))
+                state = learn_evidence(state, c, reply.clients[at], reply.rows["sketch"][at], rng.at("sides", c))
                 if len(state.weights) < max_clusters and splits(state, c, split):
                     state = split_cluster(state, c)
         return state, {**facts, "clusters": len(state.weights)}
@@ -230,12 +230,12 @@ def side_of(state: State, clients: Tensor, c: int) -> Tensor:
     return torch.where((one == two) | (state.reward[clients, c] < 0), 2, (two > one).long())
 
 
-def learned(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -> State:
+def learn_evidence(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -> State:
     """Update sides, then rewards, by the sketches (n, d) of a cluster's participants (n,)."""
     x = sketches.double() - sketches.double().mean(0)
     rounds = state.rounds.clone()
     rounds[c] += 1
-    return rewarded(with_sides(replace(state, rounds=rounds), c, clients, x, rng), c, clients, x)
+    return reward_clients(with_sides(replace(state, rounds=rounds), c, clients, x, rng), c, clients, x)
 
 
 def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
@@ -288,7 +288,7 @@ def halves(x: Tensor, rng: Rng) -> Tensor:
     return (best != best[0]).long()
 
 
-def rewarded(state: State, c: int, clients: Tensor, x: Tensor) -> State:
+def reward_clients(state: State, c: int, clients: Tensor, x: Tensor) -> State:
     """Update the rewards of a cluster's participants (n,) by their sketches (n, d); unchanged with one cluster."""
     there = known(state, c, clients)
     if len(state.weights) == 1 or there.sum() < 2:

@@ -98,7 +98,7 @@ def cfl_released(
             "in_none": int((belongs.sum(0) == 0).sum()),
             "in_several": int((belongs.sum(0) > 1).sum()),
         }
-        return updated(regrouped(state, belongs), state, reply), facts
+        return updated(regroup(state, belongs), state, reply), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         usual = torch.bincount(state.model).argmax()
@@ -128,7 +128,7 @@ def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Te
     return torch.cat([belongs[:c], one[None], belongs[c + 1 :], two[None]])
 
 
-def regrouped(before: State, belongs: Tensor) -> State:
+def regroup(before: State, belongs: Tensor) -> State:
     """Make one model for every set of clients that had the same model and are in the same clusters."""
     _, model = torch.cat([before.model[None], belongs]).unique(dim=1, return_inverse=True)
     source = [int(before.model[model == k][0]) for k in range(int(model.max()) + 1)]

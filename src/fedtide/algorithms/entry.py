@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 from fedtide.core.types import Algorithm
+
+Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered"]
+"""What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
+components that clients are mixtures of, or a model for each cluster of clients."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Entry:
     Args:
         make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
         sends: payloads down and up, in a few words.
-        sees: values of a single client that the server sees, beside what the cohort asks.
+        family: what it trains.
+    sees: values of a single client that the server sees, beside what the cohort asks.
         keeps: memory of a client between rounds.
         exempt: laws that cannot hold for the algorithm, each with the reason.
         variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
@@ -45,6 +50,7 @@ class Entry:
 
     make: Callable[..., Algorithm]
     sends: str
+    family: Family
     sees: str = "sums only"
     keeps: str = "nothing"
     exempt: Mapping[str, str] = field(default_factory=dict)

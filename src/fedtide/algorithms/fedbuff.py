@@ -154,7 +154,7 @@ def fedbuff(
             # Lines 9 to 13: the buffer's mean, with stale updates scaled down.
             total: Tree = None
             for number, part in zip(numbers.tolist(), reply.total, strict=True):
-                total = merge(total, damped(part, state.step - number, damping))
+                total = merge(total, damp(part, state.step - number, damping))
             state, told = averaged(state, server, mean(total))
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()
@@ -162,18 +162,18 @@ def fedbuff(
         done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.silent]))
         given_up = fleet.moment.round + 1 - flight.round >= max_staleness
         flight = flight.pick(~done & ~given_up)
-        return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
+        return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
     made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, compute_cost=training_cost(local, {}))
     return with_cohort(made, cohort, task, local)
 
 
-def damped(total: Tree, staleness: int, damping: float) -> Tree:
+def damp(total: Tree, staleness: int, damping: float) -> Tree:
     """Scale the updates of clients whose model was `staleness` steps old; their divisor stays.
 
     >>> from fedtide.core.types import Sum
-    >>> damped({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
+    >>> damp({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
     {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
     """
     if total is None or not staleness:
@@ -181,7 +181,7 @@ def damped(total: Tree, staleness: int, damping: float) -> Tree:
     return {**total, "delta": scaled(total["delta"], (1 + staleness) ** -damping)}
 
 
-def landed(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:
+def land(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:
     """Update the clients in flight and their models; the newest model is `weights` and not stored again."""
     kept = torch.isin(numbers, flight.step) & (numbers != state.step)
     older = tuple(model for model, keep in zip(models, kept.tolist(), strict=True) if keep)

@@ -97,7 +97,7 @@ class State:
     """The places for models, the optimizer's memo of each, their initial weights, and the model of each client.
 
     step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) the
-    loss of each client's best model, inf before its first answer. used: (K,) the last step in which each place had a
+    loss of each client's best model, -1 before its first answer. used: (K,) the last step in which each place had a
     client, -1 if it is free. pairs: (K,) number of (client, step) pairs of each. place: (made,) the current place of
     every model ever made, or of the model it was merged into; -1 if it is gone. number: (K,) the number of the model in
     each place. cohort: the cohort's memo.
@@ -189,7 +189,7 @@ def feddrift(
         used, pairs = torch.full((max_clusters,), -1), torch.zeros(max_clusters, dtype=torch.float64)
         used[0] = 0
         memos = tuple(server.init(start) for _ in range(max_clusters))
-        model, never = torch.zeros(registered).long(), torch.full((registered,), torch.inf, dtype=torch.float64)
+        model, never = torch.zeros(registered).long(), torch.full((registered,), -1.0, dtype=torch.float64)
         first = torch.zeros(max_clusters, dtype=torch.int64)
         place, memo = first[:1].clone(), cohort.init(fleet)
         return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
@@ -213,7 +213,7 @@ def feddrift(
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
-        mine[own] = united([shard, *([mine[own]] if own in mine else [])])
+        mine[own] = unite([shard, *([mine[own]] if own in mine else [])])
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
@@ -275,12 +275,12 @@ def feddrift(
                 reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
             )
         for places in groups:
-            state = merged(state, places, server)
+            state = merge_models(state, places, server)
         gone = sum(len(places) - 1 for places in groups)
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        known, there = state.least.isfinite(), state.there
+        known, there = state.least >= 0, state.there
         usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
         return serve_clusters(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
@@ -316,7 +316,7 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
         k = int(place[kept.number])
         if step - window < kept.step < step and k >= 0:
             found.setdefault(k, []).insert(0, kept.rows)
-    return {k: united(shards) for k, shards in found.items()}
+    return {k: unite(shards) for k, shards in found.items()}
 
 
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
@@ -325,7 +325,7 @@ def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int)
     return (*before, Kept(step, number, replace(shard, fetch_val=None)))
 
 
-def united(shards: Sequence[Shard]) -> Shard:
+def unite(shards: Sequence[Shard]) -> Shard:
     """Concatenate samples of several shards; a sample in several of them comes from the first."""
     first, *rest = shards
     for more in rest:
@@ -357,7 +357,7 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
         delta: tolerated increase of a client's loss since the last step.
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
-    left = now - state.least[clients] > delta
+    left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
     model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
     model[clients], least[clients] = there[best], now
     used[model[clients]] = step
@@ -451,7 +451,7 @@ def near(losses: Tensor, cut: float) -> list[Tensor]:
     return [group for group in groups if len(group) > 1]
 
 
-def merged(state: State, places: Sequence[int], server: Server) -> State:
+def merge_models(state: State, places: Sequence[int], server: Server) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = places
     made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])

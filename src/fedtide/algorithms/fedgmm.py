@@ -134,18 +134,17 @@ def fedgmm(
     weighs_rows(task.loss, "FedGMM")
     refuse_equal_start(task, components)
     whole = with_branches(task, component_layer, components, key="component_layer")
-    own_layer = None if component_layer == WHOLE else component_layer
     opening = Opening(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
     extract, diagonal = opening.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, own_layer)
+        models = init_models(task, rng, components, component_layer)
         mu, cov = opening.first(models[0], rng)
         return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        return {"models": send_models(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
+        return {"models": send_models(state.weights, component_layer), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -190,7 +189,7 @@ def fedgmm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        state = step_models(state, server, reply.total["delta"], own_layer=own_layer)
+        state = step_models(state, server, reply.total["delta"], own_layer=component_layer)
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:

@@ -1,7 +1,7 @@
 """Fielding: clusters that follow drift; drifted clients move, and large drift re-clusters all clients.
 
-Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, Algorithms 1 to
-3, section 2; Algorithm 4 of appendix A.
+Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv 2024
+(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A.
 
 | symbol | meaning |
 | --- | --- |
@@ -207,7 +207,7 @@ def fielding(
         state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
                       representation.distance_of(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
-        return clustered(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
+        return cluster_anew(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
@@ -219,18 +219,18 @@ def fielding(
         memo = cohort.record(state.cohort, reply.clients, reply.rows["representation"])
         return replace(state, cohort=memo), reply.clients
 
-    def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
+    def pick_participants(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
         models, cluster = partial(serve, state), state.trains_with
         return pick_per_cluster(cohort, state.cohort, fleet, rng, models, cluster, len(state.weights))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
-        participants = sampled(state, fleet, rng) if reporters == "participants" else None
+        participants = pick_participants(state, fleet, rng) if reporters == "participants" else None
         may = fleet.reachable if participants is None else participants
         if reporters == "once" and (len(state.weights) > 1 or clustering.k_max == 1):
             may = may[state.cluster[may] < 0]
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
-        clients = sampled(state, fleet, rng) if participants is None else participants
+        clients = pick_participants(state, fleet, rng) if participants is None else participants
         cluster, totals = state.trains_with[clients], fairly if q else None
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
@@ -247,10 +247,10 @@ def fielding(
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1:
-                state = clustered(state, clustering, rng)
+                state = cluster_anew(state, clustering, rng)
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
-                state, facts = reassigned(state, movers, clustering, trigger, drift_baseline, rng)
+                state, facts = reassign_clients(state, movers, clustering, trigger, drift_baseline, rng)
             facts["drifted"] = len(drifted)
             reclustered = facts["reclustered"] * len(state.known)
             fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
@@ -298,7 +298,7 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
     return replace(state, reported=reported.index_copy(0, clients, reports), cluster=cluster)
 
 
-def reassigned(
+def reassign_clients(
     state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
     """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
@@ -313,7 +313,7 @@ def reassigned(
         state.trigger, Event(since, centers, filled, reported, cluster[known], distance)
     )  # lines 4 and 5
     state = replace(state, cluster=cluster, centers=centers, trigger=trigger.after(state.trigger, fired))
-    return clustered(state, clustering, rng) if fired else state, {
+    return cluster_anew(state, clustering, rng) if fired else state, {
         "moved": int(moved.sum()),
         "reclustered": int(fired),
         "theta": theta(centers, filled, distance),
@@ -321,7 +321,7 @@ def reassigned(
     }
 
 
-def clustered(state: State, clustering: Clusterer, rng: Rng) -> State:
+def cluster_anew(state: State, clustering: Clusterer, rng: Rng) -> State:
     """Re-cluster (Algorithm 3; Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
     found = clustering.fit(state.reported[known], state.distance, rng)

@@ -145,7 +145,7 @@ def flexcfl(
         parameters = state.directions.shape[1]
         member = groups_of(parameters_of(reply, parameters), clusters, rng.at("groups"))
         pulls = [mean_update(reply.rows["update"], member == g) for g in range(clusters)]
-        made = tuple(moved(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
+        made = tuple(move_clients(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
         return State(
             made,
             tuple(map(server.init, made)),
@@ -248,7 +248,7 @@ def mean_update(updates: Tensor, member: Tensor) -> Tensor:
     return mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(updates[0])
 
 
-def moved(weights: Weights, update: Tensor) -> Weights:
+def move_clients(weights: Weights, update: Tensor) -> Weights:
     """Add a flat update of parameters and running statistics to the weights."""
     made = shaped(update, weights.params | weights.buffers)
     return add(weights, Weights(*({name: made[name] for name in held} for held in (weights.params, weights.buffers))))

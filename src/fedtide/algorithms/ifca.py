@@ -59,6 +59,7 @@ from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, trainin
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
@@ -98,7 +99,7 @@ def ifca(
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
     n_init: ModelCount = 1,
-    cluster_layer: str | None = None,
+    cluster_layer: str = WHOLE,
     hide_choice: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -118,7 +119,7 @@ def ifca(
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
-        cluster_layer: the only layer in which the models differ, for example "head"; None means all.
+        cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
     """
     if init_noise is None:

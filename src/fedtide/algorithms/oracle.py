@@ -73,7 +73,7 @@ def oracle(
         return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
-        state = regrouped(state, fleet.true_groups, server, len(fleet.clients))
+        state = regroup(state, fleet.true_groups, server, len(fleet.clients))
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server, cohort)
         return state, {**facts, "models": len(state.weights)}
@@ -88,7 +88,7 @@ def oracle(
     return with_cohort(made, cohort, task, local)
 
 
-def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:
+def regroup(state: State, group: Tensor, server: Server, registered: int) -> State:
     """Update the group of every client, and make a model for every new group.
 
     Args:

@@ -1,7 +1,7 @@
 """pFedEM: clients' data are a changing mixture of K base distributions, with one model for each of those.
 
 Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
-Shift*, section III, Algorithm 1.
+Shift*, IWQoS 2024, section III, Algorithm 1.
 
 | symbol | meaning |
 | --- | --- |
@@ -142,19 +142,18 @@ def pfedem(
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
-    own_layer = None if component_layer == WHOLE else component_layer
     opening = Opening(gaussian_init, task, features, components)
     extract = opening.extract
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, own_layer)
+        models = init_models(task, rng, components, component_layer)
         mu, var = opening.first(models[0], rng)
         memos = tuple(map(server.init, models))
         return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = send_models(state.weights, own_layer)
+        models = send_models(state.weights, component_layer)
         return {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -202,7 +201,7 @@ def pfedem(
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
-        state = step_models(state, server, reply.total["delta"], normalize_by, own_layer, everyone)
+        state = step_models(state, server, reply.total["delta"], normalize_by, component_layer, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):

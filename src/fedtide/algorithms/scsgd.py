@@ -9,7 +9,7 @@ Choices:
     `prior = "block"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
     day peak has the same mixture in both halves, so both branches would see the same data; the default trains the
     branch with the largest assumed share, as given by FedTEM's prior. In the original each block has a whole model of
-    its own, here with `share_trunk = false`, where only the current model is trained; by default the trunk is shared,
+    its own, here with `branch_layer = "*"`, where only the current model is trained; by default the trunk is shared,
     as in the paper. The other branches are not trained along (lam = 0): the paper smooths labels only for Min Loss,
     FedTEM and FedTKM. An untrained branch is not stepped, nor do its moments move. At inference the more certain branch
     predicts.
@@ -23,7 +23,8 @@ import torch
 
 from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, Fraction, NonNegative
+from fedtide.core.config_types import Fraction, NonNegative
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
 from fedtide.learn.local import LocalTrainer
@@ -49,7 +50,6 @@ def scsgd(
     prior: Rhythm = Linear(),
     branches: BranchCount = 2,
     branch_layer: str = "head",
-    share_trunk: Flag = True,
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
     branch_average: BranchAverage = "participants",
@@ -62,13 +62,16 @@ def scsgd(
 
     Args:
         prior: the assumed share of each mode, over time; the likeliest mode's branch is trained; ties: the first.
-        branch_layer: the layer to repeat.
-        share_trunk: share everything but that layer; else each branch is a whole model, and `lam` is 0.
+        branch_layer: the layer to repeat; with "*" each branch is a whole model, and `lam` has to be 0.
         lam: weight of the branches that are not trained.
         eps: label smoothing of these branches.
+
+    Raises:
+        FedtideError: whole models and `lam` above 0.
     """
-    task = with_branches(task, branch_layer if share_trunk else WHOLE, branches)
-    lam = lam if share_trunk else 0.0
+    if branch_layer == WHOLE and lam:
+        raise refused("lam", lam, "0 with branch_layer = '*', whose models share nothing that could move on")
+    task = with_branches(task, branch_layer, branches)
     prior.check(branches)
 
     def branch(moment: Moment) -> int:

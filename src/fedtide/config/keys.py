@@ -1,4 +1,4 @@
-"""The keys of an algorithm, and what may stand there, in words: for the command line and the documentation."""
+"""The keys of an experiment file, and what may stand there, in words: for the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from textwrap import dedent
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from fedtide.config.reading import SHARED
-from fedtide.config.schema import Method, maker
-from fedtide.config.shapes import bare, described, is_choice, is_table, is_union, ranges, tags
+from fedtide.algorithms import REGISTRY
+from fedtide.config.schema import SHARED, Experiment, Method, maker
 from fedtide.core.config_types import changed
+from fedtide.core.errors import FedtideError, folded, nearest, synonyms
+from fedtide.core.shapes import bare, described, fields_of, is_choice, is_table, is_union, ranges, tags
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
@@ -112,7 +114,161 @@ def spelled(value: Any) -> str:
     return code(value)
 
 
-# -- one algorithm ----------------------------------------------------------------------------------------------------
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Doc:
+    """A docstring: its prose as Markdown, and what its Args section says of each name."""
+
+    prose: str
+    args: dict[str, str]
+
+
+def docstring(text: str | None, names: Sequence[str] = ()) -> Doc:
+    """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
+    prose: list[str] = []
+    args: dict[str, str] = {}
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        first = block.splitlines()[0] if block else ""
+        if first in ("Args:", "Returns:", "Raises:"):
+            args |= arguments(block) if first == "Args:" else {}
+        elif first.startswith(">>>"):
+            continue
+        elif said := inline(block, names):
+            args |= said
+        else:
+            prose.append(block)
+    return Doc("\n\n".join(prose), args)
+
+
+def inline(block: str, names: Sequence[str]) -> dict[str, str]:
+    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
+    known = "|".join(names)
+    if not names or not re.match(rf"({known}): ", block):
+        return {}
+    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
+    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+HIDDEN = {("Method", "options")}
+"""Fields that are no keys of a file."""
+
+
+def table_fields(kind: Any) -> dict[str, tuple[Any, Any]]:
+    """The keys of a table: (type, default); `...` for a key that must be given."""
+    shown = {name: hint for name, hint in fields_of(kind).items() if (kind.__name__, name) not in HIDDEN}
+    return {name: (hint, _default(kind, name)) for name, hint in shown.items()}
+
+
+def documented(kind: Any) -> Doc:
+    """The docstring of a type, with what its bases say of their keys."""
+    names = tuple(table_fields(kind))
+    bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+    args = {name: said for base in bases for name, said in docstring(base.__doc__, names).args.items()}
+    own = docstring(kind.__doc__, names)
+    return dataclasses.replace(own, args=args | own.args)
+
+
+def _default(kind: Any, name: str) -> Any:
+    if issubclass(kind, BaseModel):
+        field = kind.model_fields[name]
+        return ... if field.is_required() else field.get_default(call_default_factory=True)
+    made = next(field for field in dataclasses.fields(kind) if field.name == name)
+    if made.default_factory is not dataclasses.MISSING:
+        return made.default_factory()
+    return ... if made.default is dataclasses.MISSING else made.default
+
+
+def within_list(kind: Any) -> Any:
+    """What a list or a table of names holds, where those are tables or choices among them; other types as they are."""
+    if get_origin(kind) is dict:
+        inside = bare(get_args(kind)[1])
+        return inside if is_table(inside) else kind
+    if get_origin(kind) is not tuple:
+        return kind
+    inside = bare(get_args(kind)[0])
+    return inside if is_choice(inside) or is_table(inside) else kind
+
+
+def tables_in(kind: Any) -> list[Any]:
+    """The tables that may stand at a key: one, the members of a choice, or none.
+
+    >>> from fedtide.cohorts import Cohort
+    >>> [tags(table)[0] for table in tables_in(Cohort)][:3], tables_in(int)
+    (['arrivals', 'uniform', 'everyone'], [])
+    """
+    inside = within_list(bare(kind))
+    return [bare(member) for member in get_args(inside)] if is_choice(inside) else [inside] if is_table(inside) else []
+
+
+@cache
+def ingredients() -> dict[str, Any]:
+    """The tables and choices that algorithms take, by the name of the keyword; the first of a name stands for all."""
+    found: dict[str, Any] = {}
+    for name in REGISTRY:
+        for keyword, (kind, _) in options(name).items():
+            if tables_in(kind):
+                found.setdefault(keyword, kind)
+    return found
+
+
+def _below(table: Any) -> dict[str, Any]:
+    """The keys of a table with their types; of a method, those of every algorithm too."""
+    own = {key: hint for key, (hint, _) in table_fields(table).items()}
+    if table is Method:
+        own = {key: hint for name in REGISTRY for key, (hint, _) in options(name).items()} | ingredients() | own
+    return own
+
+
+@cache
+def _places() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_walk(Experiment, "", ())))
+
+
+def _walk(table: Any, above: str, within: tuple[Any, ...]) -> Iterator[str]:
+    for key, hint in _below(table).items():
+        path = f"{above}.{key}" if above else key
+        yield path
+        for inside in tables_in(hint):
+            if inside not in (*within, table):
+                yield from _walk(inside, path, (*within, table))
+
+
+FIRST = ("", "data.partition.", "method.local.", "method.cohort.", "method.server.", "data.", "method.")
+"""Tables in which a key is looked for, those first that people mean most often."""
+
+
+def places(word: str) -> list[str]:
+    """The dotted keys that a word may mean, in whichever table, those first that people mean most often.
+
+    >>> places("learning_rate")[:2], places("num_clients")[:1], places("alpha")[0]
+    (['method.local.lr', 'method.server.lr'], ['data.partition.clients'], 'data.partition.alpha')
+    """
+    ends = {place: place.rpartition(".") for place in _places()}
+    names = sorted({end for _, _, end in ends.values()})
+    meant = [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
+    found = [place for name in meant for place, (_, _, end) in ends.items() if end == name]
+    heads = {place: "".join(ends[place][:2]) for place in found}
+    return sorted(found, key=lambda place: FIRST.index(heads[place]) if heads[place] in FIRST else len(FIRST))
+
+
+def place(word: str) -> str:
+    """Say where the key stands that a word may mean; "" where there is none.
+
+    >>> place("num_clients"), place("learning_rate"), place("nonsense")
+    ("'data.partition.clients'", "'local.lr' in [[method]] or [defaults]", '')
+    """
+    found = next(iter(places(word)), "")
+    name = found.removeprefix("method.")
+    return "" if not found else f"'{found}'" if name == found else f"'{name}' in [[method]] or [defaults]"
+
+
+def place_beside(word: str) -> str:
+    """Say where the key stands that a word in a method may mean, if that is no key of methods; else ""."""
+    return next((f"'{found}'" for found in places(word) if not found.startswith("method.")), "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +301,69 @@ def keys_of(name: str) -> list[Key]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A table of an experiment file: where it stands, what it is, and its keys."""
+
+    title: str
+    about: str
+    keys: list[Key]
+
+
+def sections(path: str = "") -> list[Section]:
+    """The tables at a dotted key, one for each kind that may stand there; without a key the top of the file.
+
+    Args:
+        path: such as "data.partition", "data.partition.dirichlet" (one kind), "data.partition.alpha" (one key) or
+            "method.local"; "method." may be left out.
+
+    Raises:
+        FedtideError: there is no such key.
+
+    >>> [(section.title, [key.name for key in section.keys]) for section in sections("data.partition.iid")]
+    [('data.partition = { kind = "iid" }', ['clients', 'samples'])]
+    """
+    steps = [step for step in path.removeprefix("experiment").split(".") if step]
+    if steps and steps[0] not in _below(Experiment):
+        steps = ["method", *(steps[1:] if steps[0] == "defaults" else steps)]
+    tables, above = [Experiment], ""
+    for number, step in enumerate(steps):
+        kinds = [table for table in tables if step in tags(table)]
+        owners = [table for table in tables if step in _below(table)]
+        if not kinds and not owners:
+            known = sorted({key for table in tables for key in (*_below(table), *tags(table))})
+            hint = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
+            said = nearest(step, known)
+            raise FedtideError(f"keys: found '{path}', {said}{'' if 'did you mean' in said else hint}")
+        inside = kinds or [found for table in owners for found in tables_in(_below(table)[step])]
+        if not inside and number == len(steps) - 1:
+            return [_section(above, table, step) for table in owners]
+        tables = list(dict.fromkeys(inside))
+        above = above if kinds else f"{above}.{step}" if above else step
+    return [_section(above, table) for table in tables]
+
+
+def _section(path: str, table: Any, only: str = "") -> Section:
+    """A table at a dotted key, or one of its keys."""
+    fields, chosen = table_fields(table), next(iter(tags(table)), "")
+    if only and only not in fields:  # of an algorithm
+        fields = {only: next(found for name in REGISTRY if (found := options(name).get(only)) is not None)}
+    doc = documented(table)
+    by = "kind" if "kind" in fields else "by"
+    title = f'{path} = {{ {by} = "{chosen}" }}' if chosen else f"[{path}]" if path else "the top of the file"
+    if table is Method and not only:
+        title = "[[method]]"
+    return Section(
+        title,
+        " ".join(doc.prose.partition("\n\n")[0].split()),
+        [
+            Key(key, _plain(allowed(hint)), _plain(spelled(default)), doc.args.get(key) or described(hint))
+            for key, (hint, default) in fields.items()
+            if (key == only or not only) and not (chosen and key == by)
+        ],
+    )
+
+
 def meanings(owner: Any) -> dict[str, str]:
     """Return the descriptions of arguments in a docstring; a type may say more (`shapes.described`)."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(owner.__doc__ or ""))
@@ -155,10 +374,52 @@ def _plain(text: str) -> str:
     return text.replace("`", "")
 
 
+# -- one algorithm ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What an algorithm is called, what it is in a sentence, and the paper that it is from, with its year."""
+
+    title: str
+    summary: str
+    paper: str
+    year: str
+
+
+def source(name: str) -> Source:
+    """Read where an algorithm is from in the docstrings of its module and function.
+
+    >>> source("ifca").title, source("ifca").paper, source("ifca").year
+    ('IFCA', 'An Efficient Framework for Clustered Federated Learning', '2020')
+    >>> source("fedyogi").title, source("fedyogi").paper, source("fedyogi").year
+    ('FedYogi', 'Adaptive Federated Optimization', '2021')
+    """
+    make = maker(name)
+    module = inspect.cleandoc(sys.modules[make.__module__].__doc__ or "")
+    head, _, rest = module.partition("\n")[0].partition(": ")
+    named = folded(head).startswith(folded(name)) and not is_preset(make)
+    called = head if named else next((word for word in re.findall(r"[\w-]+", module) if word.lower() == name), name)
+    said = rest[:1].upper() + rest[1:] if named else (make.__doc__ or "").partition("\n")[0]
+    papers = [
+        (text, paper, (re.findall(r"\b(?:19|20)\d\d\b", after) or [""])[0])
+        for text, paper, after in re.findall(r"([^*]*)\*([^*]+)\*(?=([^*]*))", " ".join(module.split()))
+    ]
+    if is_preset(make):  # its module tells of several papers: of the one behind its name, or of "the others"
+        papers = [found for found in papers if f"{called} (" in found[0]] or papers[-1:]
+    _, paper, year = next(((text, paper, year) for text, paper, year in papers if year), ("", "", ""))
+    return Source(called, said, paper, year)
+
+
+def is_preset(make: Any) -> bool:
+    """Tell whether an algorithm is another one with other defaults."""
+    return hasattr(make, "__wrapped__")
+
+
 def about(name: str) -> Iterator[str]:
     """Describe an algorithm and its source: the first paragraphs of its module, one line each."""
     make = maker(name)
-    if hasattr(make, "__wrapped__"):  # a preset, whose module tells of several
+    if is_preset(make):  # its module tells of several
         yield (make.__doc__ or "").partition("\n")[0]
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[make.__module__].__doc__ or ""))
     for block in blocks[:2]:

@@ -6,8 +6,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtide.config.schema import Method, is_own, options_model
 from fedtide.core.config_types import by_kind
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, nearest, refused
+
+SEEDS = 1000
+"""At most so many seeds may be asked for as the first and the last."""
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -27,6 +31,22 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
         return path, values["value"]
     except tomllib.TOMLDecodeError:
         return path, text.strip()
+
+
+def seed_list(text: str) -> str:
+    """Seeds as they are asked for on the command line, as a list of TOML.
+
+    >>> seed_list("0,1,2"), seed_list("0-2"), seed_list("7, 0-1")
+    ('[0,1,2]', '[0,1,2]', '[7,0,1]')
+    """
+    out: list[str] = []
+    for part in text.strip("[] ").split(","):
+        first, _, last = (end.strip() for end in part.partition("-"))
+        spans = first.isdecimal() and last.isdecimal()
+        if spans and not 0 <= int(last) - int(first) < SEEDS:
+            raise refused("--seeds", text, f"the first seed, and at most {SEEDS} up to the last, such as 0-4")
+        out += [str(seed) for seed in range(int(first), int(last) + 1)] if spans else [part.strip()]
+    return f"[{','.join(out)}]"
 
 
 def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
@@ -83,12 +103,24 @@ def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
 def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -> None:
     if not all(isinstance(item, dict) for item in items):
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
-    which, rest = located(path, [item.get("name") for item in items])
+    names = [item.get("name", item.get("algorithm")) for item in items]
+    which, rest = located(path, names)
+    full = f"{above}.{'.'.join(path)}"
     if not rest:
-        full = f"{above}.{'.'.join(path)}"
         raise FedtideError(f"{full}: that is a whole table; name one of its keys, '{full}.<key>'")
+    if above == "method" and which is None and len(rest) > 1 and not _is_key(rest[0], items):
+        raise FedtideError(f"{full}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
     for item in items if which is None else [items[which]]:
         assign(item, rest, value, above)
+
+
+def _is_key(word: str, methods: list[Any]) -> bool:
+    """Tell whether a word is a key of one of the methods, or much like one; of an algorithm of one's own it may be."""
+    algorithms = [str(method["algorithm"]) for method in methods if "algorithm" in method]
+    if any(map(is_own, algorithms)):  # which is not imported for this
+        return True
+    known = {*Method.model_fields}.union(*(options_model(algorithm).model_fields for algorithm in algorithms))
+    return word in known or "did you mean" in nearest(word, sorted(known))
 
 
 def _as_table(key: str, value: Any, full: str) -> Any:

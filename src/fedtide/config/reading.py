@@ -15,11 +15,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config.explain import explained
+from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import assign, flat, parsed
-from fedtide.config.schema import Experiment, is_own, maker, options_model
+from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
 from fedtide.core.config_types import OfShift, by_kind, on_default
-from fedtide.core.errors import FedtideError, nearest, refused, unknown
+from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
+from fedtide.core.explain import explained
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 
@@ -27,8 +28,6 @@ SCALES = ("nano", "cpu", "paper")
 
 SHIFT = TypeAdapter(Shift)
 
-SHARED = {"loss", "init_from", "decide_per"}
-"""Keys of every method, whatever its algorithm."""
 ALGORITHM = "a registered name, or module:function, called with the task and keywords that have types"
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""
@@ -64,7 +63,8 @@ def read(
         for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
             from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed, imports=imports)
     except tomllib.TOMLDecodeError as error:
-        raise FedtideError(f"{path}: not valid TOML: {error}") from None
+        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
+        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     return made
@@ -92,7 +92,7 @@ def from_dict(
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
-        raise FedtideError(f"{where}: {explained(error, Experiment, values)}") from None
+        raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
     _check(experiment, where)
     experiment._imports = imports
     return experiment
@@ -120,14 +120,16 @@ def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, 
 def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, imports: bool) -> list[Any]:
     """Each method with the defaults merged in and its own keys gathered under `options`."""
     methods = values.get("method", [])
-    tables = isinstance(methods, list) and all(isinstance(method, dict) for method in methods)
-    if not tables or not isinstance(defaults, dict):
-        raise FedtideError(f"{where}: methods are [[method]] tables and defaults a [defaults] table")
+    if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
+        found = "a single table" if isinstance(methods, dict) else shown(methods)
+        raise FedtideError(f"{where}: method: found {found}, allowed: [[method]] tables, with two brackets each")
+    if not isinstance(defaults, dict):
+        raise refused(f"{where}: defaults", defaults, "a [defaults] table")
     models = [_options_of(method, number, where, imports=imports) for number, method in enumerate(methods)]
     known = {key for model in models if model is not None for key in model.model_fields} | SHARED
     for key in defaults:
         if methods and key not in known and None not in models:
-            raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
+            raise FedtideError(f"{where}: defaults.{key}: no method takes it; {_said_of(key, sorted(known))}")
     shared, rounds = values.get("shift", {}), values.get("rounds", Experiment.model_fields["rounds"].default)
     # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
     swept = bool(values.get("sweep"))
@@ -135,6 +137,13 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool, 
         _method(method, model, defaults, shared, rounds, where, timed=timed and not swept)
         for method, model in zip(methods, models, strict=True)
     ]
+
+
+def _said_of(key: str, known: list[str]) -> str:
+    """Return the tail of an error about a key that no method has."""
+    said = nearest(key, known)
+    found = [place.removeprefix("method.") for place in places(key) if place.startswith("method.")][:1]
+    return said if "did you mean" in said or not found else f"{said}; did you mean '{found[0]}'?"
 
 
 def _options_of(method: dict[str, Any], number: int, where: str, *, imports: bool) -> type[BaseModel] | None:
@@ -181,7 +190,8 @@ def _method(
         try:
             own = model.model_validate(own).model_dump()
         except ValidationError as error:
-            raise FedtideError(f"{where}: method '{entry['name']}'.{explained(error, model, own)}") from None
+            said = explained(error, model, own, place_beside)
+            raise FedtideError(f"{where}: method '{entry['name']}'.{said}") from None
     out = {key: value for key, value in entry.items() if key in {"name", "algorithm"} | SHARED}
     if "shift" in entry:
         out["shift"] = _merged(shared, entry["shift"])

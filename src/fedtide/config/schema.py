@@ -6,16 +6,14 @@ key. Unknown keys are errors with a suggestion.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Annotated, Any, Literal, get_type_hints
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, create_model, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedtide.algorithms import REGISTRY
-from fedtide.cohorts import Cohort
-from fedtide.config.strict import Strict
+from fedtide.algorithms.options import options_of
 from fedtide.config.tune import Tune
 from fedtide.core.config_types import (
     Count,
@@ -27,10 +25,9 @@ from fedtide.core.config_types import (
     Spelled,
     Text,
     Whole,
-    by_kind,
-    on_default,
 )
 from fedtide.core.errors import refused, unknown
+from fedtide.core.strict import Strict
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
 from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
@@ -44,11 +41,8 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 
-
-def _size(value: Any) -> Any:
-    """Read `10` as `{kind = "arrivals", clients_per_round = 10}`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
+SHARED = {"loss", "init_from", "decide_per"}
+"""Keys of every method, whatever its algorithm."""
 
 
 class Data(Strict):
@@ -167,7 +161,7 @@ class Forgetting(Strict):
     eval_clients: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
 
 
-def _target(value: Any) -> Any:
+def as_target(value: Any) -> Any:
     """Read `0.8` as `{accuracy = 0.8}`."""
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
@@ -291,7 +285,7 @@ class Experiment(Strict):
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
     metrics: tuple[Annotated[OwnMetric, BeforeValidator(_function)], ...] = ()
-    stop_at: Annotated[StopAt | None, BeforeValidator(_target)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
     checkpoint_every: Count | None = None
     average_last: Count | None = None
     baseline: str | None = None
@@ -359,23 +353,6 @@ def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algori
 
 
 @cache
-def options_model(algorithm: str) -> type[BaseModel]:
+def options_model(algorithm: str) -> type[Strict]:
     """Return the model of an algorithm's options: the signature of its function, without the task."""
-    make = maker(algorithm)
-    hints = get_type_hints(make, include_extras=True)
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(make).parameters.items():
-        if name == "task":
-            continue
-        kind = hints.get(name, Any)
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        if _is_choice(kind):
-            spelled = _size if kind == Cohort else by_kind
-            kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
-        fields[name] = (kind, default)
-    return create_model(f"options of {algorithm}", __base__=Strict, **fields)
-
-
-def _is_choice(kind: Any) -> bool:
-    """Tell whether a type is a choice among ingredients, by their `kind`."""
-    return any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ()))
+    return options_of(maker(algorithm), algorithm)

@@ -1,6 +1,7 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
 import dataclasses
+import functools
 import unicodedata
 from collections.abc import Callable, Hashable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
@@ -8,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 import pydantic.dataclasses
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 
-from fedtide.core.errors import shown
+from fedtide.core.errors import FedtideError, shown
+from fedtide.core.explain import of_python
 
 T = TypeVar("T")
 
@@ -95,11 +97,23 @@ def ingredient(made: type[T]) -> type[T]:
     ...     rate: Positive = 0.1
     >>> Toy(rate=0)
     Traceback (most recent call last):
-    pydantic_core._pydantic_core.ValidationError: 1 validation error for Toy
-    ...
+        ...
+    fedtide.core.errors.FedtideError: Toy.rate: found 0, allowed: greater than 0
     """
-    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-    return cast("type[T]", checked(made))
+    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))(made)
+    init = checked.__init__
+
+    @functools.wraps(init)
+    def from_python(self: Any, *given: Any, **named: Any) -> None:
+        try:
+            init(self, *given, **named)
+        except ValidationError as error:
+            names = [field.name for field in dataclasses.fields(checked) if field.init]
+            values = dict(zip(names, given, strict=False)) | named
+            raise FedtideError(of_python(error, checked, values)) from None
+
+    checked.__init__ = from_python  # tables of a file are read without it
+    return cast("type[T]", checked)
 
 
 def explained(allowed: str) -> WrapValidator:

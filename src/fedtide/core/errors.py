@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 SYNONYMS = {
-    "rate": ("lr", "dropout_rate"),
-    "learning_rate": ("lr",),
+    # names of earlier versions
     "batch": ("batch_size", "parallel_trials"),
-    "n_jobs": ("parallel_trials",),
     "optimiser": ("optimizer",),
     "steps": ("local_steps",),
     "schedule": ("lr_schedule",),
@@ -32,8 +30,88 @@ SYNONYMS = {
     "about": ("description",),
     "than": ("versus",),
     "by": ("bound",),
+    # names of other libraries
+    "rate": ("lr", "dropout_rate"),
+    "learning_rate": ("lr",),
+    "step_size": ("lr",),
+    "eta": ("lr",),
+    "server_lr": ("server",),
+    "global_lr": ("server",),
+    "bs": ("batch_size",),
+    "local_bs": ("batch_size",),
+    "minibatch": ("batch_size",),
+    "local_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "n_epochs": ("epochs",),
+    "local_ep": ("epochs",),
+    "optim": ("optimizer",),
+    "l2": ("weight_decay",),
+    "wd": ("weight_decay",),
+    "num_clients": ("clients",),
+    "n_clients": ("clients",),
+    "total_clients": ("clients",),
+    "num_rounds": ("rounds",),
+    "n_rounds": ("rounds",),
+    "global_rounds": ("rounds",),
+    "comm_rounds": ("rounds",),
+    "communication_rounds": ("rounds",),
+    "fraction": ("cohort",),
+    "fraction_fit": ("cohort",),
+    "frac": ("cohort",),
+    "join_ratio": ("cohort",),
+    "sample_fraction": ("cohort",),
+    "participation_rate": ("cohort",),
+    "participants": ("cohort", "clients_per_round"),
+    "clients_per_round": ("cohort",),
+    "eval_interval": ("eval_every",),
+    "eval_freq": ("eval_every",),
+    "test_every": ("eval_every",),
+    "seed": ("seeds",),
+    "dataset": ("source",),
+    "heterogeneity": ("partition",),
+    "non_iid": ("partition",),
+    "noniid": ("partition",),
+    "dirichlet_alpha": ("alpha",),
+    "concentration": ("alpha",),
+    "net": ("model",),
+    "network": ("model",),
+    "arch": ("model",),
+    "strategy": ("algorithm",),
+    "aggregator": ("algorithm",),
+    "proximal_mu": ("mu",),
+    "prox_mu": ("mu",),
+    "num_clusters": ("clusters", "components", "branches"),
+    "n_clusters": ("clusters", "components", "branches"),
+    "k": ("clusters", "components", "branches"),
+    "num_classes": ("classes",),
+    "num_samples": ("samples",),
+    "num_workers": ("workers",),
+    "n_jobs": ("workers", "parallel_trials"),
+    "num_gpus": ("gpus",),
+    # choices
+    "mnist": ("idx:mnist",),
+    "fmnist": ("idx:fashion-mnist",),
+    "fashion_mnist": ("idx:fashion-mnist",),
+    "kmnist": ("idx:kmnist",),
+    "emnist": ("idx:emnist",),
+    "cifar10": ("cifar:cifar-10-batches-bin",),
+    "cifar_10": ("cifar:cifar-10-batches-bin",),
+    "femnist": ("leaf",),
+    "shakespeare": ("leaf", "play-roles"),
+    "lda": ("dirichlet",),
+    "dir": ("dirichlet",),
+    "pathological": ("label-shards",),
+    "shards": ("label-shards",),
+    "resnet": ("resnet18",),
+    "mobilenet": ("mobilenet-v2",),
+    "shufflenet": ("shufflenet-v2",),
+    "logistic": ("linear",),
+    "logistic_regression": ("linear",),
+    "ce": ("cross-entropy",),
+    "random": ("uniform",),
+    "all": ("everyone",),
 }
-"""Words that people write for a key, and the key that they mean: from earlier versions and from other libraries."""
+"""Words that people write for a key or a choice, and what they mean: from earlier versions and from other libraries."""
 
 
 class FedtideError(Exception):
@@ -122,10 +200,31 @@ def nearest(word: str, allowed: Sequence[str]) -> str:
     'allowed: period, phase'
     >>> nearest("learning_rate", ["lr", "momentum"])
     "allowed: lr, momentum; did you mean 'lr'?"
+    >>> nearest("IFCA", ["fedavg", "ifca"])
+    "allowed: fedavg, ifca; did you mean 'ifca'?"
     """
     import difflib
 
-    meant = [key for key in SYNONYMS.get(word, ()) if key in allowed]
-    close = meant or difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    written = {folded(name): name for name in allowed}
+    meant = [written[folded(word)]] if folded(word) in written else synonyms(word, allowed)
+    close = meant or [written[name] for name in difflib.get_close_matches(folded(word), written, n=1, cutoff=0.65)]
     tail = f"; did you mean '{close[0]}'?" if close else ""
     return f"allowed: {', '.join(allowed)}{tail}"
+
+
+def synonyms(word: str, allowed: Sequence[str]) -> list[str]:
+    """The allowed spellings of what a word means elsewhere; of "kind:path" the kind has to be allowed.
+
+    >>> synonyms("Learning-Rate", ["lr", "momentum"]), synonyms("mnist", ["csv", "idx"])
+    (['lr'], ['idx:mnist'])
+    """
+    return [name for name in SYNONYMS.get(folded(word), ()) if name.partition(":")[0] in allowed]
+
+
+def folded(word: str) -> str:
+    """A word without case, and with one way to divide it.
+
+    >>> folded("Q-FedAvg "), folded("q_fedavg")
+    ('q_fedavg', 'q_fedavg')
+    """
+    return word.strip().casefold().replace("-", "_").replace(" ", "_")

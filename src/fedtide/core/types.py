@@ -304,7 +304,7 @@ EvalSplit = Literal["train_clients", "held_out_clients", "val"]
 
 
 class Holdings(Protocol):
-    """Numbers of clients and of their rows, for `Algorithm.check`."""
+    """Clients and their rows, for `Algorithm.check`."""
 
     @property
     def registered(self) -> int:
@@ -320,6 +320,9 @@ class Holdings(Protocol):
 
     def counts(self, clients: Tensor, part: str) -> Tensor:
         """Return the number of rows of a part ("train", "val", "test") that each of `clients` holds (clients,)."""
+
+    def few(self) -> tuple[Shard, int]:
+        """Return some rows as a model sees them, and the number of classes of all."""
 
 
 class Fleet(Protocol):

@@ -26,7 +26,7 @@ from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, prepared, shape_after
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Population:
     """All clients with their availability and their rows over time.
 
@@ -57,6 +57,12 @@ class Population:
     names: tuple[str, ...] = ()
     transforms: tuple[Prepare, ...] = ()
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        aside = len(self.group) - self.registered
+        counts = [f"{self.registered} clients", *([f"{aside} held out"] if aside else []), f"{len(rows)} rows"]
+        return f"Population({', '.join(counts)} of shape {tuple(rows.shape)}, {rows.classes} classes)"
 
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
@@ -291,6 +297,12 @@ class Population:
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
         x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return prepared(self.transforms, x), y
+
+    def few(self) -> tuple[Shard, int]:
+        """Return some rows as a model sees them, and the number of classes of all."""
+        rows = torch.arange(min(2, len(self.rows)))
+        x, y = self.fetch(rows, 0, Moment(0, 1))
+        return Shard(x, y, rows, mask=self.rows.mask(y)), self.rows.classes
 
     def public_features(self) -> Tensor:
         """Return x of the public rows as a model sees them, without shift, since they belong to no group."""

@@ -180,7 +180,7 @@ Server = Annotated[
 ]
 
 
-class Optimised(Protocol):
+class Optimized(Protocol):
     """A state with one model and the memo of its server optimizer."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -194,7 +194,7 @@ class Optimised(Protocol):
         """The optimizer's memo."""
 
 
-Moved = TypeVar("Moved", bound=Optimised)
+Moved = TypeVar("Moved", bound=Optimized)
 
 
 def averaged(state: Moved, server: Server, got: dict[str, Any] | None) -> tuple[Moved, Facts]:

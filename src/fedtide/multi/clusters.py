@@ -90,7 +90,7 @@ def train_clusters(
 
 
 def init_models(
-    task: Task, rng: Rng, count: int, own_layer: str | None = None, noise: float | None = None
+    task: Task, rng: Rng, count: int, own_layer: str = WHOLE, noise: float | None = None
 ) -> tuple[Weights, ...]:
     """Initialize K models, the first like FedAvg's.
 
@@ -98,7 +98,7 @@ def init_models(
         task: model and loss.
         rng: the key of the first model.
         count: K.
-        own_layer: the only layer in which the models differ; None means all.
+        own_layer: the only layer in which the models differ; "*" means all.
         noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
     """
     first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
@@ -131,10 +131,10 @@ def best_set(fleet: Fleet, clients: Tensor, sets: Sequence[tuple[Weights, ...]])
     return sets[0 if got is None else int(got["losses"].argmin())]
 
 
-def check_layer(task: Task, layer: str | None, key: str) -> None:
-    """Refuse a layer, written at `key`, that the task's model does not have; None is no layer."""
-    names = [] if layer is None else list(task.init(Rng(0)).params)
-    if layer is not None and not any(in_layer(name, layer) for name in names):
+def check_layer(task: Task, layer: str, key: str) -> None:
+    """Refuse a layer, written at `key`, that the task's model does not have; "*" is no layer."""
+    names = [] if layer == WHOLE else list(task.init(Rng(0)).params)
+    if names and not any(in_layer(name, layer) for name in names):
         raise unknown(key, layer, sorted({name.rpartition(".")[0] for name in names}))
 
 
@@ -300,7 +300,7 @@ def step_models(
     server: Server,
     sums: Sequence[Sum | None],
     divide: Divide = "members",
-    own_layer: str | None = None,
+    own_layer: str = WHOLE,
     everyone: float | None = None,
 ) -> S:
     """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
@@ -310,7 +310,7 @@ def step_models(
         server: the optimizer.
         sums: sums of the updates of each model's members; None if there are none.
         divide: divide a model's update by the weights of its members, or by those of all participants.
-        own_layer: the only layer in which the models differ; None means all. Other layers move by the mean over all
+        own_layer: the only layer in which the models differ; "*" means all. Other layers move by the mean over all
             updates.
         everyone: total weight of all participants; None if each has trained one model, so that it is that of all
             members.
@@ -323,7 +323,7 @@ def step_models(
         else mean(total if divide == "members" else replace(total, weight=everyone))
         for total in sums
     ]
-    if own_layer is not None and everyone:
+    if own_layer != WHOLE and everyone:
         deltas = [add_shared_layers(delta, sums, own_layer) for delta in deltas]
     steps = [
         (model, memo) if delta is None else server.step(model, memo, delta)
@@ -353,9 +353,9 @@ def in_layer(name: str, layer: str) -> bool:
     return name.startswith(f"{layer}.")
 
 
-def send_models(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
+def send_models(models: Sequence[Weights], own_layer: str) -> list[Weights]:
     """Return K models as they are sent: shared layers only in the first."""
-    if own_layer is None:
+    if own_layer == WHOLE:
         return list(models)
     rest = [{name: p for name, p in model.params.items() if in_layer(name, own_layer)} for model in models[1:]]
     return [models[0], *(Weights(params) for params in rest)]

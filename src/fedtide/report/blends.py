@@ -92,7 +92,7 @@ def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blending(run: RunRecord, window: int) -> dict[str, float]:
-    """Return the measures of a blend that the run has data for: see docs/runs.md.
+    """Return the measures of a blend that the run has data for: see docs/reports.md.
 
     Args:
         run: record of the run.

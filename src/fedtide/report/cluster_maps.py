@@ -15,13 +15,13 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.data.shift.what import ChangePoints
 from fedtide.data.shift.what.change_points import Domains
 from fedtide.report.clusters import Membership, membership
-from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, Drawn, label, leftmost, stacked, svg
+from fedtide.report.figures import MODEL_COLORS, OTHER_COLOR, OWN_COLOR, STYLE, Drawn, label, leftmost, stacked, svg
 from fedtide.report.reading import ExperimentRecord
 
 DRAWN, WIDE = 200, 3
 """Maximum number of clients drawn, and of methods side by side."""
 
-TRUE_COLOURS = ("#332288", "#DDCC77", "#882255", "#999933", "#AA4499", "#117733", "#CC6677")
+TRUE_COLORS = ("#332288", "#DDCC77", "#882255", "#999933", "#AA4499", "#117733", "#CC6677")
 """Paul Tol's muted colors, for true groups: distinct with any kind of color vision, and none the color of a model."""
 
 
@@ -88,7 +88,7 @@ def _of_clusters(title: str, made: Membership, shown: Mapping[int, str]) -> Map:
     for code, number in enumerate(numbers):
         table[made.table == number] = code
     table[np.isnan(made.table)] = np.nan
-    colors = [*(_color(number, shown) for number in numbers), OTHER_COLOUR]
+    colors = [*(_color(number, shown) for number in numbers), OTHER_COLOR]
     return Map(title, made, table, colors, [(_color(n, shown), made.sizes[n]) for n in sorted(made.sizes)])
 
 
@@ -105,10 +105,10 @@ def group_color(number: int) -> str:
     >>> group_color(0), group_color(7), group_color(14), group_color(21)
     ('#332288', '#9990c4', '#191144', '#332288')
     """
-    turn = number // len(TRUE_COLOURS) % 3
+    turn = number // len(TRUE_COLORS) % 3
     red, green, blue = (
         part if turn == 0 else (part + 1) / 2 if turn == 1 else part / 2
-        for part in to_rgb(TRUE_COLOURS[number % len(TRUE_COLOURS)])
+        for part in to_rgb(TRUE_COLORS[number % len(TRUE_COLORS)])
     )
     return to_hex((red, green, blue))
 
@@ -134,13 +134,13 @@ def palette(found: Sequence[Membership]) -> dict[int, str]:
     for number, share in (each for made in found for each in made.sizes.items()):
         if number >= 0:
             total[number] = total.get(number, 0.0) + float(share.sum())
-    shown = sorted(sorted(total, key=lambda number: -total[number])[: len(MODEL_COLOURS)])
-    left = [color for number, color in enumerate(MODEL_COLOURS) if number not in shown]
-    return {number: MODEL_COLOURS[number] if number < len(MODEL_COLOURS) else left.pop(0) for number in shown}
+    shown = sorted(sorted(total, key=lambda number: -total[number])[: len(MODEL_COLORS)])
+    left = [color for number, color in enumerate(MODEL_COLORS) if number not in shown]
+    return {number: MODEL_COLORS[number] if number < len(MODEL_COLORS) else left.pop(0) for number in shown}
 
 
 def _color(number: int | None, shown: Mapping[int, str]) -> str:
-    return OWN_COLOUR if number == -1 else OTHER_COLOUR if number is None else shown.get(number, OTHER_COLOUR)
+    return OWN_COLOR if number == -1 else OTHER_COLOR if number is None else shown.get(number, OTHER_COLOR)
 
 
 def _patch(number: int | None, shown: Mapping[int, str]) -> Patch:
@@ -149,14 +149,14 @@ def _patch(number: int | None, shown: Mapping[int, str]) -> Patch:
         return Patch(color=_color(number, shown), label="another model" if number is None else "a client's own expert")
     if number in shown:
         return Patch(color=shown[number], label=f"model {number}")
-    return Patch(facecolor="none", edgecolor=OTHER_COLOUR, label=f"model {number}: nobody's")
+    return Patch(facecolor="none", edgecolor=OTHER_COLOR, label=f"model {number}: nobody's")
 
 
 def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int | None]:
     """Return the entries of the legend; models between those that clients have are listed though nobody has them."""
     numbers = {number for made in drawn for number in made.sizes}
     rest: list[int | None] = [None] if numbers - {-1, *shown} else []
-    models = range(max(shown) + 1) if shown and max(shown) < len(MODEL_COLOURS) and not rest else shown
+    models = range(max(shown) + 1) if shown and max(shown) < len(MODEL_COLORS) and not rest else shown
     return [*([-1] if -1 in numbers else []), *models, *rest]
 
 

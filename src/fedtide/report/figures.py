@@ -24,13 +24,13 @@ from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 INK = "#1d2733"
 """Color of text and axes; the page's style sheet exchanges it, and the grays below, on a dark screen."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6D31")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6D31")
 MARKERS = ("", "o", "s", "^", "D", "v", "X", "P")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
-GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
-MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+GROUP_COLORS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
+MODEL_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """Okabe and Ito's colors, distinct with any kind of color vision; black is left to the lines between groups."""
-OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
+OWN_COLOR, OTHER_COLOR = "#4D4D4D", "#BDBDBD"
 """Colors of a client's own expert, and of models beyond the palette."""
 MOST_MARKS = 40
 """Maximum number of events that are marked."""
@@ -81,9 +81,9 @@ def look(number: int) -> Look:
     >>> len({str(look(number)) for number in range(64)}), look(8).color == look(0).color, look(8).marker
     (64, True, 'o')
     """
-    turn = number // len(COLOURS)
+    turn = number // len(COLORS)
     dashes = DASHES[(number + turn) % len(DASHES)]
-    return Look(COLOURS[number % len(COLOURS)], dashes, MARKERS[turn % len(MARKERS)])
+    return Look(COLORS[number % len(COLORS)], dashes, MARKERS[turn % len(MARKERS)])
 
 
 def accuracy_over_rounds(record: ExperimentRecord) -> Drawn:
@@ -171,8 +171,8 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     rounds = np.arange(1, len(share) + 1)
     names = record.groups or ["first group", "others"]
     first, others = label(names[0]), label(names[1] if len(names) == 2 else "others")
-    axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{first}, expected")
-    axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLOURS[1], alpha=0.25, lw=0, label=f"{others}, expected")
+    axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLORS[0], alpha=0.45, lw=0, label=f"{first}, expected")
+    axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLORS[1], alpha=0.25, lw=0, label=f"{others}, expected")
     came = together([_came_of_first(r) for r in method.runs]).mean(axis=0)
     axes.plot(rounds[: len(came)], 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylim(0, 100)
@@ -216,7 +216,7 @@ def mark_events(axes: Axes, events: Sequence[int]) -> None:
 
 def domain_color(number: int) -> str:
     """Return the color of domain number `number`."""
-    return GROUP_COLOURS[number % len(GROUP_COLOURS)]
+    return GROUP_COLORS[number % len(GROUP_COLORS)]
 
 
 def domain_names(record: ExperimentRecord) -> list[str]:
@@ -243,7 +243,7 @@ def one_period(record: ExperimentRecord) -> Drawn | None:
             _background(axes, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
-                line = Look(GROUP_COLOURS[k % 5], DASHES[k % 4], "os^D"[k % 4])
+                line = Look(GROUP_COLORS[k % 5], DASHES[k % 4], "os^D"[k % 4])
                 band(axes, folded, label(f"{group} clients"), line, every=1)
             pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
             band(axes, pooled, "all", Look("#555555", ":"))

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, Drawn, label, legend_above, svg
+from fedtide.report.figures import MODEL_COLORS, OTHER_COLOR, OWN_COLOR, STYLE, Drawn, label, legend_above, svg
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Study
 from fedtide.report.sweeps import share_over_sweep
@@ -53,9 +53,9 @@ def gate_weights(record: ExperimentRecord) -> Drawn | None:
     if not drawn:
         return None
     models = max(len(bar.shared) for bar in drawn)
-    known = min(models, len(MODEL_COLOURS))
+    known = min(models, len(MODEL_COLORS))
     names = ["a client's own expert", *(f"model {k}" for k in range(known)), "other models"]
-    colors = [OWN_COLOUR, *MODEL_COLOURS[:known], OTHER_COLOUR]
+    colors = [OWN_COLOR, *MODEL_COLORS[:known], OTHER_COLOR]
     parts = np.array([_parts(bar, known) for bar in drawn])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 0.36 * len(drawn) + 1.3))

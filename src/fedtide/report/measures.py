@@ -231,7 +231,7 @@ UNITS: dict[str, Written] = {
         count,
     ),
 }
-"""Format of every measure of a run; docs/runs.md describes the measures."""
+"""Format of every measure of a run; docs/reports.md describes the measures."""
 
 NAMES = {
     "ari": "adjusted Rand index",

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.evaluate.metrics import mean_of_known
 from fedtide.report.blends import followed, learned, loss, purities, trivial, true_shares
 from fedtide.report.figures import (
-    OTHER_COLOUR,
+    OTHER_COLOR,
     STYLE,
     Drawn,
     Look,
@@ -66,7 +66,7 @@ def blend_learned(record: ExperimentRecord) -> Drawn | None:
             if leftmost(axes):
                 axes.set_ylabel("training rows, %")
         handles = [Line2D([], [], color=domain_color(k), lw=3, label=label(name)) for k, name in enumerate(names)]
-        handles += [Line2D([], [], color=OTHER_COLOUR, lw=3, label="components of no domain")] * left_over
+        handles += [Line2D([], [], color=OTHER_COLOR, lw=3, label="components of no domain")] * left_over
         handles += [
             Line2D([], [], color="#444444", lw=1.8, label="as learned"),
             Line2D([], [], color="#444444", lw=1.3, ls=TRUE_DASHES, label="as it was"),
@@ -86,7 +86,7 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
     rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
     left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
-        band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", Look(OTHER_COLOUR, "-"))
+        band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", Look(OTHER_COLOR, "-"))
     for domain in range(domains):
         true = together([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
         # With fewer components than domains, seeds may differ in which domains have one.

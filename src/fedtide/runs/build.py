@@ -23,7 +23,7 @@ from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, ComputeCost, Moment, Scores, Shard
+from fedtide.core.types import Algorithm, ComputeCost, Moment, Scores
 from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
@@ -40,6 +40,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import device, stackable
 from fedtide.learn.begin import weights_of
 from fedtide.learn.bfloat import check_gain
+from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.runs.files import digest, located, place
@@ -278,30 +279,10 @@ def _dealt(experiment: Experiment, where: str) -> None:
 
 def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
     """Run the model on some rows, as in training and as in evaluation."""
-    task = task_of(experiment, method, population.rows)
-    rows = population.rows
-    x, y = population.fetch(torch.arange(min(2, len(rows))), 0, Moment(0, 1))
-    shard = Shard(x, y, torch.arange(len(x)), mask=rows.mask(y))
     local = method.settings().get("local")
-    try:
-        weights = task.init(Rng(0))
-        if not weights.params:
-            raise FedtideError("model: found no parameters, allowed: a module with some to train")
-        logits = task.logits(weights, x)
-        if logits.dim() < 2 or logits.shape[-1] < rows.classes or (rows.steps and logits.shape[:-1] != y.shape):
-            wanted = "(rows, classes)" if rows.steps is None else f"(rows, {rows.steps} steps, classes)"
-            raise FedtideError(
-                f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
-                f"{rows.classes} classes"
-            )
-        if isinstance(local, LocalTrainer):
-            _has_parts(experiment, method, local)
-            local.check(task.scratch, tuple(x.shape[1:]), f"method '{method.name}'.local")
-            x = local.augmented(x, Rng(0).torch())
-        made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
-        task.loss.value(made, y, *task.loss.prepare(shard))
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
+    if isinstance(local, LocalTrainer):
+        _has_parts(experiment, method, local)
+    check_fit(task_of(experiment, method, population.rows), *population.few(), local, f"method '{method.name}'.local")
 
 
 def cohort_of(method: Method) -> Any:

@@ -1,4 +1,4 @@
-"""Live progress: a bar per run in a terminal, plain lines elsewhere."""
+"""Live progress: a bar per run in a terminal, plain lines with the time left of all runs elsewhere."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ class Live(Display):
         self._tasks: dict[int, object] = {}
         self._said: dict[int, float] = {}
         self._accuracy: dict[int, float] = {}
+        self._left: dict[int, int] = {}  # rounds of each run
+        self._played = 0
+        self._began = time.monotonic()
 
     def begin(self, runs: list[Planned], finished: int) -> None:
         """Start with the runs that are left, and the number of those that were finished before."""
-        self._runs = runs
+        self._runs, self._began = runs, time.monotonic()
+        self._left = {number: run.experiment.rounds for number, run in enumerate(runs)}
         already = f", {finished} already finished" if finished else ""
         self.console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}", highlight=False)
         if not self.console.is_terminal or not runs:
@@ -50,6 +54,8 @@ class Live(Display):
         """Show that run number `run` has played another round."""
         if progress.accuracy is not None:
             self._accuracy[run] = progress.accuracy
+        self._played += 1
+        self._left[run] = progress.rounds - progress.round
         if self._bars is None:
             self._line(run, progress)
             return
@@ -76,14 +82,33 @@ class Live(Display):
             return
         self._said[run] = now
         left = (progress.rounds - progress.round) / progress.rate if progress.rate else 0.0
-        when = "done" if last else f"{left:.0f} s left"
+        when = "done" if last else f"{spoken(left)} left"
         self.console.print(
             f"{self._runs[run].title}: round {progress.round}/{progress.rounds}, {self._shown(run).strip()}, "
-            f"{progress.rate:.1f} rounds/s, {when}",
+            f"{progress.rate:.1f} rounds/s, {when}{self._overall()}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+    def _overall(self) -> str:
+        """Say how many of several runs are done, and how long the others will take at the rate so far."""
+        if len(self._runs) < 2:
+            return ""
+        done, left = sum(not rounds for rounds in self._left.values()), sum(self._left.values())
+        when = f", {spoken(left * (time.monotonic() - self._began) / self._played)} left in all" if left else ""
+        return f"; {done} of {len(self._runs)} runs done{when}"
 
     def end(self) -> None:
         """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
+
+
+def spoken(seconds: float) -> str:
+    """A time in seconds, minutes or hours.
+
+    >>> spoken(41.3), spoken(540), spoken(9000)
+    ('41 s', '9 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

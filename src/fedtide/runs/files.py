@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtide.config.shapes import fields_of, ranges
 from fedtide.core.config_types import IsFile
 from fedtide.core.errors import FedtideError
+from fedtide.core.shapes import fields_of, ranges
 from fedtide.data.sources.files import find
 from fedtide.learn.begin import file_of
 

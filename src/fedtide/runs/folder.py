@@ -24,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
+from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import naming, replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
@@ -151,7 +152,7 @@ def extended(root: Path, seeds: str) -> Experiment:
         FedtideError: a seed that is there is not among them, or one is no seed.
     """
     before = load(root)
-    after = read(root / "config.toml", sets=[f"seeds=[{seeds}]"])
+    after = read(root / "config.toml", sets=[f"seeds={seed_list(seeds)}"])
     missing = [str(seed) for seed in before.seeds if seed not in after.seeds]
     if missing:
         raise refused("--seeds", seeds, f"more than {root} has, so also {', '.join(missing)}")

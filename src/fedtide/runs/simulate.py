@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Annotated, Any, Generic
+
+from pydantic import BeforeValidator
 
 from fedtide.config import Forgetting, StopAt
+from fedtide.config.schema import as_target
+from fedtide.core.config_types import Count, Spelled, Whole
 from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
+from fedtide.core.strict import Strict, as_written
 from fedtide.core.types import Algorithm, S
 from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
@@ -16,7 +21,7 @@ from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.transforms import Prepare
+from fedtide.data.transforms import Prepare, Step
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets.devices import Devices, Steady
@@ -67,20 +72,45 @@ def population(
     5
     """
     rows = from_arrays("arrays", x, y, client, domain, time, held_out)
-    return build(
-        rows,
-        partition,
-        groups,
-        split,
-        held_out_clients,
-        shift,
-        seed,
-        transforms=tuple(transforms),
-        public_samples=public_samples,
-    )
+    given = {
+        "partition": partition,
+        "groups": groups,
+        "split": split,
+        "held_out_clients": held_out_clients,
+        "shift": shift,
+        "seed": seed,
+        "transforms": tuple(transforms),
+        "public_samples": public_samples,
+    }
+    return build(rows, **as_written("population", PopulationOptions, given))
 
 
-@dataclass(frozen=True)
+class PopulationOptions(Strict):
+    """What may be said of a population, as in a file."""
+
+    partition: Annotated[Partition, Spelled] = IID()
+    groups: Groups = OneGroup()
+    split: Split = Split()
+    held_out_clients: HeldOutClients = HeldOutClients()
+    shift: Shift = Shift()
+    seed: Whole = 0
+    transforms: tuple[Step, ...] = ()
+    public_samples: Whole = 0
+
+
+class SimulationOptions(Strict):
+    """What may be said of a simulation, as in a file."""
+
+    rounds: Count = 1
+    seed: Whole = 0
+    eval_every: Count = 8
+    threads: Count = 1
+    forgetting: Forgetting | None = None
+    devices: Annotated[Devices, Spelled] = Steady()
+    stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
+
+
+@dataclass(frozen=True, repr=False)
 class Result(Generic[S]):
     """Result of a simulation.
 
@@ -95,6 +125,10 @@ class Result(Generic[S]):
     rounds: list[int]
     accuracy: list[float]
     forgetting: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        last = [f"accuracy={self.accuracy[-1]:.4g}"] if self.accuracy else []
+        return f"Result({', '.join([f'rounds={len(self.lines)}', *last])})"
 
 
 def simulate(
@@ -135,8 +169,21 @@ def simulate(
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
-    if rounds < 1:
-        raise refused("rounds", rounds, "1 or more")
+    if not isinstance(algorithm, Algorithm):
+        raise refused("simulate.algorithm", algorithm, "an Algorithm, such as ft.algorithms.fedavg(task)")
+    if not isinstance(population, Population):
+        raise refused("simulate.population", population, "a Population, made by ft.population")
+    given = {
+        "rounds": rounds,
+        "seed": seed,
+        "eval_every": eval_every,
+        "threads": threads,
+        "forgetting": forgetting,
+        "devices": devices,
+        "stop_at": stop_at,
+    }
+    read = SimulationOptions(**as_written("simulate", SimulationOptions, given))
+    devices, forgetting = read.devices, read.forgetting
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
@@ -148,12 +195,11 @@ def simulate(
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    target = StopAt(accuracy=stop_at) if isinstance(stop_at, int | float) else stop_at
     judge = Judge(algorithm, fleet, views(population), metrics=(*METRICS, *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
+    for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=read.stop_at):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)

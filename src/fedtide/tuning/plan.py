@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
-from fedtide.config.overrides import assign, located
+from fedtide.config.overrides import assign, located, seed_list
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.runs.build import digest_of
 
@@ -97,7 +97,7 @@ def with_budget(
         FedtideError: it has no `[tune]` table, or the numbers are invalid.
     """
     staged = tune_of(experiment, where).stage
-    sets = [f"tune.seeds=[{seeds}]"] if seeds is not None else []
+    sets = [f"tune.seeds={seed_list(seeds)}"] if seeds is not None else []
     if trials is not None:
         sets += [f"tune.trials={trials}", *([f"tune.stage.trials={trials}"] if staged else [])]
     return from_dict(resolved(experiment), where=where, sets=sets, timed=False) if sets else experiment

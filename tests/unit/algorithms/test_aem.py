@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import State, aem, exploration, numbered, stopped
+from fedtide.algorithms.aem import State, aem, exploration, freeze_stale, renumber
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
@@ -111,7 +111,7 @@ def test_a_model_that_gains_nothing_is_frozen_at_its_best():
         least=torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64), stale=torch.tensor([1.0, 1.0, 1.0]).double(),
         losses=torch.tensor([[4.0, 10.0], [6.0, 10.0], [0.0, 0.0]]).double(),
     )  # fmt: skip
-    found = stopped(before, after, patience=2)
+    found = freeze_stale(before, after, patience=2)
     assert found.active.tolist() == [True, False, True]
     assert [float(w.params["w"]) for w in found.weights] == [10, -2, 30]
     assert [float(w.params["w"]) for w in found.best] == [1, -2, -3]
@@ -183,10 +183,10 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
     """Of four models 1 and 3 were sent: the gate's experts 0, 1, 2 are the own one, model 1 and model 3."""
     numbers, logp = torch.tensor([1, 3]), torch.zeros(2, 5)
     gate = torch.tensor([[0.7, 0.1, 0.2], [0.1, 0.3, 0.6]], dtype=torch.float64)
-    made = numbered(Prediction(logp, gate.argmax(1), gate), numbers, 4, own=True)
+    made = renumber(Prediction(logp, gate.argmax(1), gate), numbers, 4, own=True)
     assert made.choice.tolist() == [0, 4]
     assert made.weights.tolist() == [[0.7, 0, 0.1, 0, 0.2], [0.1, 0, 0.3, 0, 0.6]]
-    made = numbered(Prediction(logp, torch.tensor([1, 1])), numbers, 4, own=False)
+    made = renumber(Prediction(logp, torch.tensor([1, 1])), numbers, 4, own=False)
     assert (made.choice.tolist(), made.weights) == ([3, 3], None)
 
 

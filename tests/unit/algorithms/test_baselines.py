@@ -14,6 +14,7 @@ from fedtide.algorithms.fedem import Blended, fedem
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
@@ -111,7 +112,7 @@ def test_the_branch_of_the_other_block_waits_without_lam(server):
 def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
     """Blocks of three rounds: the first model learns in rounds 0-2 as FedAvg's does, and waits in rounds 3-5."""
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
-    whole = {"prior": "block", "share_trunk": False, "server": server}
+    whole = {"prior": "block", "branch_layer": "*", "server": server}
     run = played(toy("scsgd", whole, rounds=12, shift=shift))
     plain = played(toy("fedavg", {"server": server}, rounds=12, shift=shift), rounds=3)
 
@@ -581,3 +582,8 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     rows_in_all = int(population.sizes(population.clients, "train").sum())
     expected = {"client": 8, "batch": 8, "sample": rows_in_all, "oracle": 2}[grouping]
     assert count == int(owner.max()) + 1 == expected
+
+
+def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
+    with pytest.raises(FedtideError, match=r"lam: found 0.25, allowed: 0 with branch_layer = '\*'"):
+        scsgd(task(), branch_layer="*", lam=0.25)

@@ -37,7 +37,7 @@ def talk(tmp_path):
         ("fedtem", {**TIMED, "feature": "branches"}),
         ("fedtkm", {**TIMED, "feature": "branches"}),
         ("scsgd", TIMED),
-        ("scsgd", {**TIMED, "share_trunk": False}),
+        ("scsgd", {**TIMED, "branch_layer": "*"}),
         ("min-loss", {}),
         ("min-loss", {"choose_per": "client", "lam": 0.0}),
         ("vanilla", {}),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feddrift import how_bad
-from fedtide.algorithms.flexcfl import moved
+from fedtide.algorithms.flexcfl import move_clients
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, size_in_bytes
@@ -83,7 +83,7 @@ def test_running_statistics_follow(name):
 
 def test_a_group_begins_with_the_mean_of_its_members_running_statistics():
     weights = Weights({"w": torch.zeros(2)}, {"mean": torch.ones(1)})
-    made = moved(weights, torch.tensor([1.0, 2.0, 0.5]))
+    made = move_clients(weights, torch.tensor([1.0, 2.0, 0.5]))
     assert (made.params["w"].tolist(), made.buffers["mean"].tolist()) == ([1.0, 2.0], [1.5])
 
 

@@ -55,7 +55,7 @@ def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_tha
     assert slot is None
     assert int(payload["usual"]) == int(run.state.members.argmax())
     shard = population.shard(0, Moment(3, 6, 3.0))
-    chosen = algorithm.adapt(payload, None, shard, Moment(3, 6, 3.0), Rng(0)).memory["model"]
+    chosen = algorithm.adapt(payload, None, shard, Moment(3, 6, 3.0), Rng(0)).memory["found"]
     experiment = toy("ifca")
     task = task_of(experiment, experiment.method[0], population.rows)
     assert int(chosen) == int(mean_losses(task, run.state.weights, shard.val).argmin())
@@ -71,7 +71,7 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
     algorithm = run.host.algorithm
     payload, _ = algorithm.serve(run.state, run.host.population.clients)
     x, owner = torch.randn(6, 4), torch.tensor([0, 1, 0, 2, 1, 2])
-    memories = [{"model": torch.tensor(1)}, {"model": torch.tensor(0)}, None]
+    memories = [{"found": torch.tensor(1)}, {"found": torch.tensor(0)}, None]
     found = algorithm.predict(payload, memories, x, owner)
     usual = int(payload["usual"])
     assert found.choice.tolist() == [1, 0, 1, usual, 0, usual]

@@ -614,8 +614,9 @@ whos = st.one_of(
         period=positive,
         exponent=positive,
         phase=st.floats(-9, 9),
-        curve=st.sampled_from(["linear", "block"]),
+        curve=st.sampled_from(["linear", "cosine"]),
     ),
+    choice("periodic", period=positive, phase=st.floats(-9, 9)).map(lambda d: d | {"curve": "block"}),
 )
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),

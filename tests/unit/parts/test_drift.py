@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
+from fedtide.core.errors import FedtideError
 from fedtide.parts.distance import between, means
 from fedtide.parts.drift import (
     Adaptive,
@@ -140,7 +140,7 @@ def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
 
 @pytest.mark.parametrize("tau", [-0.1, math.nan])
 def test_a_threshold_is_not_negative(tau):
-    with pytest.raises(ValidationError):
+    with pytest.raises(FedtideError):
         FixedFraction(tau=tau)
 
 
@@ -222,15 +222,13 @@ def test_the_first_of_equals_is_kept():
 
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_trying_that_never_ends_is_refused(every):
-    with pytest.raises(
-        ValidationError, match=f"found every {every} and explore 4; allowed: every of more than explore"
-    ):
+    with pytest.raises(FedtideError, match=f"found every {every} and explore 4; allowed: every of more than explore"):
         Learned(explore=4, every=every, tried=(0.0, 0.5))
     assert Learned(explore=4, every=5, tried=(0.0, 0.5)).every == 5
 
 
 def test_a_threshold_whose_turn_never_comes_is_refused():
-    with pytest.raises(ValidationError, match="found explore 2 and 5 thresholds; allowed: an event or more for each"):
+    with pytest.raises(FedtideError, match="found explore 2 and 5 thresholds; allowed: an event or more for each"):
         Learned(explore=2)
     assert Learned(explore=5).explore == 5
 

@@ -170,7 +170,7 @@ def test_mistakes_are_refused(wrong):
 
 @pytest.mark.parametrize("made", [Linear, Cosine, Block, Soft])
 def test_mistakes_are_refused_from_python_too(made):
-    with pytest.raises(ValidationError):
+    with pytest.raises(FedtideError):
         made(0)
 
 
@@ -189,7 +189,7 @@ def test_a_measured_curve_is_of_two_groups():
     assert Measured((0.2,), 8).shares(at(0), 1).tolist() == [1.0]
     with pytest.raises(FedtideError, match=r"prior: found 'measured', allowed: at most 2 groups, not 3"):
         Measured((0.2,), 8).shares(at(0), 3)
-    with pytest.raises(ValidationError):
+    with pytest.raises(FedtideError):
         Measured((0.5, 1.2), 8)
 
 

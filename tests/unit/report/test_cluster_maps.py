@@ -109,11 +109,11 @@ def test_models_beyond_the_palette_are_others():
     colors = cluster_maps.palette([many])
     assert list(colors) == [0, 1, 2, 4, 6, 7, 8]
     # A number is a color, and what has none takes what is left over: of models 3 and 5.
-    assert [colors[k] for k in (0, 1, 2, 4, 6)] == [figures.MODEL_COLOURS[k] for k in (0, 1, 2, 4, 6)]
-    assert [colors[k] for k in (7, 8)] == [figures.MODEL_COLOURS[k] for k in (3, 5)]
+    assert [colors[k] for k in (0, 1, 2, 4, 6)] == [figures.MODEL_COLORS[k] for k in (0, 1, 2, 4, 6)]
+    assert [colors[k] for k in (7, 8)] == [figures.MODEL_COLORS[k] for k in (3, 5)]
     assert [cluster_maps._color(k, colors) for k in (-1, 0, 3)] == ["#4D4D4D", "#0072B2", "#BDBDBD"]
-    assert cluster_maps.palette([made_of({1: 1.0})]) == {1: figures.MODEL_COLOURS[1]}
-    assert len(set(figures.MODEL_COLOURS)) == len(figures.MODEL_COLOURS) == 7
+    assert cluster_maps.palette([made_of({1: 1.0})]) == {1: figures.MODEL_COLORS[1]}
+    assert len(set(figures.MODEL_COLORS)) == len(figures.MODEL_COLORS) == 7
 
 
 def test_the_picture_has_a_panel_for_every_method_with_clusters(record):

@@ -167,7 +167,7 @@ def test_from_python():
     task = task_in(experiment, experiment.method[0], population)
 
     def ended(stop_at):
-        return simulate(fedavg(task), population, rounds=16, eval_every=2, stop_at=stop_at).rounds[-1]
+        return simulate(fedavg(task, cohort=4), population, rounds=16, eval_every=2, stop_at=stop_at).rounds[-1]
 
     assert ended(0.3) == ended(StopAt(accuracy=0.3)) < 16
     assert ended(1.0) == 16

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedtide.core.config_types import Count, Positive, Whole, ingredient
+from fedtide.core.config_types import Count, Positive, Whole, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.data.partition.draws import Dealing, drawn, enough, owners
@@ -22,7 +22,7 @@ CIFAR_100 = (
 )  # fmt: skip
 """Five labels of each of the 20 published super-classes, in their published order."""
 
-SUPER_CLASSES = {"cifar-100": CIFAR_100}
+Groups = Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)]
 
 
 @ingredient
@@ -39,8 +39,7 @@ class Pachinko(Dealing):
         alpha: concentration over super-classes; a small value means few of them per client.
         beta: concentration over the labels of a super-class.
         samples: number of rows of each client; None means all rows divided by clients, rounded down.
-        coarse: the data set whose published super-classes are used.
-        groups: the labels of each super-class; None means those of `coarse`.
+        groups: the labels of each super-class, or "cifar-100" for the published super-classes of that data set.
 
     >>> rows = Pachinko(clients=2, groups=((0, 1), (2, 3))).deal(np.arange(40) % 4, 4, 2, Rng(0))
     >>> rows.counts.tolist()
@@ -51,15 +50,19 @@ class Pachinko(Dealing):
     alpha: Positive = 0.1
     beta: Positive = 10.0
     samples: Count | None = None
-    coarse: Literal["cifar-100"] = "cifar-100"
-    groups: Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    groups: Annotated[Literal["cifar-100"] | Groups, explained("'cifar-100', or lists of labels")] = "cifar-100"
     kind: Literal["pachinko"] = "pachinko"
 
     def __post_init__(self) -> None:
-        labels = [label for group in self.groups or () for label in group]
+        labels = [label for group in self.super_classes for label in group]
         twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None)
         if twice is not None:
             raise ValueError(f"label {twice} stands twice in groups; a label belongs to one super-class")
+
+    @property
+    def super_classes(self) -> Groups:
+        """Labels of each super-class."""
+        return CIFAR_100 if isinstance(self.groups, str) else self.groups
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
@@ -74,10 +77,10 @@ class Pachinko(Dealing):
 
     def _supers(self, y: np.ndarray, classes: int) -> list[np.ndarray]:
         """Return the labels of each super-class; raise if they do not fit the labels of the rows."""
-        supers = [np.array(labels) for labels in self.groups or SUPER_CLASSES[self.coarse]]
+        supers = [np.array(labels) for labels in self.super_classes]
         known = np.concatenate(supers)
         if (known >= classes).any():
-            allowed = f"labels from 0 to {classes - 1} (without groups they are those of '{self.coarse}')"
+            allowed = f"labels from 0 to {classes - 1} (groups = 'cifar-100' has 100)"
             raise refused("data.partition.groups", int(known[known >= classes][0]), allowed)
         lost = np.setdiff1d(y, known)
         if len(lost):

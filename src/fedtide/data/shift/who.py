@@ -56,7 +56,7 @@ class Periodic(Arriving):
     Args:
         curve: "linear", "cosine" or "block".
         period: T, in rounds or seconds by `shift.clock`.
-        exponent: p; below 1 raises the share of the first group over a period, above 1 lowers it; "block" ignores it.
+        exponent: p; below 1 raises the share of the first group over a period, above 1 lowers it; 1 with "block".
         phase: the time of the first group's peak; for "block", the beginning of its block.
         dropout_rate: share of the asked clients that never answer.
 
@@ -72,6 +72,10 @@ class Periodic(Arriving):
     phase: Finite = 0.0
     dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
+
+    def __post_init__(self) -> None:
+        if self.curve == "block" and self.exponent != 1:
+            raise ValueError(f"found exponent {self.exponent:g}, allowed: 1 with curve = 'block', as it has none")
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Raise if there are fewer than two groups, or if one has no clients."""

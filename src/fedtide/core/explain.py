@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from fedtide.config.shapes import bare, fields_of, is_union, tags
-from fedtide.core.errors import nearest, shown
+from fedtide.core.errors import folded, nearest, shown, synonyms
+from fedtide.core.shapes import bare, fields_of, is_table, is_union, tags
 
 NUMBERS = {
     "greater_than": "greater than {gt}",
@@ -33,7 +34,14 @@ NUMBERS = {
 }
 
 
-def explained(error: ValidationError, model: type, data: Any) -> str:
+WHOLE = "the file: "
+"""Where a problem stands that is of no single key."""
+
+Elsewhere = Callable[[str], str]
+"""Where a person may have meant a word to stand, among other tables; "" where nowhere."""
+
+
+def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word: "") -> str:
     """The first problem as `key: what was found, what is allowed`, and how many more there are."""
     problems = error.errors()
     # A key that is misspelt is why another one is missing.
@@ -44,17 +52,19 @@ def explained(error: ValidationError, model: type, data: Any) -> str:
         (first["type"], first["loc"][-1:], repr(first.get("input")))
     }
     more = f" (and {len(others)} more)" if others else ""
-    return f"{key}: {_said(first, kind)}{more}"
+    return f"{key}: {_said(first, key, kind, elsewhere)}{more}"
 
 
-def _said(problem: Any, kind: Any) -> str:
+def of_python(error: ValidationError, model: type, data: Any) -> str:
+    """The first problem of a value made in Python: its key begins with the name of the class."""
+    said = explained(error, model, data)
+    return f"{model.__name__}: {said.removeprefix(WHOLE)}" if said.startswith(WHOLE) else f"{model.__name__}.{said}"
+
+
+def _said(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     name, found, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
-        key = str(problem["loc"][-1])
-        said = nearest(key, names_of(kind))
-        below = [f"'{table}.{key}'" for table, hint in fields_of(bare(kind)).items() if key in names_of(hint)]
-        hint = f"; did you mean {' or '.join(below)}?" if "did you mean" not in said and len(below) in (1, 2) else ""
-        return f"unknown key; {said}{hint}"
+        return _unknown(key, str(problem["loc"][-1]), kind, elsewhere)
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):
@@ -62,8 +72,10 @@ def _said(problem: Any, kind: Any) -> str:
     if name == "union_tag_invalid":
         return f"found '{context['tag']}', {nearest(str(context['tag']), _words(context['expected_tags']))}"
     if name == "union_tag_not_found":
-        key, known = context["discriminator"], ", ".join(tags_of(kind))
-        return f"found {shown(found)}, allowed: a table with {key} = one of {known}"
+        by, known = context["discriminator"], ", ".join(tags_of(kind))
+        return f"found {shown(found)}, allowed: a table with {by} = one of {known}"
+    if name == "tuple_type" and bare((get_args(kind) or (Any,))[0]) is int:
+        return f"found {shown(found)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
         return f"found {shown(found)}, allowed: {NUMBERS[name].format(**context)}"
     if name in ("too_short", "string_too_short"):
@@ -73,6 +85,36 @@ def _said(problem: Any, kind: Any) -> str:
     if name == "value_error":
         return str(context.get("error", problem["msg"]))
     return f"found {shown(found)}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+
+
+def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
+    """Say that a table has no such key: it is called or spelled otherwise, or stands in another table."""
+    names = names_of(kind)
+    tables = {table: bare(hint) for table, hint in fields_of(bare(kind)).items()}
+    below = [f"{table}.{name}" for table, hint in tables.items() for name in _meant(key, hint)]
+    other, above = elsewhere(key), path.removesuffix(key)
+    here = _meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.85)
+    if here or (not other and len(below) not in (1, 2)) or other == f"'{path}'":
+        return f"unknown key; {nearest(here[0] if here else key, names)}"
+    inside = not above or other.startswith(f"'{above}")
+    hint = other if other and (inside or len(below) not in (1, 2)) else " or ".join(f"'{name}'" for name in below)
+    return f"unknown key; allowed: {', '.join(names)}; did you mean {hint}?"
+
+
+def unknown_key(key: str, kind: Any) -> str:
+    """The line of an argument that a function does not have.
+
+    Args:
+        key: the argument.
+        kind: the table of those that it has.
+    """
+    return f"{key}: {_unknown(key, key, kind, lambda word: '')}"
+
+
+def _meant(key: str, kind: Any) -> list[str]:
+    """The keys of a table that a word means: itself, or what it is called here."""
+    names = kind if isinstance(kind, list) else names_of(kind)
+    return [name for name in names if folded(name) == folded(key)] or synonyms(key, names)
 
 
 def _words(listed: str) -> list[str]:
@@ -85,6 +127,8 @@ def _located(loc: tuple[Any, ...], model: Any, data: Any) -> tuple[str, Any]:
     A location names the chosen member of every union on its way; such names are not keys.
     """
     key, kind = "", model
+    if loc and isinstance(loc[0], int) and is_table(bare(model)):  # an argument by position, from Python
+        loc = (list(fields_of(bare(model)))[loc[0]], *loc[1:]) if loc[0] < len(fields_of(bare(model))) else loc
     for step in loc:
         kind = bare(kind)
         if isinstance(step, str) and is_union(kind):
@@ -104,7 +148,7 @@ def _located(loc: tuple[Any, ...], model: Any, data: Any) -> tuple[str, Any]:
             kind = below
         elif get_origin(kind) is dict:
             kind = get_args(kind)[1]
-    return key or "the file", bare(kind)
+    return key or WHOLE.removesuffix(": "), bare(kind)
 
 
 def _row_name(data: Any, index: int) -> str:

@@ -1,0 +1,93 @@
+"""Options of an algorithm: the signature of its function, checked alike in a file and from Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial, wraps
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BeforeValidator, create_model
+
+from fedtide.cohorts import Cohort
+from fedtide.core.config_types import by_kind, on_default
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.explain import unknown_key
+from fedtide.core.strict import Strict, as_written
+from fedtide.core.types import Algorithm, Holdings
+from fedtide.learn.fit import check_fit
+from fedtide.learn.task import Task
+
+
+def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = True) -> type[Strict]:
+    """Return the model of an algorithm's options: the signature of its function, without the task.
+
+    Args:
+        make: builds an Algorithm from a task and ingredients.
+        name: of the algorithm, for the name of the model.
+        required: refuse to do without options that have no default.
+    """
+    hints = get_type_hints(make, include_extras=True)
+    fields: dict[str, Any] = {}
+    for key, parameter in inspect.signature(make).parameters.items():
+        if key == "task":
+            continue
+        kind, missing = hints.get(key, Any), ... if required else None
+        default = missing if parameter.default is inspect.Parameter.empty else parameter.default
+        if _is_choice(kind):
+            spelled = _size if kind == Cohort else by_kind
+            kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
+        fields[key] = (kind, default)
+    return create_model(f"options of {name}", __base__=Strict, **fields)
+
+
+def checked(name: str, make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """Return an algorithm's function that reads its arguments as a file does: `cohort=10`, `server="adam"`.
+
+    Objects that are none of a file's, such as a cohort of your own, are left as they are.
+    """
+    signature = inspect.signature(make)
+    model = cache(partial(options_of, make, name, required=False))  # made when it is needed: it takes a while
+
+    @wraps(make)
+    def made(*given: Any, **named: Any) -> Algorithm:
+        try:
+            bound = signature.bind(*given, **named)
+        except TypeError as error:
+            strangers = {key: value for key, value in named.items() if key not in signature.parameters}
+            if not strangers:
+                raise FedtideError(f"{name}: {error}") from None
+            raise FedtideError(f"{name}.{unknown_key(next(iter(strangers)), model())}") from None
+        bound.arguments.update(as_written(name, model(), bound.arguments))
+        task = bound.arguments["task"]
+        if not isinstance(task, Task):
+            raise refused(f"{name}.task", task, "a Task, such as ft.Task(lambda: nn.Linear(3, 2))")
+        algorithm = make(*bound.args, **bound.kwargs)
+        bound.apply_defaults()
+        return replace(algorithm, check=partial(_check, name, bound.arguments, algorithm.check))
+
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
+
+
+def _check(name: str, options: Mapping[str, Any], check: Callable[[Holdings], None] | None, clients: Holdings) -> None:
+    """Raise for a cohort larger than the population, and for a model that does not fit its rows."""
+    size = getattr(options.get("cohort"), "clients_per_round", None)
+    if size is not None and size > clients.registered:
+        allowed = f"at most {clients.registered}, the registered clients"
+        raise refused(f"{name}.cohort.clients_per_round", size, allowed)
+    if check is not None:
+        check(clients)
+    check_fit(options["task"], *clients.few(), options.get("local"), f"{name}.local")
+
+
+def _size(value: Any) -> Any:
+    """`10` for `{kind = "arrivals", clients_per_round = 10}`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
+
+
+def _is_choice(kind: Any) -> bool:
+    """Tell whether a type is a choice among ingredients, by their `kind`."""
+    return any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ()))

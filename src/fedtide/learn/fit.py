@@ -1,0 +1,46 @@
+"""Whether a model fits the samples of a population, found out before anything is trained."""
+
+from __future__ import annotations
+
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Shard
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import Task
+
+
+def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key: str = "local") -> None:
+    """Run a task's model on some samples, as in training and as in evaluation.
+
+    Args:
+        task: model and loss.
+        shard: a few samples.
+        classes: number of classes of all samples.
+        local: local training, if there is any.
+        key: where local training stands, for messages.
+
+    Raises:
+        FedtideError: the model does not take such samples, or has no logits for their classes.
+    """
+    x, y, steps = shard.x, shard.y, shard.y.shape[1:]
+    try:
+        with torch.random.fork_rng(devices=[]):  # of dropout
+            weights = task.init(Rng(0))
+            if not weights.params:
+                raise FedtideError("model: found no parameters, allowed: a module with some to train")
+            logits = task.logits(weights, x)
+            if logits.dim() < 2 or logits.shape[-1] < classes or (steps and logits.shape[:-1] != y.shape):
+                wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"
+                raise FedtideError(
+                    f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
+                    f"{classes} classes"
+                )
+            if isinstance(local, LocalTrainer):
+                local.check(task.scratch, tuple(x.shape[1:]), key)
+                x = local.augmented(x, Rng(0).torch())
+            made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
+            task.loss.value(made, y, *task.loss.prepare(shard))
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None

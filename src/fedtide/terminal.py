@@ -1,0 +1,63 @@
+"""The terminal, a log or a notebook: where commands, and the same from Python, say what they do and found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedtide.report.summary import Judged, Study
+    from fedtide.report.tables import Table as Content
+
+
+class _Console(Console):
+    """A console that takes names as they are and goes on in silence where nobody reads any more (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console(*, quiet: bool = False) -> Console:
+    """Return the standard output, or with `quiet` one that says nothing."""
+    made = _Console(markup=False, emoji=False, quiet=quiet)
+    if not made.is_terminal:
+        made.width = 200  # a table must not be squeezed into 80 columns
+    return made
+
+
+def print_results(made: Study, screen: Console) -> None:
+    """Print what a run folder says: its table, what went wrong, and its claims."""
+    # Reports draw: whoever prints none does not wait for it.
+    from fedtide.report.alarms import alarms
+    from fedtide.report.tables import brief_table
+
+    for summary in made.summaries:
+        print_table(brief_table(summary), screen, summary.point)
+        for line in alarms(summary):
+            screen.print(line, style="red", highlight=False, soft_wrap=True)
+        _print_claims(summary.claims, screen)
+    _print_claims(made.claims, screen)
+    if len(made.summaries) > 1 and not made.chosen:
+        said = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
+        screen.print(said, highlight=False, soft_wrap=True)
+
+
+def print_table(content: Content, screen: Console, title: str = "") -> None:
+    """Print a table of a report."""
+    table = Table(*content.header, box=None, pad_edge=False, title=title or None, title_justify="left")
+    for row in content.rows:
+        table.add_row(*row)
+    screen.print(table)
+
+
+def _print_claims(claims: list[Judged], screen: Console) -> None:
+    from fedtide.report.tables import found
+
+    for claim in claims:
+        said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
+        screen.print(said, highlight=False, soft_wrap=True)

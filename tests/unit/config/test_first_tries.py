@@ -1,0 +1,175 @@
+"""What people write first, from memory or from other libraries: each is led to the key or word that is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedtide.config import from_dict, read
+from fedtide.config.keys import Key, places, sections
+from fedtide.config.overrides import seed_list
+from fedtide.core.errors import SYNONYMS, FedtideError, nearest
+
+
+def study(**more: Any) -> dict[str, Any]:
+    return {"rounds": 2, "data": {"source": "gaussians"}, "method": [{"algorithm": "fedavg"}], **more}
+
+
+def said(raw: dict[str, Any], *sets: str) -> str:
+    with pytest.raises(FedtideError) as error:
+        from_dict(raw, where="study.toml", sets=sets)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+AT_THE_TOP = {
+    "lr": "'local.lr' in [[method]] or [defaults]",
+    "learning_rate": "'local.lr' in [[method]] or [defaults]",
+    "local_epochs": "'local.epochs' in [[method]] or [defaults]",
+    "batch_size": "'local.batch_size' in [[method]] or [defaults]",
+    "momentum": "'local.momentum' in [[method]] or [defaults]",
+    "num_clients": "'data.partition.clients'",
+    "clients": "'data.partition.clients'",
+    "alpha": "'data.partition.alpha'",
+    "dataset": "'data.source'",
+    "num_rounds": "'rounds'",
+    "n_rounds": "'rounds'",
+    "Rounds": "'rounds'",
+    "seed": "'seeds'",
+    "fraction": "'cohort' in [[method]] or [defaults]",
+    "fraction_fit": "'cohort' in [[method]] or [defaults]",
+    "clients_per_round": "'cohort.clients_per_round' in [[method]] or [defaults]",
+    "num_workers": "'fleet.workers'",
+}
+
+IN_A_METHOD = {
+    "lr": "'local.lr' or 'server.lr'",
+    "learning_rate": "'local.lr' or 'server.lr'",
+    "momentum": "'local.momentum' or 'server.momentum'",
+    "local_epochs": "'local.epochs'",
+    "batch_size": "'local.batch_size'",
+    "fraction_fit": "'cohort'",
+    "clients_per_round": "'cohort'",
+    "num_clients": "'data.partition.clients'",
+}
+
+
+@pytest.mark.parametrize("key", AT_THE_TOP)
+def test_a_key_at_the_top_is_led_to_its_table(key):
+    line = said(study(**{key: 1}))
+    assert line.startswith(f"study.toml: {key}: unknown key; allowed: title, ")
+    assert line.endswith(f"; did you mean {AT_THE_TOP[key]}?")
+
+
+@pytest.mark.parametrize("key", IN_A_METHOD)
+def test_a_key_in_a_method_is_led_to_its_table(key):
+    line = said(study(method=[{"algorithm": "fedavg", key: 1}]))
+    assert line.startswith(f"study.toml: method 'fedavg'.{key}: unknown key; allowed: local, ")
+    assert line.endswith(f"; did you mean {IN_A_METHOD[key]}?")
+
+
+def test_a_key_of_defaults_is_led_to_its_table():
+    line = said(study(defaults={"learning_rate": 0.1}))
+    assert line.startswith("study.toml: defaults.learning_rate: no method takes it; allowed: cohort, ")
+    assert line.endswith("; did you mean 'local.lr'?")
+
+
+WORDS = [
+    ({"method": [{"algorithm": "IFCA"}]}, "ifca"),
+    ({"method": [{"algorithm": "FedAvg"}]}, "fedavg"),
+    ({"method": [{"algorithm": "q_fedavg"}]}, "q-fedavg"),
+    ({"data": {"source": "mnist"}}, "idx:mnist"),
+    ({"data": {"source": "Fashion-MNIST"}}, "idx:fashion-mnist"),
+    ({"data": {"source": "gaussians", "partition": "IID"}}, "iid"),
+    ({"data": {"source": "gaussians", "partition": "shards"}}, "label-shards"),
+    ({"model": "resnet"}, "resnet18"),
+]
+
+
+@pytest.mark.parametrize(("more", "meant"), WORDS)
+def test_a_name_in_another_case_or_of_another_library_is_understood(more, meant):
+    assert said(study(**more)).endswith(f"; did you mean '{meant}'?")
+
+
+def test_a_method_that_is_not_there_is_not_taken_for_another():
+    assert "did you mean" not in said(study(method=[{"algorithm": "fednova"}]))
+
+
+def test_every_synonym_means_something_that_exists():
+    known = {place.rpartition(".")[2] for word in SYNONYMS for place in places(word)}
+    meant = {word.partition(":")[0] for words in SYNONYMS.values() for word in words}
+    chosen = {tag for path in ("data.source", "data.partition", "model", "loss", "cohort") for tag in kinds(path)}
+    assert meant <= known | chosen
+
+
+def kinds(path: str) -> list[str]:
+    return [section.title.split('"')[1] for section in sections(path)]
+
+
+def test_a_single_method_table_is_told_how_it_is_written(tmp_path):
+    assert said(study(method={"algorithm": "fedavg"})) == (
+        "study.toml: method: found a single table, allowed: [[method]] tables, with two brackets each"
+    )
+    file = tmp_path / "two.toml"
+    file.write_text('[method]\nalgorithm = "fedavg"\n[method]\nalgorithm = "fedprox"\n')
+    with pytest.raises(FedtideError, match=r"not valid TOML: .*; methods are \[\[method\]\] tables"):
+        read(file)
+
+
+def test_a_method_that_no_table_has_is_named():
+    assert said(study(), "method.FedProx.mu=1") == "method.FedProx.mu: no method is called 'FedProx'; allowed: fedavg"
+    assert said(study(), "method.FEDAVG.local.lr=1").endswith("; did you mean 'fedavg'?")
+    assert "method 'fedavg'.locl: unknown key" in said(study(), "method.locl.lr=1")
+    made = from_dict(study(), sets=["method.fedavg.local.lr=0.7"])
+    assert made.method[0].settings()["local"].lr == 0.7
+
+
+def test_seeds_are_asked_for_as_a_list_or_as_first_and_last():
+    assert said(study(seeds=0)) == "study.toml: seeds: found 0, allowed: a list of values, such as [0, 1, 2]"
+    assert seed_list("0-4") == "[0,1,2,3,4]"
+    assert seed_list("3,5-6") == "[3,5,6]"
+    for text in ("4-0", "0-99999999999"):
+        with pytest.raises(FedtideError, match=r"--seeds: found .*, allowed: the first seed, and at most 1000"):
+            seed_list(text)
+
+
+@pytest.mark.parametrize("word", ["Lr", " lr", "LEARNING-RATE", "learning rate"])
+def test_case_and_the_way_to_divide_a_word_do_not_matter(word):
+    assert nearest(word, ["lr", "momentum"]).endswith("did you mean 'lr'?")
+
+
+# -- the keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_of_a_table_of_one_kind_and_of_one_key():
+    assert [key.name for key in sections()[0].keys][:3] == ["title", "description", "rounds"]
+    kinds = sections("data.partition")
+    assert {section.title for section in kinds} >= {
+        'data.partition = { kind = "iid" }',
+        'data.partition = { kind = "dirichlet" }',
+    }
+    assert sections("data.partition.dirichlet") == [s for s in kinds if '"dirichlet"' in s.title]
+    found = sections("data.partition.alpha")
+    assert len(found) == 3
+    assert all([key.name for key in section.keys] == ["alpha"] for section in found)
+    assert sections("local") == sections("method.local") == sections("defaults.local")
+    assert sections("seeds")[0].keys == [
+        Key("seeds", "list of: whole number, 0 or more", "[0]", "every method is run with each.")
+    ]
+
+
+@pytest.mark.parametrize("path", {place for word in SYNONYMS for place in places(word)})
+def test_every_key_has_a_meaning(path):
+    for section in sections(path):
+        for key in section.keys:
+            assert key.allowed, (path, key)
+            assert key.default, (path, key)
+
+
+@pytest.mark.parametrize(("path", "meant"), [("data.patition", "partition"), ("lr", "method.local.lr"), ("a.b", None)])
+def test_a_key_that_is_not_there(path, meant):
+    with pytest.raises(FedtideError) as error:
+        sections(path)
+    assert str(error.value).startswith(f"keys: found '{path}', allowed: ")
+    assert str(error.value).endswith(f"; did you mean '{meant}'?") == (meant is not None)
