@@ -438,7 +438,7 @@ def nan_at(row: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("columns", "said"), [
-    (table(y=np.where(np.arange(80) == 7, -1, 1)), "rows.npz: row 7: label: found -1, allowed: 0 to 1"),
+    (table(y=np.where(np.arange(80) == 7, -1, 1)), "rows.npz: row 7: label: found -1, allowed: whole numbers"),
     (table(y=np.where(np.arange(80) == 7, 0.5, 1)), "rows.npz: row 7: label: found 0.5, allowed: whole numbers"),
     (table(x=nan_at(11)), "rows.npz: row 11: a feature is NaN or infinite"),
     (table(y=np.zeros(79, int)), "rows.npz: rows of y: found 79, allowed: 80, as in x"),

@@ -144,7 +144,7 @@ NUMBER = "'participants', or a whole number of 1 or more"
         ({"rounds": []}, "forgetting.rounds: found [], allowed: one value or more"),
         ({"rounds": [-1]}, "forgetting.rounds[0]: found -1, allowed: 0 or more"),
         ({"rounds": [0.5]}, "forgetting.rounds[0]: found 0.5, allowed: a whole number"),
-        ({"rounds": 3}, "forgetting.rounds: found 3, allowed: a list of values"),
+        ({"rounds": 3}, "forgetting.rounds: found 3, allowed: a list of values, such as [0, 1, 2]"),
         ({"eval_clients": 3}, "forgetting.rounds: missing"),
         (
             {"rounds": [0]} | PRAT,

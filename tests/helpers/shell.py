@@ -29,6 +29,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)) + "/" * path.is_dir(): b"" if path.is_dir() else path.read_bytes()
         for path in sorted(root.rglob("*"))
+        if "__pycache__" not in path.parts
     }
 
 

@@ -160,10 +160,10 @@ def _template(name: str) -> str:
 def environment_line(root: Path, name: str) -> str:
     """Describe time, machine and packages with which a folder was made; "" where unknown."""
     path = root / "environment.json"
+    if not path.is_file():
+        return ""
     try:
         about = environment_of(root)
-        if not about:
-            return ""
         packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
         machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
         return f"{name}: {about['made']}, {machine}; {packages}"
