@@ -182,5 +182,5 @@ def test_partitions_of_the_papers_size_have_its_numbers_of_clients():
     assert [(part.kind, part.clients, part.samples) for part in of.values()] == [
         ("dirichlet", 500, 100), ("pachinko", 500, 100),
     ]  # fmt: skip
-    assert (of["day"].alpha, of["night"].alpha, of["night"].beta, of["night"].groups) == (1.0, 0.1, 10.0, None)
+    assert (of["day"].alpha, of["night"].alpha, of["night"].beta, of["night"].groups) == (1.0, 0.1, 10.0, "cifar-100")
     assert recipe("stackoverflow", "paper").data.source.max_samples == 512

@@ -525,7 +525,7 @@ def grouped(owner, group, grouping):
 
 def test_units_by_hand(monkeypatch):
     """Owners 0, 1, 2 of groups 1, 0, 1; batches of two rows instead of 64."""
-    monkeypatch.setattr("fedtide.fleets.host.BATCH", 2)
+    monkeypatch.setattr("fedtide.fleets.tally.BATCH", 2)
     owner, group = [0, 0, 0, 1, 2, 2, 2], [1, 0, 1]
     assert grouped(owner, group, "client") == ([0, 0, 0, 1, 2, 2, 2], [0, 3, 4])
     assert grouped(owner, group, "sample") == ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6])
