@@ -347,7 +347,7 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_momentum_of_another_optimizer_is_refused(optimizer):
-    with pytest.raises(ValueError, match="momentum belongs to optimizer = 'sgd'"):
+    with pytest.raises(FedtideError, match="momentum belongs to optimizer = 'sgd'"):
         LocalTrainer(optimizer=optimizer, momentum=0.9)
 
 

@@ -196,7 +196,7 @@ def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, s
 
 def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_before():
     changed = LocalTrainer(augment=({"kind": "flip"},))
-    with pytest.raises(ValueError, match=r"gating\.augment: found some, allowed: none without `tune`"):
+    with pytest.raises(FedtideError, match=r"gating\.augment: found some, allowed: none without `tune`"):
         Mixture(gating=changed)
     assert Mixture(gating=changed, tune=True).gating.augment
 

@@ -179,7 +179,7 @@ def test_mixed_norms_stand_where_the_thesis_has_them(model):
 
 @pytest.mark.parametrize("form", ["pre-activation", "imagenet"])
 def test_mixed_norms_of_another_form_are_refused(form):
-    with pytest.raises(ValueError, match=f"norm = 'mixed' belongs to form = 'cifar', not to '{form}'"):
+    with pytest.raises(FedtideError, match=f"norm = 'mixed' belongs to form = 'cifar', not to '{form}'"):
         ResNet18(form=form, norm="mixed")
     raw = {"method": [{"algorithm": "fedavg"}], "model": {"kind": "resnet18", "form": form, "norm": "mixed"}}
     with pytest.raises(FedtideError, match=r"norm = 'mixed' belongs to form = 'cifar'"):

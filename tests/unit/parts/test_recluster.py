@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import silhouette_samples, silhouette_score
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.parts import recluster
 from fedtide.parts.distance import Joint, Kind, between, means, scaled
@@ -204,7 +205,7 @@ def test_clusters_are_in_the_order_of_their_lowest_members():
 
 
 def test_an_empty_range_is_an_error():
-    with pytest.raises(ValueError, match="found k_max 2 and k_min 3; allowed: k_max of k_min or more, or 1"):
+    with pytest.raises(FedtideError, match="found k_max 2 and k_min 3; allowed: k_max of k_min or more, or 1"):
         KMeans(k_min=3, k_max=2)
 
 
