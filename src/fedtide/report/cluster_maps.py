@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap, to_hex, to_rgb
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -103,14 +103,12 @@ def group_color(number: int) -> str:
     """Return the color of a true group, none of them a model's: the palette, its tints, its shades, and again.
 
     >>> group_color(0), group_color(7), group_color(14), group_color(21)
-    ('#332288', '#9990c4', '#191144', '#332288')
+    ('#332288', '#9990c3', '#191144', '#332288')
     """
     turn = number // len(TRUE_COLORS) % 3
-    red, green, blue = (
-        part if turn == 0 else (part + 1) / 2 if turn == 1 else part / 2
-        for part in to_rgb(TRUE_COLORS[number % len(TRUE_COLORS)])
-    )
-    return to_hex((red, green, blue))
+    channels = bytes.fromhex(TRUE_COLORS[number % len(TRUE_COLORS)].removeprefix("#"))
+    shown = (part if turn == 0 else (part + 255) // 2 if turn == 1 else part // 2 for part in channels)
+    return f"#{bytes(shown).hex()}"
 
 
 def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]:

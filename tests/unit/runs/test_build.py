@@ -162,7 +162,7 @@ SHOWN = """
 from fedtide.algorithms import fedavg
 def shown(task):
     assert task.public is not None and len(task.public) == 12
-    return fedavg(task)
+    return fedavg(task, cohort=4)
 """
 
 
