@@ -66,7 +66,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     total: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if getattr(report, "when", None) == "call":
+            if getattr(report, "when", None) == "teardown":
                 for name, count in getattr(report, "user_properties", ()):
                     if str(name).startswith("faults "):
                         total[str(name).removeprefix("faults ")] += int(count)
