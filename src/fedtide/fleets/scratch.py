@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 try:
@@ -72,6 +73,6 @@ def remove_left_behind(directory: Path) -> None:
             os.close(lock)
 
 
-def _ours(path: Path, kind: object) -> bool:
+def _ours(path: Path, kind: Callable[[int], bool]) -> bool:
     found = path.lstat()
-    return kind(found.st_mode) and found.st_uid == os.getuid()  # type: ignore[operator]
+    return kind(found.st_mode) and found.st_uid == os.getuid()

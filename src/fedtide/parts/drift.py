@@ -14,6 +14,7 @@ can be saved.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -197,9 +198,9 @@ class Trigger(Protocol):
         """Return the memo before the first event."""
         return None
 
+    @abstractmethod
     def fires(self, kept: Any, event: Event) -> bool:
         """Tell whether this event re-clusters."""
-        raise NotImplementedError
 
     def after(self, kept: Any, fired: bool) -> Any:
         """Return the memo after an event."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -56,13 +54,7 @@ number = 4
 """
 
 
-@pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    yield
-    sys.modules.pop("mine", None)
+pytestmark = pytest.mark.usefixtures("mine")
 
 
 def people(**shift):

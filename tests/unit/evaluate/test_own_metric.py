@@ -34,13 +34,7 @@ def broken(scores):
 """
 
 
-@pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    yield
-    sys.modules.pop("mine", None)
+pytestmark = pytest.mark.usefixtures("mine")
 
 
 def measured(*metrics, **changes):
