@@ -8,6 +8,6 @@
 {'w': tensor([2.])}
 """
 
-from fedtide.learn.server import SGD, Adagrad, Adam, Server, Yogi, averaged
+from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Server, Yogi, averaged
 
-__all__ = ["SGD", "Adagrad", "Adam", "Server", "Yogi", "averaged"]
+__all__ = ["SGD", "Adagrad", "Adam", "KerasAdam", "Server", "Yogi", "averaged"]

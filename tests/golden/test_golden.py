@@ -15,7 +15,7 @@ from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.cohorts import Everyone
 from fedtide.core.types import Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 ONE = LocalTrainer(lr=0.5, batch_size=0)
@@ -168,12 +168,12 @@ def test_server_adam_as_in_keras():
     """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1; t = 2: m = 0.14, v = 0.001249, sqrt(0.001999) / 0.19."""
     first = 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / (math.sqrt(0.001) + 1e-4)
     second = 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / (math.sqrt(0.001249) + 1e-4)
-    assert steps(Adam(lr=0.1, eps=1e-4, style="keras")) == pytest.approx(1 + first + second, abs=1e-12)
+    assert steps(KerasAdam(lr=0.1, eps=1e-4)) == pytest.approx(1 + first + second, abs=1e-12)
 
 
 def test_the_first_keras_step_is_about_the_rate_for_large_updates():
     """eta * d / (|d| + eps / sqrt(1 - b2)): here 0.01 * 5 / (5 + 1e-4 / sqrt(0.001))."""
-    made = steps(Adam(lr=0.01, eps=1e-4, style="keras"), updates=(5.0,), start=0.0)
+    made = steps(KerasAdam(lr=0.01, eps=1e-4), updates=(5.0,), start=0.0)
     assert made == pytest.approx(0.01 * 5 / (5 + 1e-4 / math.sqrt(0.001)), abs=1e-12)
 
 
@@ -193,14 +193,14 @@ def test_yogi_and_adam_agree_where_v_is_the_squared_update():
     assert steps(Yogi(0.1, eps=1.0), (1.0,)) == pytest.approx(steps(Adam(0.1, eps=1.0), (1.0,)), abs=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9), Adagrad(), Adam(), KerasAdam(), Yogi()])
 def test_without_a_mean_there_is_no_step(optimizer):
     weights = at(1.0)
     memo = optimizer.init(weights)
     assert optimizer.step(weights, memo, None) == (weights, memo)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), KerasAdam(), Yogi()])
 def test_buffers_bypass_the_optimizer(optimizer):
     """Running statistics move by their plain mean, whatever the rate."""
     weights = Weights({"w": torch.zeros(1)}, {"running_mean": torch.tensor([1.0])})

@@ -53,6 +53,7 @@ def moved(start, who=None, **options) -> list[list[float]]:
 
 
 TWO = (model(LOG3, 0), model(0, LOG3))
+GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
 
 
 def test_averaging_moves_each_model_by_the_mean_of_those_who_chose_it():
@@ -62,19 +63,19 @@ def test_averaging_moves_each_model_by_the_mean_of_those_who_chose_it():
 
 def test_gradients_are_divided_by_all_participants():
     """One of three chose model 0, two of three model 1."""
-    found = moved(TWO, variant="gradient")
+    found = moved(TWO, **GRADIENT)
     assert found == [pytest.approx([LOG3 + 1 / 12, -1 / 12]), pytest.approx([-1 / 6, LOG3 + 1 / 6])]
 
 
 def test_gradients_may_be_divided_by_members():
     """Then a full batch of one epoch is the same as averaging."""
-    assert moved(TWO, variant="gradient", normalize_by="members") == moved(TWO)
+    assert moved(TWO, variant="gradient") == moved(TWO)
 
 
 def test_averaging_is_the_gradient_times_participants_over_members():
     """Equal rows, one full batch, one epoch: m / |cluster| is 3/1 for model 0 and 3/2 for model 1."""
     who = population(((0, 0), (1, 1), (1, 1)))
-    averaged, stepped = moved(TWO, who), moved(TWO, who, variant="gradient")
+    averaged, stepped = moved(TWO, who), moved(TWO, who, **GRADIENT)
     for k, (start, factor) in enumerate([((LOG3, 0), 3), ((0, LOG3), 3 / 2)]):
         steps = [factor * (after - before) for after, before in zip(stepped[k], start, strict=True)]
         assert averaged[k] == pytest.approx([before + step for before, step in zip(start, steps, strict=True)])

@@ -91,12 +91,12 @@ def yogi(name, old, d, memo, t):
     [
         ("fedavg", {}, plain),
         ("fedavgm", {"server": {"lr": 0.7, "momentum": 0.5}}, momentum),
-        ("fedadam", {"server": {"lr": 0.05, "eps": 1e-4, "style": "keras"}}, keras),
+        ("fedavg", {"server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}}, keras),
         ("fedadam", {"server": {"lr": 0.02}}, reddi),
         ("fedadagrad", {"server": {"lr": 0.05, "eps": 1e-2, "beta1": 0.5}}, adagrad),
         ("fedyogi", {"server": {"lr": 0.02}}, yogi),
     ],
-    ids=["fedavg", "fedavgm", "fedadam-keras", "fedadam-reddi", "fedadagrad", "fedyogi"],
+    ids=["fedavg", "fedavgm", "keras-adam", "fedadam", "fedadagrad", "fedyogi"],
 )
 def test_a_naive_implementation_agrees_to_1e_9(algorithm, options, update):
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}

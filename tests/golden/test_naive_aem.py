@@ -81,7 +81,7 @@ def exploring(decay, t):
     return 1 / (t + 1) ** (2 / J)
 
 
-def federated(population, models, rounds=ROUNDS, decay="constant", patience=None, check_every=1, weighting="samples"):
+def federated(population, models, rounds=ROUNDS, exploration="constant", freeze=None, weighting="samples"):
     """After each round: models, who took which, how many chose each by its loss so far, which are still trained."""
     models, active, picked = list(models), list(range(J)), [0] * J
     best, least, stale, judged = list(models), [math.inf] * J, [0] * J, [[] for _ in range(J)]
@@ -92,7 +92,7 @@ def federated(population, models, rounds=ROUNDS, decay="constant", patience=None
             shard, key = population.shard(client, moment), Rng(0).at(t, client, "train")
             x, y = shard.x.double(), shard.y
             draw = key.at("explore").numpy()
-            if draw.random() < exploring(decay, t):
+            if draw.random() < exploring(exploration, t):
                 j = active[draw.integers(len(active))]
             else:
                 losses = {j: float(cross_entropy(models[j], x, y)) for j in active}
@@ -112,7 +112,7 @@ def federated(population, models, rounds=ROUNDS, decay="constant", patience=None
             n = sum(rows for rows, _ in members)
             if n:
                 models[j] = {name: sum(rows / n * own[name] for rows, own in members) for name in models[j]}
-        if patience and (t + 1) % check_every == 0:
+        if freeze and (t + 1) % freeze["check_every"] == 0:
             for j in list(active):
                 if not judged[j]:
                     continue
@@ -121,7 +121,7 @@ def federated(population, models, rounds=ROUNDS, decay="constant", patience=None
                     best[j], least[j], stale[j] = received[j], value, 0
                 else:
                     stale[j] += 1
-                if stale[j] >= patience:
+                if stale[j] >= freeze["patience"]:
                     models[j] = best[j]
                     active.remove(j)
             judged = [[] for _ in range(J)]
@@ -129,15 +129,18 @@ def federated(population, models, rounds=ROUNDS, decay="constant", patience=None
 
 
 CASES = [
-    {}, {"decay": "inverse"}, {"decay": "power"}, {"decay": "clusters"}, {"weighting": "uniform"},
-    {"patience": 1, "check_every": 2}, {"patience": 2, "check_every": 1, "decay": "power"},
+    {}, {"exploration": "inverse"}, {"exploration": "power"}, {"exploration": "clusters"}, {"weighting": "uniform"},
+    {"freeze": {"patience": 1, "check_every": 2}},
+    {"freeze": {"patience": 2, "check_every": 1}, "exploration": "power"},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())) or "plain")
 def test_rounds_agree_to_1e_8(case):
     noted = []
-    options = {"local": LOCAL, "clusters": J, "epsilon": EPS, **case}
+    kind = case.get("exploration", "constant")
+    exploration = {"kind": kind, **({"epsilon": EPS} if kind in ("constant", "power") else {})}
+    options = {"local": LOCAL, "clusters": J, **case, "exploration": exploration}
     experiment = toy("aem", options, rounds=ROUNDS, precision="fp64", data=DATA)
     run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
     start = [w.params for w in run.steps[0].received.weights]
@@ -157,7 +160,7 @@ def test_rounds_agree_to_1e_8(case):
     assert seen == set(range(J))
     assert explorers
     assert sum(picked)
-    assert (len(active) < J) == ("patience" in case)
+    assert (len(active) < J) == ("freeze" in case)
 
 
 # -- what a client makes of the models --------------------------------------------------------------------------------
@@ -279,7 +282,7 @@ def agree(way, rounds, data=DATA):
 
     Returns how many epochs each training took, a row for each client, and how many clients chose each model.
     """
-    options = {"local": LOCAL, "clusters": J, "epsilon": EPS, "personal": way}
+    options = {"local": LOCAL, "clusters": J, "exploration": {"epsilon": EPS}, "personal": way}
     run = played(toy("aem", options, rounds=ROUNDS, precision="fp64", data=data), rounds=rounds)
     start = [w.params for w in run.steps[0].received.weights]
     *_, (models, _, picked, _) = federated(run.host.population, start, rounds)

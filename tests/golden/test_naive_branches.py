@@ -26,7 +26,7 @@ DATA = {
 
 def run_of(algorithm, options, memory=None):
     """The package's run, what it noted, and where it began."""
-    server = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+    server = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
     noted = []
     experiment = toy(
         algorithm, {"local": LOCAL, "server": server, **options}, rounds=ROUNDS, precision="fp64", data=DATA,
@@ -100,7 +100,7 @@ CASES = [
 
 @pytest.mark.parametrize(("algorithm", "rhythm", "branches", "lam", "heads"), CASES)
 def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhythm, branches, lam, heads):
-    options = {"branches": branches, "lam": lam, "eps": 0.5, "branch_average": heads}
+    options = {"branches": branches, "lam": lam, "eps": 0.5, "normalize_by": heads}
     if rhythm:
         options["prior"] = {"kind": rhythm, "period": PERIOD, "phase": 0}
     run, branches_noted = run_of(algorithm, options)

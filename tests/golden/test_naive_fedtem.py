@@ -200,7 +200,7 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
         "lam": LAM,
         "eps": EPS,
         "beta": BETA,
-        "server": {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4},
+        "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     }
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     noted = []

@@ -117,7 +117,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule,
         "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else "overwrite",
         "eta": eta,
         "eta_schedule": schedule,
-        "server": {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4},
+        "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     noted = []

@@ -81,7 +81,8 @@ def test_twenty_rounds(variant):
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
-    algorithm = ifca(task, local, clusters=K, variant=variant, cohort=Everyone())
+    alike = {"normalize_by": "participants", "weighting": "uniform"} if variant == "gradient" else {}
+    algorithm = ifca(task, local, clusters=K, variant=variant, cohort=Everyone(), **alike)
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
     state = State(models, (None,) * K, torch.zeros(K, dtype=torch.float64))

@@ -33,7 +33,7 @@ def test_rates_and_networks_are_those_of_table_1(name):
         assert (local.lr, local.batch_size, local.epochs, local.weight_decay) == (5.86e-3, 10, 3, 1.1e-3)
         assert options["cohort"].clients_per_round == 20
         if name == "experts-cifar10" and method.name != "IFCA":
-            assert options["epsilon"] == 0.33
+            assert options["exploration"].epsilon == 0.33
 
 
 @pytest.mark.parametrize("name", ALL)

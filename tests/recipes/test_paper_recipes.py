@@ -50,8 +50,8 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
     for method in experiment.method:
         options = method.settings()
         server, local = options["server"], options["local"]
-        assert (server.kind, server.style, server.lr, server.eps) == ("adam", "keras", rate, eps)
-        assert (server.beta1, server.beta2) == (0.9, None)
+        assert (server.kind, server.lr, server.eps) == ("keras-adam", rate, eps)
+        assert (server.beta1, server.beta2) == (0.9, 0.999)
         assert (local.optimizer, local.lr, local.batch_size, local.epochs, local.local_steps) == (
             "sgd",
             client,

@@ -49,10 +49,11 @@ FAST = {"lr": 4.0, "batch_size": 4}
 MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
+GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
 FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
 # Options shared by several reductions.
-KERAS = {"server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
+KERAS = {"server": {"kind": "keras-adam", "lr": 0.01, "eps": 1e-4}}
 FULL = {"local": {"lr": 0.1, "batch_size": 0}}
 FALLING = {"local": {**FULL["local"], "lr_schedule": {"kind": "exponential", "factor": 0.5}}}
 UNIFORM = {"weighting": "uniform"}
@@ -76,18 +77,13 @@ REGISTRY: Mapping[str, Entry] = {
         fedsgd,
         "weights down, gradient step up",
         "global",
-        reductions=[
-            Reduction(FULL, "fedavg", FULL, 1e-6),
-            Reduction(FALLING, "fedavg", FALLING, 1e-6),
-        ],
+        reductions=[Reduction(FULL, "fedavg", FULL, 1e-6), Reduction(FALLING, "fedavg", FALLING, 1e-6)],
     ),
     "fedprox": Entry(
         fedprox,
         "weights down, update up",
         "global",
-        variants={
-            "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
-        },
+        variants={"by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}}},
         reductions=[Reduction({"mu": 0.0}, "fedavg")],
     ),
     "fedavgm": Entry(
@@ -149,10 +145,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "vanilla": Entry(
-        vanilla,
-        "weights down, update up",
-        "branches",
-        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
+        vanilla, "weights down, update up", "branches", reductions=[Reduction({"branches": 1}, "fedavg", KERAS)]
     ),
     "fedtem": Entry(
         fedtem,
@@ -193,7 +186,7 @@ REGISTRY: Mapping[str, Entry] = {
         minloss,
         "weights down, update and branch up",
         "branches",
-        variants={"members": {"lam": 0.0, "branch_average": "members", "choose_per": "client"}},
+        variants={"members": {"lam": 0.0, "normalize_by": "members", "choose_per": "client"}},
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
@@ -290,12 +283,15 @@ REGISTRY: Mapping[str, Entry] = {
         sees="which model it trained, unless hidden",
         keeps="nothing; what it makes for itself stays with it",
         variants={
-            "mixture": {"clusters": 3, "decay": "power", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}},
+            "mixture": {
+                "clusters": 3,
+                "exploration": "power",
+                "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
+            },
             "tuned": {"personal": {"kind": "mixture", "tune": True, "held": 0.3, "gating": FEW, "solver": FEW}},
             "stops": {
-                "epsilon": 1.0,
-                "patience": 1,
-                "check_every": 2,
+                "exploration": {"kind": "constant", "epsilon": 1.0},
+                "freeze": {"patience": 1, "check_every": 2},
                 "personal": {"kind": "fine-tuned", "solver": FEW},
             },
             "ensemble": {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}},
@@ -303,7 +299,7 @@ REGISTRY: Mapping[str, Entry] = {
         },
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),
-            Reduction({"clusters": 3, "epsilon": 0.0}, "ifca", {"clusters": 3}),
+            Reduction({"clusters": 3, "exploration": {"epsilon": 0.0}}, "ifca", {"clusters": 3}),
             Reduction({"clusters": 3, "hide_choice": True}, "aem", {"clusters": 3}),
         ],
     ),
@@ -398,16 +394,16 @@ REGISTRY: Mapping[str, Entry] = {
         "clustered",
         sees="which model it trained, unless hidden",
         variants={
-            "gradient": {"variant": "gradient", "init_noise": 0.1, "clusters": 3},
-            "head": {"cluster_layer": "head", "clusters": 3, "variant": "gradient"},
+            "gradient": {**GRADIENT, "init_noise": 0.1, "clusters": 3},
+            "head": {"cluster_layer": "head", "clusters": 3, **GRADIENT},
             "hidden": {"hide_choice": True},
             "tries": {"n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam"},
         },
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),
             Reduction({"clusters": 3, "hide_choice": True}, "ifca", {"clusters": 3}),
-            Reduction({**FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {**FULL, **UNIFORM}),
-            Reduction({**FULL, "variant": "gradient", "normalize_by": "members"}, "ifca", FULL, 1e-6),
+            Reduction({**FULL, "clusters": 1, **GRADIENT}, "fedsgd", {**FULL, **UNIFORM}),
+            Reduction({**FULL, "variant": "gradient"}, "ifca", FULL, 1e-6),
         ],
     ),
     "flexcfl": Entry(
@@ -430,10 +426,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "still": {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
         },
-        reductions=[
-            Reduction(ONE_GROUP, "fedavg"),
-            Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5}),
-        ],
+        reductions=[Reduction(ONE_GROUP, "fedavg"), Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5})],
     ),
     "auxo": Entry(
         auxo,

@@ -17,12 +17,11 @@ When to use it: clients hold few classes or have styles of their own, each has l
 a model for each client, not one for all.
 
 Choices:
-    eps = 0 is IFCA's averaging. The number of participants does not depend on J, as in the paper. Ties of losses go to
-    the first model (the authors' code draws one). Exploration is uniform over the models that are still trained (the
-    pseudo-code says over all), and an explorer does not compute losses. Decay follows the authors' code: "inverse" is
-    1/(t+1), "power" falls to eps at an eighth of the rounds, "clusters" is (t+1)^(-2/J). With "inverse" and "clusters",
-    `epsilon` only determines whether there is exploration at all.
-    With `patience`, the validation loss of a model, over participants that trained it since the last check, is checked
+    `exploration = { epsilon = 0.0 }` is IFCA's averaging. The number of participants does not depend on J, as in the
+    paper. Ties of losses go to the first model (the authors' code draws one). Exploration is uniform over the models
+    that are still trained (the pseudo-code says over all), and an explorer does not compute losses. The kinds of
+    exploration that fall over the rounds are those of the authors' code.
+    With `freeze`, the validation loss of a model, over participants that trained it since the last check, is checked
     every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights and no
     longer sent; a check without members does not count. Only frozen models are served at their best weights.
     Personalization (`personal`) uses a real validation set (the authors' code uses its test set). It leaves out models
@@ -39,10 +38,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled
+from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -76,22 +76,93 @@ from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
-LARGEST, UNKNOWN = 1e6, 1e9
-"""Value of an infinite validation loss, and the lowest loss of a model that was never checked."""
+LARGEST = 1e6
+"""Value of an infinite validation loss."""
 
 IN_USE = 10
 """Rounds that a model stays in use after a client chose it by loss."""
 
-Decay = Literal["constant", "inverse", "power", "clusters"]
+
+@ingredient
+class Constant:
+    """Exploration with a constant probability.
+
+    Args:
+        epsilon: probability that a participant trains a random model.
+    """
+
+    epsilon: Fraction = 0.33
+    kind: Literal["constant"] = "constant"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return self.epsilon
+
+
+@ingredient
+class Inverse:
+    """Exploration with probability 1 / t in round t = 1, 2, ..."""
+
+    kind: Literal["inverse"] = "inverse"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return 1 / (moment.round + 1)
+
+
+@ingredient
+class Power:
+    """Exploration with a power of the round t = 1, 2, ... that falls to `epsilon` at an eighth of the rounds.
+
+    Args:
+        epsilon: probability at an eighth of the rounds.
+
+    >>> round(Power(0.25).probability(2, Moment(3, 24)), 4)
+    0.25
+    """
+
+    epsilon: Annotated[Fraction, Field(gt=0)] = 0.33
+    kind: Literal["power"] = "power"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return (moment.round + 1) ** (math.log(self.epsilon) / math.log(moment.rounds / 8 + 1))
+
+
+@ingredient
+class ByClusters:
+    """Exploration with probability t^(-2/J) in round t = 1, 2, ...: the more models, the slower it falls."""
+
+    kind: Literal["clusters"] = "clusters"
+
+    def probability(self, clusters: int, moment: Moment) -> float:
+        """Return the probability that a client explores in a round."""
+        return (moment.round + 1) ** (-2 / clusters)
+
+
+Exploration = Annotated[Constant | Inverse | Power | ByClusters, Field(discriminator="kind")]
+
+
+@ingredient
+class Freeze:
+    """Freezing of models whose validation loss no longer improves.
+
+    Args:
+        patience: checks without improvement after which a model is frozen.
+        check_every: rounds between two checks.
+    """
+
+    patience: Count
+    check_every: Count = 10
 
 
 @dataclass(frozen=True)
 class State:
     """The models and the optimizer's memo of each.
 
-    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, -10 for never.
-    active: (J,) models still trained. best: the models at their lowest validation loss, least: (J,) that loss, stale:
-    (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
+    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any. active: (J,)
+    models still trained. best: the models at their lowest validation loss, None before a check, least: (J,) that loss,
+    if any, stale: (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
     """
 
     weights: tuple[Weights, ...]
@@ -99,7 +170,7 @@ class State:
     chosen: Tensor
     last: Tensor
     active: Tensor
-    best: tuple[Weights, ...]
+    best: tuple[Weights | None, ...]
     least: Tensor
     stale: Tensor
     losses: Tensor
@@ -110,12 +181,10 @@ def aem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
-    epsilon: Fraction = 0.33,
-    decay: Decay = "constant",
+    exploration: Annotated[Exploration, Spelled] = Constant(),
     personal: Annotated[Personal, Spelled] = Choice(),
     drop_unused: Flag = True,
-    patience: Count | None = None,
-    check_every: Count = 10,
+    freeze: Freeze | None = None,
     hide_choice: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -128,16 +197,14 @@ def aem(
     Args:
         task: model and loss; `example` set if clients have networks of their own.
         clusters: number of models, J.
-        epsilon: probability that a participant trains a random model.
-        decay: decay of that probability over the rounds.
+        exploration: probability that a participant trains a random model.
         personal: personalization of the models by a client before evaluation.
         drop_unused: leave models that no client chooses by loss any more out of personalization.
-        patience: checks without improvement after which a model is frozen; None means never.
-        check_every: rounds between two checks.
+        freeze: freezing of models that no longer improve; None means never.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
     """
-    if not epsilon:
-        refuse_equal_start(task, clusters, ", or `epsilon` above 0")
+    if exploration == Constant(0.0):
+        refuse_equal_start(task, clusters, ", or `exploration`")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     if not isinstance(personal, Way):
@@ -149,20 +216,19 @@ def aem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, clusters)
         memos = tuple(map(server.init, models))
-        best = models if patience else ()
-        unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
-        return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses, cohort.init(fleet))
+        best, losses = (None,) * clusters, torch.zeros(clusters, 2, dtype=torch.float64)
+        return State(models, memos, none, none, none == 0, best, none, none, losses, cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
-        explored = bool(draw.random() < exploration(decay, epsilon, clusters, moment))
+        explored = bool(draw.random() < exploration.probability(clusters, moment))
         models = payload["models"]
         place = int(draw.integers(len(models))) if explored else int(mean_losses(task, models, shard).argmin())
         j, received = int(payload["active"][place]), models[place]
-        judged = validation(task, received, shard) if patience else None
+        judged = validation(task, received, shard) if freeze else None
         # Algorithm 4: local training.
         fitted = local(task, task.loss, received, shard, moment, rng)
         if not fitted.steps:
@@ -193,13 +259,14 @@ def aem(
         losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
-        if patience and (fleet.moment.round + 1) % check_every == 0:
-            after = freeze_stale(state, after, patience)
+        if freeze and (fleet.moment.round + 1) % freeze.check_every == 0:
+            after = freeze_stale(state, after, freeze.patience)
         trained = reply.total["trained"].value
         return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        kept = (state.last > state.last.max() - IN_USE).nonzero().flatten() if drop_unused else torch.arange(clusters)
+        used = (state.chosen > 0) & (state.last > state.last.max() - IN_USE)
+        kept = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
         usual = state.chosen[kept].argmax()
         return {"models": [state.weights[j] for j in kept.tolist()], "numbers": kept, "usual": usual}, None
 
@@ -247,31 +314,19 @@ def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) ->
     return Prediction(found.logp, places[found.choice], weights)
 
 
-def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> float:
-    """Return the probability that a client explores in a round.
-
-    >>> [round(exploration(decay, 0.25, 2, Moment(3, 24)), 4) for decay in ("constant", "inverse", "power", "clusters")]
-    [0.25, 0.25, 0.25, 0.25]
-    """
-    t = moment.round + 1
-    if not epsilon or decay == "constant":
-        return epsilon
-    if decay == "inverse":
-        return 1 / t
-    return t ** (math.log(epsilon) / math.log(moment.rounds / 8 + 1) if decay == "power" else -2 / clusters)
-
-
 def freeze_stale(before: State, after: State, patience: int) -> State:
     """Update the state after a check: models without improvement for too long are reset to their best, and frozen."""
     summed, weight = after.losses.T
-    value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), UNKNOWN)
-    checked = after.active & (weight > 0)
-    gained = checked & (value < after.least)
+    value, checked = summed / weight.clamp(min=1e-12), after.active & (weight > 0)
+    first = torch.tensor([held is None for held in after.best])
+    gained = checked & (first | (value < after.least))
     stale = torch.where(gained, 0.0, after.stale + checked.double())
     # Participants evaluated the weights they had received, of which the last are kept.
     best = tuple(before.weights[j] if gained[j] else held for j, held in enumerate(after.best))
     frozen = after.active & (stale >= patience)
-    weights = tuple(best[j] if frozen[j] else held for j, held in enumerate(after.weights))
+    weights = tuple(
+        kept if kept and frozen[j] else held for j, (kept, held) in enumerate(zip(best, after.weights, strict=True))
+    )
     least, losses = torch.where(gained, value, after.least), torch.zeros_like(after.losses)
     return replace(
         after, weights=weights, best=best, least=least, stale=stale, active=after.active & ~frozen, losses=losses

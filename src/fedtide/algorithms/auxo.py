@@ -52,19 +52,7 @@ from torch import Tensor
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Shard,
-    Slot,
-    Weighted,
-    Weights,
-)
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
@@ -178,10 +166,7 @@ def auxo(
         delta = fitted.delta
         update = flat(delta.params)
         end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "loss": Weighted(fitted.loss, len(shard)),
-        }
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
         return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
 
     def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:

@@ -47,15 +47,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge, scaled
 from fedtide.core.trees import Tree
-from fedtide.core.types import (
-    Algorithm,
-    Facts,
-    Fleet,
-    Moment,
-    Timed,
-    Weights,
-    shared_weights,
-)
+from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, averaged

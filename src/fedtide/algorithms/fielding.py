@@ -71,19 +71,7 @@ from fedtide.cohorts import Cohort, Uniform
 from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Payload,
-    Shard,
-    Slot,
-    Timed,
-    Weights,
-)
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Timed, Weights
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server

@@ -124,7 +124,7 @@ def flexcfl(
         eta_g: step size between groups; 0 keeps them apart.
     """
     extra = Proximal(mu) if mu else None
-    first = replace(local, local_steps=pretrain)
+    first = replace(local, epochs=None, local_steps=pretrain)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start = task.init(rng)

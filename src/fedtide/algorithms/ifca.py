@@ -23,10 +23,10 @@ Choices:
     evaluation, a client chooses on its labeled validation samples, or on training samples if it has none; one without
     labeled samples takes the model that most clients have trained so far. (The authors' code chooses with the test
     labels.) `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
-    before any training; the paper repeats whole runs, as the seeds of an experiment do. Gradients that are divided by
-    participants have equal weights. The recorded loss of the gradient variant is that of training mode. With
-    `cluster_layer` the models differ in one layer and share all others, as in the paper's FEMNIST: the shared layers
-    move by the mean over all participants.
+    before any training; the paper repeats whole runs, as the seeds of an experiment do. The paper's gradients are
+    `variant = "gradient"` with `normalize_by = "participants"` and `weighting = "uniform"`; their recorded loss is that
+    of training mode. With `cluster_layer` the models differ in one layer and share all others, as in the paper's
+    FEMNIST: the shared layers move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -42,19 +42,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Memory,
-    Moment,
-    Notes,
-    Payload,
-    Shard,
-    Weighted,
-    Weights,
-)
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Payload, Shard, Weighted, Weights
 from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, training_cost
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
@@ -95,7 +83,7 @@ def ifca(
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
-    normalize_by: Divide | None = None,
+    normalize_by: Divide = "members",
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
     n_init: ModelCount = 1,
@@ -113,8 +101,7 @@ def ifca(
         local: local training; for gradients its learning rate is the paper's gamma.
         clusters: number of models, K.
         variant: "averaging" of local training, or one "gradient" over all samples of a client.
-        normalize_by: divisor of a model's update: its "members", as in averaging, or all "participants", as in the
-            paper's gradients; None is the default of the variant.
+        normalize_by: divisor of a model's update: the weight of its "members", or of all "participants".
         choose_on: labeled samples on which a client chooses before evaluation.
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
@@ -124,7 +111,6 @@ def ifca(
     """
     if init_noise is None:
         refuse_equal_start(task, clusters, ", or `init_noise`")
-    by: Divide = normalize_by or ("members" if variant == "averaging" else "participants")
     check_layer(task, cluster_layer, "cluster_layer")
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -143,10 +129,8 @@ def ifca(
         if update is None:
             return None
         delta, loss = update
-        even = variant == "gradient" and by == "participants"
-        weight = 1.0 if even else client_weight(shard, weighting)
         total = {
-            "delta": in_slot(delta, weight, j, clusters, hidden=hide_choice),
+            "delta": in_slot(delta, client_weight(shard, weighting), j, clusters, hidden=hide_choice),
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
@@ -158,7 +142,7 @@ def ifca(
         )
         if reply.total is None:
             return state, {}
-        state = step_models(state, server, reply.total["delta"], by, cluster_layer)
+        state = step_models(state, server, reply.total["delta"], normalize_by, cluster_layer)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members}
         return replace(state, members=state.members + members), facts

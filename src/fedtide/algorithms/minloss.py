@@ -8,7 +8,7 @@ When to use it: populations take turns, their rhythm is unknown, and labels tell
 Choices:
     The choice uses plain cross-entropy of the received network; ties go to the first branch. At inference, without
     labels, the more certain branch predicts (KL of its prediction to uniform), per sample as in the paper, or for all
-    samples of a client together. `branch_average = "participants"` divides a branch's update by the samples of all
+    samples of a client together. `normalize_by = "participants"` divides a branch's update by the samples of all
     participants, as the paper's mean does; "members" by the samples of those that trained it. An untrained branch that
     has no gradient (lam = 0) is not stepped, nor do its moments move. With "members" and lam > 0 the gradients on a
     branch from clients that did not choose it are divided by the members' samples too.
@@ -24,21 +24,13 @@ from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Memory,
-    Moment,
-    Notes,
-    Shard,
-    Weights,
-)
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
-    BranchAverage,
+    BranchDivisor,
     BranchLoss,
     ChoosePer,
     branch_update,
@@ -58,7 +50,7 @@ def minloss(
     branch_layer: str = "head",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
-    branch_average: BranchAverage = "participants",
+    normalize_by: BranchDivisor = "participants",
     choose_per: ChoosePer = "row",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
@@ -84,7 +76,7 @@ def minloss(
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    step = partial(step_branches, lam=lam, average=branch_average)
+    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
     cost = training_cost(local, {"train": 1})  # a forward pass of all branches
     predict = predict_by_certainty(task, choose_per)
     return average_updates("min-loss", task, local, server, cohort, train, step, predict=predict, cost=cost)

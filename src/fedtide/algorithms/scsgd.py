@@ -32,7 +32,7 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE, BranchCount
 from fedtide.multi.branches import (
-    BranchAverage,
+    BranchDivisor,
     BranchLoss,
     ChoosePer,
     branch_update,
@@ -52,7 +52,7 @@ def scsgd(
     branch_layer: str = "head",
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    branch_average: BranchAverage = "participants",
+    normalize_by: BranchDivisor = "participants",
     choose_per: ChoosePer = "row",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
@@ -85,6 +85,6 @@ def scsgd(
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    step = partial(step_branches, lam=lam, average=branch_average)
+    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
     predict = predict_by_certainty(task, choose_per)
     return average_updates("scsgd", task, local, server, cohort, train, step, predict=predict)

@@ -46,7 +46,7 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
-    BranchAverage,
+    BranchDivisor,
     BranchLoss,
     branch_update,
     logits_and_features,
@@ -83,7 +83,7 @@ def tshot(
     branch_layer: str = "head",
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    branch_average: BranchAverage = "participants",
+    normalize_by: BranchDivisor = "participants",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -127,7 +127,7 @@ def tshot(
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centers": state.centers}
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
-        state, facts = step_branches(state, server, mean(reply.total), lam, branch_average)
+        state, facts = step_branches(state, server, mean(reply.total), lam, normalize_by)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:

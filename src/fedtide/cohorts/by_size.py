@@ -28,13 +28,7 @@ class BySize(Sized):
         return ask_sizes(fleet)
 
     def pick(
-        self,
-        memo: Known,
-        fleet: Fleet,
-        rng: Rng,
-        serve: Serve,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among

@@ -45,13 +45,7 @@ class Nearest(Sized):
         return with_reports(memo, clients, reports) if len(clients) else memo
 
     def pick(
-        self,
-        memo: Known,
-        fleet: Fleet,
-        rng: Rng,
-        serve: Serve,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more. Clients without a report are farthest."""
         among, m = fleet.reachable if among is None else among, self.asked() if m is None else m

@@ -128,13 +128,7 @@ class Oort(Sized):
         )
 
     def pick(
-        self,
-        memo: Tried,
-        fleet: Fleet,
-        rng: Rng,
-        serve: Serve,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: Tried, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among, m = (fleet.reachable if among is None else among).sort().values, self.asked() if m is None else m

@@ -58,13 +58,7 @@ class PowerOfChoice(Sized):
         return ask_sizes(fleet)
 
     def pick(
-        self,
-        memo: Known,
-        fleet: Fleet,
-        rng: Rng,
-        serve: Serve,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: Known, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, self.asked() if m is None else m

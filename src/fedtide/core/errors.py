@@ -30,6 +30,12 @@ SYNONYMS = {
     "about": ("description",),
     "than": ("versus",),
     "by": ("bound",),
+    "branch_average": ("normalize_by",),
+    "style": ("kind",),
+    "epsilon": ("exploration",),
+    "decay": ("exploration",),
+    "patience": ("freeze",),
+    "check_every": ("freeze",),
     # names of other libraries
     "rate": ("lr", "dropout_rate"),
     "learning_rate": ("lr",),

@@ -54,7 +54,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
     for work in algorithm.works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue
-        short = replace(work.local, local_steps=1, batch_size=0)
+        short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
         try:
             stack = Stack(work.task, device())
             fit = together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])

@@ -69,8 +69,8 @@ class LocalTrainer:
 
     Args:
         lr: learning rate.
-        epochs: passes over the client's samples, reshuffled each time; ignored if `local_steps` is given.
-        local_steps: mini-batch steps instead of epochs; samples are reshuffled whenever an epoch ends.
+        epochs: passes over the client's samples, reshuffled each time; 1 without `local_steps`.
+        local_steps: mini-batch steps in place of epochs; samples are reshuffled whenever an epoch ends.
         batch_size: samples in a mini-batch; 0 means full batch. A smaller last batch is kept, unless it is a single
             sample and the model has BatchNorm.
         optimizer: "sgd", "adam" or "adamw".
@@ -82,7 +82,7 @@ class LocalTrainer:
     """
 
     lr: Positive = 0.1
-    epochs: StepCount = 1
+    epochs: StepCount | None = None
     local_steps: StepCount | None = None
     batch_size: Whole = 20
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -93,6 +93,8 @@ class LocalTrainer:
     augment: tuple[Annotated[Augment, Spelled], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.epochs is not None and self.local_steps is not None:
+            raise ValueError(f"found epochs {self.epochs} and local_steps {self.local_steps}, allowed: one of the two")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum belongs to optimizer = 'sgd', not to '{self.optimizer}'")
 
@@ -206,7 +208,7 @@ class LocalTrainer:
         (tensor([60]), tensor([80]))
         """
         if self.local_steps is None:
-            return rows * self.epochs
+            return rows * (self.epochs or 1)
         batch = torch.full_like(rows, self.batch_size) if self.batch_size else rows
         in_epoch = (-(-rows // batch.clamp(min=1))).clamp(min=1)
         return self.local_steps // in_epoch * rows + torch.minimum(self.local_steps % in_epoch * batch, rows)
@@ -228,14 +230,16 @@ class LocalTrainer:
         """
         if self.local_steps is not None:
             return replace(self, local_steps=int(rng.numpy().integers(1, max(self.local_steps, 2))))
-        return replace(self, epochs=int(rng.numpy().integers(1, max(self.epochs, 2))))
+        return replace(self, epochs=int(rng.numpy().integers(1, max(self.epochs or 1, 2))))
 
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Yield the epoch and the batch of each step, shuffled every epoch; skip batches smaller than `smallest`."""
         rows, done, epoch = len(columns[0]), 0, 0
-        while rows >= smallest and (epoch < self.epochs if self.local_steps is None else done < self.local_steps):
+        while rows >= smallest and (
+            epoch < (self.epochs or 1) if self.local_steps is None else done < self.local_steps
+        ):
             order = torch.randperm(rows, generator=generator)
             shuffled = [column.index_select(0, order).split(self.batch_size or rows) for column in columns]
             for batch in zip(*shuffled, strict=True):

@@ -8,8 +8,8 @@ When to use it: rounds are few, gradients are sparse or of very different size f
 or clients' updates are noisy. Each has a server learning rate that has to be tuned.
 
 Choices:
-    Adam comes in two styles that are not the same method at the same numbers: "reddi" is the paper's (v starts at
-    eps^2, no bias correction, beta2 = 0.99), "keras" that of the periodic-shift experiments (v starts at 0, bias
+    Adam comes in two kinds that are not the same method at the same numbers: "adam" is the paper's (v starts at eps^2,
+    no bias correction, beta2 = 0.99), "keras-adam" that of the periodic-shift experiments (v starts at 0, bias
     correction, beta2 = 0.999, eps outside it). Without an update there is no step. Parameters missing from an update
     and their moments stay unchanged. A step that would overflow (the square of a finite, huge update) is not taken.
     Running statistics bypass the optimizer and move by their plain mean. All computation uses the parameters' own
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -103,40 +103,62 @@ class Adagrad:
 
 @ingredient
 class Adam:
-    """FedAdam, in the form of the paper or in that of Keras.
+    """FedAdam: `v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021).
 
-    reddi: `m = b1*m + (1-b1)*d; v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, v starts at eps^2, no bias
-    correction (Reddi et al. 2021, Algorithm 2). keras: v starts at 0 and the corrections go into the step size,
+    Algorithm 2 of the paper: v starts at eps^2, and there is no bias correction.
+
+    Args:
+        lr: server learning rate.
+        eps: added to sqrt(v).
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+    """
+
+    lr: Positive = 0.01
+    eps: Positive = 1e-3
+    beta1: OpenFraction = 0.9
+    beta2: OpenFraction = 0.99
+    kind: Literal["adam"] = "adam"
+
+    def init(self, weights: Weights) -> Moments:
+        """Return m = 0, v = eps^2."""
+        return _moments(weights, self.eps**2)
+
+    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
+        """Take one step."""
+        return _adaptive(weights, memo, delta, self.beta1, _decaying(self.beta2), lambda t: self.lr, self.eps)
+
+
+@ingredient
+class KerasAdam:
+    """Adam of Keras: v starts at 0, and the bias corrections go into the step size.
+
     `w += lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
 
     Args:
         lr: server learning rate.
         eps: added to sqrt(v).
         beta1: decay rate of the first moment.
-        beta2: decay rate of the second moment; None means 0.99 for reddi and 0.999 for keras.
-        style: the paper's form or that of Keras, as above.
+        beta2: decay rate of the second moment.
     """
 
     lr: Positive = 0.01
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.9
-    beta2: OpenFraction | None = None
-    style: Literal["reddi", "keras"] = "reddi"
-    kind: Literal["adam"] = "adam"
+    beta2: OpenFraction = 0.999
+    kind: Literal["keras-adam"] = "keras-adam"
 
     def init(self, weights: Weights) -> Moments:
-        """Return m = 0 and v = eps^2 (reddi) or 0 (keras)."""
-        return _moments(weights, self.eps**2 if self.style == "reddi" else 0.0)
+        """Return m = 0, v = 0."""
+        return _moments(weights, 0.0)
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
         """Take one step."""
-        keras = self.style == "keras"
-        b2 = self.beta2 if self.beta2 is not None else (0.999 if keras else 0.99)
 
         def rate(t: int) -> float:
-            return self.lr * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
+            return self.lr * (math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t))
 
-        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: b2 * v + (1 - b2) * d * d, rate, self.eps)
+        return _adaptive(weights, memo, delta, self.beta1, _decaying(self.beta2), rate, self.eps)
 
 
 @ingredient
@@ -171,33 +193,20 @@ class Yogi:
         return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.lr, self.eps)
 
 
-KERAS = Adam(lr=0.01, eps=1e-4, style="keras")
+KERAS = KerasAdam(lr=0.01, eps=1e-4)
 """The server optimizer of the periodic-shift paper."""
 
 Server = Annotated[
-    SGD | Adagrad | Adam | Yogi,
+    SGD | Adagrad | Adam | KerasAdam | Yogi,
     Field(discriminator="kind", description="server optimizer for a model's mean update."),
 ]
 
 
-class Optimized(Protocol):
-    """A state with one model and the memo of its server optimizer."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def weights(self) -> Weights:
-        """The model."""
-
-    @property
-    def server(self) -> Any:
-        """The optimizer's memo."""
+S = TypeVar("S", bound=Any)
+"""State with one model: a dataclass with `weights`, and `server`, the optimizer's memo."""
 
 
-Moved = TypeVar("Moved", bound=Optimized)
-
-
-def averaged(state: Moved, server: Server, got: dict[str, Any] | None) -> tuple[Moved, Facts]:
+def averaged(state: S, server: Server, got: dict[str, Any] | None) -> tuple[S, Facts]:
     """Take the server's step along the mean update; no step without answers."""
     got = got or {}
     weights, memo = server.step(state.weights, state.server, got.get("delta"))
@@ -219,6 +228,10 @@ def _means(weights: Weights, delta: Weights) -> Params:
 def _moments(weights: Weights, start: float) -> Moments:
     second = {name: torch.full_like(param, start) for name, param in weights.params.items()}
     return Moments(zeros_like(weights.params), second, dict.fromkeys(weights.params, 0))
+
+
+def _decaying(beta2: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda v, d: beta2 * v + (1 - beta2) * d * d
 
 
 def _adaptive(

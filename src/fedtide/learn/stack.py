@@ -79,7 +79,7 @@ def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest
     batch = local.batch_size or rows
     epoch = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
     epoch = [size for size in epoch if size >= smallest]
-    wanted = local.epochs * len(epoch) if local.local_steps is None else local.local_steps
+    wanted = local.local_steps or (local.epochs or 1) * len(epoch)
     while epoch and len(sizes) < wanted:
         taken = epoch[: wanted - len(sizes)]
         orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])

@@ -22,13 +22,13 @@ from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
-from fedtide.learn.server import Moved, Server
+from fedtide.learn.server import S, Server
 from fedtide.learn.task import Task, concat_passes, example_of, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import join_models
 from fedtide.parts.weighting import Weighting, client_weight
 
-BranchAverage = Annotated[
+BranchDivisor = Annotated[
     Literal["participants", "members"],
     Field(description="""divisor of a branch's update: the samples of all "participants", or of its "members"."""),
 ]
@@ -40,13 +40,7 @@ ChoosePer = Annotated[
 
 
 def with_branches(
-    task: Task,
-    layer: str,
-    count: int,
-    feature: Feature = "shared",
-    *,
-    vectors: bool = False,
-    key: str = "branch_layer",
+    task: Task, layer: str, count: int, feature: Feature = "shared", *, vectors: bool = False, key: str = "branch_layer"
 ) -> Task:
     """Return the task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
 
@@ -300,8 +294,8 @@ def branch_update(
 
 
 def step_branches(
-    state: Moved, server: Server, got: Mapping[str, Any] | None, lam: float, average: BranchAverage = "participants"
-) -> tuple[Moved, Facts]:
+    state: S, server: Server, got: Mapping[str, Any] | None, lam: float, normalize_by: BranchDivisor = "participants"
+) -> tuple[S, Facts]:
     """Take the server's step of the trunk and of updated branches; no step without an update.
 
     Updated branches are those that were trained, and with lam > 0 all.
@@ -311,12 +305,12 @@ def step_branches(
         server: the optimizer.
         got: the means over participants of `branch_update`.
         lam: weight of the branches that a client does not train.
-        average: divisor of a branch's update.
+        normalize_by: divisor of a branch's update.
     """
     if got is None:
         return state, {}
     shares = got["branches"]
-    divisor = torch.where(shares > 0, shares, 1.0) if average == "members" else None
+    divisor = torch.where(shares > 0, shares, 1.0) if normalize_by == "members" else None
     active = (shares > 0) | (lam > 0)
     weights, memo = step_trained(server, state.weights, state.server, got["delta"], active, divisor)
     return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}

@@ -183,13 +183,7 @@ Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture, Field(disc
 
 
 def predict_personal(
-    way: Way,
-    nets: Networks,
-    models: Sequence[Weights],
-    usual: int,
-    memories: Sequence[Any],
-    x: Tensor,
-    owner: Tensor,
+    way: Way, nets: Networks, models: Sequence[Weights], usual: int, memories: Sequence[Any], x: Tensor, owner: Tensor
 ) -> Prediction:
     """Predict rows of many clients, each by its client's memory; by the model `usual` for clients without one.
 

@@ -250,7 +250,7 @@ def _on_ray(experiment: Experiment, where: str) -> None:
 
 def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
     """Raise if clients shall do a part of local work that cannot be divided."""
-    if experiment.timing.partial_work and (local.local_steps or local.epochs) == 1:
+    if experiment.timing.partial_work and (local.local_steps or local.epochs or 1) == 1:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
         raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
 

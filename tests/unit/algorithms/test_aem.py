@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import State, aem, exploration, freeze_stale, renumber
+from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale, renumber
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
@@ -22,24 +22,18 @@ from helpers.toys import played, toy
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
 
 
-@pytest.mark.parametrize(("decay", "round", "expected"), [
-    ("constant", 7, 0.3), ("inverse", 0, 1.0), ("inverse", 4, 0.2), ("power", 0, 1.0), ("clusters", 0, 1.0),
-    ("clusters", 7, 1 / 2),
+@pytest.mark.parametrize(("kind", "round", "expected"), [
+    (Constant(0.3), 7, 0.3), (Constant(0.0), 7, 0.0), (Inverse(), 0, 1.0), (Inverse(), 4, 0.2), (Power(0.3), 0, 1.0),
+    (Power(0.3), 10, 0.3), (ByClusters(), 0, 1.0), (ByClusters(), 7, 1 / 2),
 ])  # fmt: skip
-def test_exploration_falls_as_its_schedule_says(decay, round, expected):
-    """With six clusters (t+1)^(-1/3); "power" is eps where t + 1 is an eighth of the rounds, and one."""
-    assert exploration(decay, 0.3, 6, Moment(round, 80)) == pytest.approx(expected)
-    assert exploration("power", 0.3, 6, Moment(10, 80)) == pytest.approx(0.3)
-
-
-@pytest.mark.parametrize("decay", ["constant", "inverse", "power", "clusters"])
-def test_without_epsilon_nobody_explores(decay):
-    assert exploration(decay, 0.0, 3, Moment(2, 9)) == 0.0
+def test_exploration_falls_as_its_kind_says(kind, round, expected):
+    """With six clusters (t+1)^(-1/3); "power" is eps where t is an eighth of the rounds, plus one."""
+    assert kind.probability(6, Moment(round, 80)) == pytest.approx(expected)
 
 
 def test_explorers_take_every_model_alike():
     """Chi-square of 40 rounds of eight clients over three models, 99.9 % quantile at two degrees of freedom."""
-    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone"}
+    options = {"clusters": 3, "exploration": {"epsilon": 1.0}, "cohort": "everyone"}
     run = played(toy("aem", options, shift={"who": {"kind": "always"}}, rounds=40))
     counts = sum((step.facts["members"] for step in run.steps), torch.zeros(3))
     expected = counts.sum() / 3
@@ -51,7 +45,7 @@ def test_explorers_take_every_model_alike():
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsilon):
     """One: always it. Two, explored: all alike, by chi-square of 30 rounds of eight (99.9 %, one degree of freedom)."""
-    options = {"clusters": 3, "epsilon": epsilon, "cohort": "everyone"}
+    options = {"clusters": 3, "exploration": {"epsilon": epsilon}, "cohort": "everyone"}
     run = played(toy("aem", options, shift={"who": {"kind": "always"}}), rounds=1)
     now, algorithm = replace(run.state, active=torch.tensor(active)), run.host.algorithm
     counts = torch.zeros(3, dtype=torch.float64)
@@ -68,7 +62,9 @@ def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
     """J = 1, eps = 0, gate frozen at the global model: the same log-probabilities, so the same accuracy."""
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     way = {"kind": "mixture", "gate": "linear", "gating": FEW, "solver": FEW}
-    ours = played(toy("aem", {"local": local, "clusters": 1, "epsilon": 0.0, "personal": way}, precision="fp64"))
+    ours = played(
+        toy("aem", {"local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "personal": way}, precision="fp64")
+    )
     theirs = played(toy("fedavg", {"local": local}, precision="fp64"))
     population, moment = ours.host.population, ours.fleet.moment
     payload, _ = ours.host.algorithm.serve(ours.state, population.clients)
@@ -121,7 +117,12 @@ def test_a_model_that_gains_nothing_is_frozen_at_its_best():
 
 
 def test_frozen_models_are_not_sent_and_do_not_move():
-    options = {"clusters": 3, "epsilon": 1.0, "patience": 1, "check_every": 1, "cohort": "everyone"}
+    options = {
+        "clusters": 3,
+        "exploration": {"epsilon": 1.0},
+        "freeze": {"patience": 1, "check_every": 1},
+        "cohort": "everyone",
+    }
     local = {"lr": 2.0, "batch_size": 4, "epochs": 3}
     run = played(toy("aem", {**options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
     active = [int(step.facts["active"]) for step in run.steps]
@@ -135,8 +136,13 @@ def test_frozen_models_are_not_sent_and_do_not_move():
 
 
 def test_early_stopping_costs_fewer_bytes():
-    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone", "local": {"lr": 2.0, "batch_size": 4, "epochs": 3}}
-    stops = {**options, "patience": 1, "check_every": 1}
+    options = {
+        "clusters": 3,
+        "exploration": {"epsilon": 1.0},
+        "cohort": "everyone",
+        "local": {"lr": 2.0, "batch_size": 4, "epochs": 3},
+    }
+    stops = {**options, "freeze": {"patience": 1, "check_every": 1}}
     sent = []
     for each in (options, stops):
         run = played(toy("aem", each, shift={"who": {"kind": "always"}}, rounds=12))
@@ -145,7 +151,7 @@ def test_early_stopping_costs_fewer_bytes():
 
 
 def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
-    run = played(toy("aem", {"clusters": 3, "epsilon": 0.0}), rounds=3)
+    run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
     used = (run.state.chosen > 0).nonzero().flatten().tolist()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
     assert payload["numbers"].tolist() == used
@@ -154,7 +160,7 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     state = replace(run.state, chosen=torch.tensor([50.0, 3, 9]), last=torch.tensor([10.0, 11, 20]))
     payload, _ = run.host.algorithm.serve(state, run.host.population.clients)
     assert (payload["numbers"].tolist(), int(payload["usual"])) == ([1, 2], 1)
-    every = played(toy("aem", {"clusters": 3, "epsilon": 0.0, "drop_unused": False}), rounds=3)
+    every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
     assert payload["numbers"].tolist() == [0, 1, 2]
 
@@ -252,8 +258,11 @@ def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"epsilon": 1.5}, "epsilon"), ({"epsilon": -0.1}, "epsilon"), ({"clusters": 0}, "clusters"),
-    ({"clusters": 9}, "at most 8"), ({"personal": "magic"}, "personal"), ({"patience": 0}, "patience"),
+    ({"exploration": {"epsilon": 1.5}}, "epsilon"), ({"exploration": {"epsilon": -0.1}}, "epsilon"),
+    ({"exploration": {"kind": "power", "epsilon": 0.0}}, "epsilon"), ({"freeze": {"patience": 0}}, "patience"),
+    ({"exploration": {"kind": "inverse", "epsilon": 0.1}}, "epsilon"), ({"clusters": 0}, "clusters"),
+    ({"epsilon": 0.1}, "did you mean 'exploration'"), ({"patience": 1}, "did you mean 'freeze'"),
+    ({"clusters": 9}, "at most 8"), ({"personal": "magic"}, "personal"),
     ({"personal": {"kind": "mixture", "held": 1.0}}, "held"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):

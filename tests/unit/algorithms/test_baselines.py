@@ -34,7 +34,7 @@ from helpers.branchnet import Noted
 from helpers.studies import lines_of, run_of, study
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 FAR = {
     "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "offset": 30.0},
@@ -280,7 +280,7 @@ def test_min_loss_by_hand_for_one_client():
 def test_members_step_as_far_as_if_they_were_alone():
     """Three rows chose branch 1, one chose branch 2; lam = 0."""
     for heads, factors in (("participants", (1.0, 1.0)), ("members", (4 / 3, 4.0))):
-        algorithm = minloss(task(), lam=0.0, branch_average=heads, server=SGD())
+        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD())
         state = begun(algorithm)
         delta = Weights({name: torch.ones_like(p) for name, p in state.weights.params.items()})
         shares = torch.tensor([3.0, 1.0], dtype=torch.float64)

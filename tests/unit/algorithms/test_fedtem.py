@@ -32,7 +32,7 @@ from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
 REVEALS = ("pi", "odds", "mu", "var", "n")
-KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
 ALWAYS_FIRST, ALWAYS_SECOND = {"kind": "block", "period": 1000}, {"kind": "block", "period": 1000, "phase": 500}
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 

@@ -21,7 +21,7 @@ from fedtide.parts.step_size import Certainty
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 

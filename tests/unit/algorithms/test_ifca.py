@@ -111,7 +111,7 @@ def test_clusters_may_share_all_but_one_layer():
     """From one state, IFCA with `cluster_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
     local = {"lr": 0.2, "batch_size": 4, "epochs": 2}
     ifca_run = played(toy("ifca", {"local": local, "cluster_layer": "head"}, precision="fp64"), rounds=3)
-    options = {"local": local, "lam": 0.0, "branch_average": "members", "server": "sgd"}
+    options = {"local": local, "lam": 0.0, "normalize_by": "members", "server": "sgd"}
     heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
     first = ifca_run.steps[0].received
     shared, other = first.weights

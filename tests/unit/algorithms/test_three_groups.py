@@ -27,7 +27,7 @@ from helpers.answering import DIMS, WIDTH, Answering, begun, moving, still, task
 from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+KERAS = {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4}
 THREE = {
     "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
     "partition": {"kind": "iid", "clients": 12},
@@ -221,7 +221,7 @@ def turned(state):
         ("fedtkm", {"prior": "linear", "eta": 0.2}),
         ("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
-        ("min-loss", {"branch_average": "members"}),
+        ("min-loss", {"normalize_by": "members"}),
     ],
 )
 def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, options):

@@ -26,7 +26,7 @@ from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.schedule import Exponential
-from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.models import MLP
 from fedtide.parts.prior import Linear
 from helpers.toys import TOY
@@ -146,7 +146,7 @@ def test_a_table_without_a_kind_changes_the_default_and_one_with_a_kind_replaces
     )
     assert options(made, "A")["server"] == SGD(0.5, 0.9)
     assert options(made, "B")["server"] == SGD(0.5)
-    assert options(made, "C")["server"] == Adam(0.5, eps=1e-4, style="keras")
+    assert options(made, "C")["server"] == KerasAdam(0.5, eps=1e-4)
     assert options(made, "D")["cohort"] == Uniform(3)
     assert options(made, "E")["prior"] == Linear(period=4.0, phase=3.0)
     assert from_dict(resolved(made)) == made
@@ -600,7 +600,7 @@ locals_ = st.fixed_dictionaries(
 servers = st.one_of(
     choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive),
     choice("yogi", initial_accumulator=share),
-    choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
+    choice("adam", beta2=share), choice("keras-adam", beta2=share), st.sampled_from(["sgd", "adam"]),
 )  # fmt: skip
 cohorts = st.one_of(
     small, choice("uniform", clients_per_round=small), choice("arrivals", clients_per_round=small), st.just("everyone")
@@ -686,7 +686,7 @@ methods = st.lists(
         ),
         st.fixed_dictionaries(
             {"algorithm": st.just("fedadam")},
-            optional={"server": st.fixed_dictionaries({}, optional={"beta2": share, "style": st.just("keras")})},
+            optional={"server": st.fixed_dictionaries({}, optional={"beta2": share})},
         ),
     ).flatmap(lambda m: st.fixed_dictionaries({}, optional={"local": locals_, "cohort": cohorts}).map(lambda o: m | o)),
     min_size=1,

@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.loss import Columns, CrossEntropy
-from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.images import MLP
@@ -36,7 +36,7 @@ from fedtide.multi.branches import (
 from helpers.relabeling import branches_relabeled
 
 CLASSES, ROWS, DIMS = 3, 6, 4
-SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), Adam(style="keras"), Adagrad(), Yogi()]
+SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), KerasAdam(), Adagrad(), Yogi()]
 
 
 def task_of(branches: int, dtype: torch.dtype = torch.float64) -> Task:
@@ -363,7 +363,7 @@ def test_an_idle_branch_and_its_moments_stay_bit_for_bit(server, idle):
 
 def test_a_branch_that_comes_back_goes_on_from_its_own_last_step():
     """Trained, idle for a while, trained again: the same weights as if it had never been idle."""
-    server, weights = Adam(style="keras"), task_of(2).init(Rng(0))
+    server, weights = KerasAdam(), task_of(2).init(Rng(0))
     both, first = torch.tensor([True, True]), torch.tensor([True, False])
     start = server.init(weights)
     straight, interrupted = (weights, start), (weights, start)
@@ -445,13 +445,13 @@ def test_relabeling_puts_branch_k_in_the_place_of_its_new_number():
 
 def test_relabeling_back_is_the_identity_and_steps_commute_with_it():
     weights = task_of(2).init(Rng(0))
-    memo = Adam(style="keras").init(weights)
+    memo = KerasAdam().init(weights)
     held = Held(weights, memo)
     swapped = branches_relabeled(held, [1, 0])
     assert same(branches_relabeled(swapped, [1, 0]), held)
-    moved = step_trained(Adam(style="keras"), weights, memo, ones(weights), torch.tensor([True, False]))
+    moved = step_trained(KerasAdam(), weights, memo, ones(weights), torch.tensor([True, False]))
     mirrored = step_trained(
-        Adam(style="keras"), swapped.weights, swapped.server, branches_relabeled(ones(weights), [1, 0]),
+        KerasAdam(), swapped.weights, swapped.server, branches_relabeled(ones(weights), [1, 0]),
         torch.tensor([False, True]),
     )  # fmt: skip
     assert same(branches_relabeled(moved[0], [1, 0]), mirrored[0])
