@@ -50,7 +50,7 @@ def played(*stages: str, **options):
 
 
 def in_use(state) -> list[int]:
-    return (state.used >= 0).nonzero().flatten().tolist()
+    return state.in_use.nonzero().flatten().tolist()
 
 
 def turned(state) -> list[int]:
@@ -121,7 +121,8 @@ def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
     stages = played("....", "AA..", "AAAA", rounds_per_step=3)
     assert [state.step for state, *_ in stages] == [-1, 0, 0]
-    assert [state.least.tolist() for state, *_ in stages][-1] == [0.5, 0.5, -1.0, -1.0]
+    last = stages[-1][0]
+    assert (last.judged.tolist(), last.least[:2].tolist()) == ([True, True, False, False], [0.5, 0.5])
 
 
 def test_there_are_never_more_models_than_allowed_and_that_used_longest_ago_makes_room():
@@ -170,13 +171,15 @@ def test_what_merges_is_the_mean_by_pairs():
         state,
         weights=weights,
         pairs=torch.tensor([3.0, 1.0, 9.0, 4.0]).double(),
+        in_use=torch.ones(4, dtype=torch.bool),
         used=torch.tensor([2, 3, 3, 1]),
         model=torch.tensor([3, 2, 1]),
         place=torch.tensor([0, 1, 2, 3, 1, -1]),
     )
     made = merge_models(state, [0, 1, 3], SGD())
     assert [float(w.params["weight"][0]) for w in made.weights] == [4.25, 0.0, 7.0, 0.0]
-    assert (made.pairs.tolist(), made.used.tolist()) == ([8.0, 0.0, 9.0, 0.0], [3, -1, 3, -1])
+    assert (made.pairs.tolist(), made.in_use.tolist()) == ([8.0, 0.0, 9.0, 0.0], [True, False, True, False])
+    assert made.used[made.in_use].tolist() == [3, 3]
     assert (made.model.tolist(), made.place.tolist()) == ([0, 2, 0], [0, 0, 2, 0, 0, -1])
 
 

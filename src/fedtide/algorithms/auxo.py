@@ -269,7 +269,7 @@ def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, r
 
 def halves(x: Tensor, rng: Rng) -> Tensor:
     """Return the clusters (n,) of rows by 2-means; the first row is in cluster 0."""
-    best = torch.from_numpy(best_kmeans(x.numpy(), 2, rng))
+    best = torch.from_numpy(best_kmeans(x.numpy(), 2, rng.at("start"))[1])
     return (best != best[0]).long()
 
 

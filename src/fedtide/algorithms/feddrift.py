@@ -53,7 +53,6 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
-from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
@@ -96,11 +95,11 @@ Criterion = Literal["error", "loss"]
 class State:
     """The places for models, the optimizer's memo of each, their initial weights, and the model of each client.
 
-    step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) the
-    loss of each client's best model, -1 before its first answer. used: (K,) the last step in which each place had a
-    client, -1 if it is free. pairs: (K,) number of (client, step) pairs of each. place: (made,) the current place of
-    every model ever made, or of the model it was merged into; -1 if it is gone. number: (K,) the number of the model in
-    each place. cohort: the cohort's memo.
+    step: the last time step that began, -1 before the first. model: (registered,) the place of each client's model.
+    judged: (registered,) mask of clients that have judged models, least: (registered,) the loss of their best one.
+    in_use: (K,) mask of places that have a model, used: (K,) the last step in which it had a client, pairs: (K,) its
+    number of (client, step) pairs, number: (K,) its number among all models ever made. place: (made,) the current place
+    of each of those, or of the model it was merged into; -1 if it is gone. cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -108,17 +107,19 @@ class State:
     start: Weights
     step: int
     model: Tensor
+    judged: Tensor
     least: Tensor
+    in_use: Tensor
     used: Tensor
     pairs: Tensor
-    place: Tensor
     number: Tensor
+    place: Tensor
     cohort: Any = None
 
     @property
     def there(self) -> Tensor:
         """Places in use."""
-        return (self.used >= 0).nonzero().flatten()
+        return self.in_use.nonzero().flatten()
 
 
 @dataclass(frozen=True)
@@ -180,19 +181,14 @@ def feddrift(
         init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
         window: number of steps whose samples count, including the current one; above 1, clients keep samples.
     """
-    if max_clusters > 1000:  # each uses a place of the state, used or not
-        raise refused("max_clusters", max_clusters, "1000 or less")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start, registered = task.init(rng), len(fleet.clients)
-        used, pairs = torch.full((max_clusters,), -1), torch.zeros(max_clusters, dtype=torch.float64)
-        used[0] = 0
-        memos = tuple(server.init(start) for _ in range(max_clusters))
-        model, never = torch.zeros(registered).long(), torch.full((registered,), -1.0, dtype=torch.float64)
-        first = torch.zeros(max_clusters, dtype=torch.int64)
-        place, memo = first[:1].clone(), cohort.init(fleet)
-        return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
+        memos, none = tuple(server.init(start) for _ in range(max_clusters)), torch.zeros(registered, dtype=torch.int64)
+        zeros, in_use = torch.zeros(max_clusters, dtype=torch.int64), torch.arange(max_clusters) == 0
+        return State((start,) * max_clusters, memos, start, -1, none, none > 0, none.double(), in_use, zeros,
+                     zeros.double(), zeros, zeros[:1], cohort.init(fleet))  # fmt: skip
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Return the loss of each model on the client's samples, and sums over kept samples by their model."""
@@ -280,9 +276,9 @@ def feddrift(
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        known, there = state.least >= 0, state.there
-        usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
-        return serve_clusters(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
+        there, model = state.there, torch.where(state.judged, state.model, -1)
+        usual = torch.bincount(state.model[state.judged], minlength=max_clusters)[there].argmax()
+        return serve_clusters(state.weights, model, clients, there, int(usual))
 
     made = Algorithm(
         "feddrift",
@@ -357,11 +353,14 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
         delta: tolerated increase of a client's loss since the last step.
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
-    left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
-    model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
-    model[clients], least[clients] = there[best], now
-    used[model[clients]] = step
-    return replace(state, step=step, model=model, least=least, used=used), left
+    left = state.judged[clients] & (now - state.least[clients] > delta)
+    return replace(
+        state, step=step,
+        model=state.model.index_copy(0, clients, there[best]),
+        judged=state.judged.index_fill(0, clients, True),
+        least=state.least.index_copy(0, clients, now),
+        used=state.used.index_fill(0, there[best], step),
+    ), left  # fmt: skip
 
 
 def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta: float) -> Tensor:
@@ -373,22 +372,22 @@ def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta:
 def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
     """Make a new model for some clients, in the least recently used place; unchanged if all are in use."""
     held = torch.bincount(state.model, minlength=len(state.used)) > 0
-    last = torch.where(held, state.step, state.used)
+    last = torch.where(held, state.step, state.used).masked_fill(~state.in_use, -1)
     k = int(last.argmin())
     if not len(clients) or last[k] == state.step:
         return state
     begun = state.start if init_new_from == "start" else state.weights[int(state.model[clients[0]])]
-    model, used, number, pairs = (each.clone() for each in (state.model, state.used, state.number, state.pairs))
-    model[clients], used[k], number[k], pairs[k] = k, state.step, len(state.place), 0.0
-    place = torch.cat([torch.where(state.place == k, -1, state.place), torch.tensor([k])])
+    at = torch.tensor([k])
+    place = torch.cat([torch.where(state.place == k, -1, state.place), at])
     return replace(
         state,
         weights=replace_at(state.weights, k, begun),
         server=replace_at(state.server, k, server.init(begun)),
-        model=model,
-        used=used,
-        number=number,
-        pairs=pairs,
+        model=state.model.index_fill(0, clients, k),
+        in_use=state.in_use.index_fill(0, at, True),
+        used=state.used.index_fill(0, at, state.step),
+        number=state.number.index_fill(0, at, len(state.place)),
+        pairs=state.pairs.index_fill(0, at, 0.0),
         place=place,
     )
 
@@ -456,11 +455,13 @@ def merge_models(state: State, places: Sequence[int], server: Server) -> State:
     first, *rest = places
     made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])
     weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
-    used, pairs = state.used.clone(), state.pairs.clone()
+    used, pairs, gone = state.used.clone(), state.pairs.clone(), torch.tensor(rest)
     used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
-    used[rest], pairs[rest] = -1, 0.0
+    used[gone], pairs[gone] = 0, 0.0
     for k in rest:
         weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
-    gone = torch.tensor(rest)
     model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
-    return replace(state, weights=weights, server=memos, used=used, pairs=pairs, model=model, place=place)
+    in_use = state.in_use.index_fill(0, gone, False)
+    return replace(
+        state, weights=weights, server=memos, in_use=in_use, used=used, pairs=pairs, model=model, place=place
+    )

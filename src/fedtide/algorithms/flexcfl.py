@@ -277,7 +277,8 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
 
 def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
     """Return the group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
-    _, first, member = np.unique(best_kmeans(edc(updates, m), m, rng), return_index=True, return_inverse=True)
+    _, found = best_kmeans(edc(updates, m), m, rng.at("start"))
+    _, first, member = np.unique(found, return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[member])
 
 

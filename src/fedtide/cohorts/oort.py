@@ -14,8 +14,7 @@ When to use it: devices differ in speed, and clients in how much the model still
 
 Choices:
     Rounds are counted from 1, as `t` in the paper. The range in the score is that of utilities before clipping. The
-    duration of a client that was never tried is unknown, so it is not penalized unless the memo has its seconds. Ties
-    are broken at random. For a client that trains the model it received, the utility is computed from plain
+    duration of a client that was never tried is unknown, so it is not penalized. Ties are broken at random. For a client that trains the model it received, the utility is computed from plain
     cross-entropy under that model, whatever the training loss; if a method's clients do more than that (choose a model,
     say), from their mean training loss, as in FedScale. Where a client answers in a later round (FedBuff), `s_i` is its
     whole time and `l_i` the round of its answer.
@@ -31,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.draw import ask_reachable, descending, draw_clients, fill_unknown
+from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, fill_unknown, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
 from fedtide.core.config_types import Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
@@ -52,15 +51,17 @@ class Tried:
     """Oort's memo of clients, all (clients,), and of past rounds.
 
     Args:
-        reward: value of a client before its first trial: the samples it trains on; 0 without a report.
+        reward: value of a client before its first trial, where known: the samples it trains on.
+        tried: mask of clients that were tried; the next three are zero for the others.
         utility: utility at the last trial.
-        seconds: duration of the last trial, over all rounds that it took; 0 if unknown.
-        last: round of the last trial, from 1; 0 for never.
+        seconds: duration of the last trial, over all rounds that it took.
+        last: round of the last trial, from 1.
         sums: (rounds,) total utility of each of the latest rounds.
         percent: the percentile of the seconds up to which no client is penalized.
     """
 
-    reward: Tensor
+    reward: Known
+    tried: Tensor
     utility: Tensor
     seconds: Tensor
     last: Tensor
@@ -110,11 +111,11 @@ class Oort(Sized):
 
     def init(self, fleet: Fleet) -> Tried:
         """Ask the clients reachable before round 0 how many samples they train on; none is tried yet."""
-        zeros = torch.zeros(len(fleet.clients), dtype=torch.float64)
-        never = torch.zeros(len(fleet.clients), dtype=torch.int64)
-        memo = Tried(zeros, zeros.clone(), zeros.clone(), never, zeros[:0].clone(), self.round_threshold)
         clients, said = ask_reachable(fleet, "count")
-        return replace(memo, reward=memo.reward.index_copy(0, clients, said[:, -1].to(memo.reward)))
+        reward = with_reports(no_reports(len(fleet.clients), 1), clients, said[:, -1:])
+        never = torch.zeros(len(fleet.clients), dtype=torch.int64)
+        zeros = never.double()
+        return Tried(reward, never > 0, zeros, zeros, never, zeros[:0], self.round_threshold)
 
     def share(self, t: int) -> float:
         """Return the share of new clients in round `t`, from 1.
@@ -135,7 +136,7 @@ class Oort(Sized):
         t = max(fleet.moment.round + 1, 1)
         if m >= len(among):
             return among
-        tried, new = among[memo.last[among] > 0], among[memo.last[among] == 0]
+        tried, new = among[memo.tried[among]], among[~memo.tried[among]]
         explored = min(math.floor(round(self.share(t) * m, 9)), len(new))
         exploited = min(m - explored, len(tried))
         best = self._best(memo, tried, exploited, t, rng.at("exploit"))
@@ -153,7 +154,7 @@ class Oort(Sized):
 
     def preferred(self, memo: Tried) -> float:
         """Return T: seconds up to which no client is penalized."""
-        known = memo.seconds[memo.seconds > 0].sort().values
+        known = memo.seconds[memo.tried].sort().values
         if memo.percent >= 100 or not len(known):
             return math.inf
         return float(known[min(int(len(known) * memo.percent / 100), len(known) - 1)])
@@ -174,7 +175,7 @@ class Oort(Sized):
 
     def _fresh(self, memo: Tried, clients: Tensor, k: int, rng: Rng) -> Tensor:
         """Draw `k` clients that were never tried, in proportion to their reward."""
-        reward = fill_unknown(memo.reward[clients], memo.reward[clients] > 0) * self._slowness(memo, clients)
+        reward = fill_unknown(memo.reward.of[clients, 0], memo.reward.heard[clients]) * self._slowness(memo, clients)
         order = descending(reward, rng.at("order"))[: self.sample_window * k]
         return draw_clients(clients[order], reward[order].log(), k, rng)
 
@@ -185,6 +186,7 @@ class Oort(Sized):
         worth, t = reply.rows["utility"].flatten().to(memo.utility), moment.round + 1
         known = replace(
             memo,
+            tried=memo.tried.index_fill(0, reply.clients, True),
             utility=memo.utility.index_copy(0, reply.clients, worth),
             seconds=memo.seconds.index_copy(0, reply.clients, reply.seconds.to(memo.seconds)),
             last=memo.last.index_copy(0, reply.clients, torch.full_like(reply.clients, t)),

@@ -18,7 +18,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Fleet, Holdings, Memory, Moment, Reply, Shard, Weighted, Weights, Work
 from fedtide.learn.task import Task
 from fedtide.multi.features import Extract, Features
-from fedtide.parts.cluster import kmeans, seeded, summary
+from fedtide.parts.cluster import best_kmeans, summary
 
 
 @ingredient
@@ -53,9 +53,6 @@ GaussianInit = Annotated[KMeansPlusPlus | Public | Random, Field(discriminator="
 
 SEEN = ("centers", "counts", "spreads")
 """Values revealed per client during collection."""
-
-TRIES = 10
-"""Number of k-means starts; the tightest is kept."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +218,7 @@ def fit_centers(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Ten
     An empty component gets the variance of all.
     """
     x, n, spread = (part.double().numpy() for part in (collected.centers, collected.counts, collected.spreads))
-    tries = [kmeans(x, seeded(x, count, rng.at(k), weights=n), weights=n) for k in range(TRIES)]
-    centers, member = min(tries, key=lambda found: float(n @ ((x - found[0][found[1]]) ** 2).sum(1)))
+    centers, member = best_kmeans(x, count, rng, weights=n)
     whole = n @ (spread + (x - n @ x / n.sum()) ** 2) / n.sum()
     var = np.stack([
         n[mine] @ (spread[mine] + (x[mine] - center) ** 2) / n[mine].sum() if (mine := member == k).any() else whole

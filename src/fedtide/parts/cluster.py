@@ -102,20 +102,17 @@ def kmeans(
     return centers, distances(x, centers).argmin(1)
 
 
-def best_kmeans(x: Points, k: int, rng: Rng) -> np.ndarray:
-    """Return the cluster of each row (rows,) by the cheapest of ten k-means++ starts; ties: the first.
+def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> tuple[Points, np.ndarray]:
+    """Run k-means from ten k-means++ starts; return centers (K, d) and clusters of the cheapest; ties: the first.
 
-    >>> best_kmeans(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0)).tolist() in ([0, 1, 0], [1, 0, 1])
+    >>> best_kmeans(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0))[1].tolist() in ([0, 1, 0], [1, 0, 1])
     True
     """
-    best, least = np.zeros(len(x), dtype=np.int64), np.inf
-    for number in range(STARTS):
-        centers, member = kmeans(x, seeded(x, k, rng.at("start", number)))
-        cost = float(distances(x, centers).min(1).sum())
-        # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
-        if cost < least - 1e-9:
-            best, least = member, cost
-    return best
+    mass = np.ones(len(x)) if weights is None else weights
+    found = [kmeans(x, seeded(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)]
+    costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in found]
+    # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
+    return found[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
