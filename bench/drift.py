@@ -28,7 +28,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
 from fedtide.parts.distance import Kind, means
-from fedtide.parts.drift import Event, Fraction, heterogeneity, moves
+from fedtide.parts.drift import Event, Fraction, heterogeneity, move_to_nearest
 from fedtide.parts.recluster import Clustering, KMeans
 from machine import RESULTS, append, machine, now, peak_of
 
@@ -92,7 +92,7 @@ def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
 def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
     """A drift event in which all clients drifted: moves, centers, trigger."""
     filled = found.label.bincount(minlength=found.k) > 0
-    label = moves(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
+    label = move_to_nearest(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
     centers, filled = means(x, label, found.k, found.centers), label.bincount(minlength=found.k) > 0
     return trigger.fires(None, Event(found.centers, centers, filled, x, label, "l1"))
 

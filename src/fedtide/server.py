@@ -1,6 +1,6 @@
 """Server optimizers: the averaged update as a direction (McMahan et al. 2017; Reddi et al. 2021).
 
-`step(weights, memo, delta)` gives new weights and a new memo, and `averaged` is the server's half of a round of FedAvg.
+`step(weights, memo, delta)` gives new weights and a new memo; `step_server` is the server's half of FedAvg.
 
 >>> import fedtide as ft, torch
 >>> weights, delta = ft.Weights({"w": torch.tensor([1.0])}), ft.Weights({"w": torch.tensor([2.0])})
@@ -8,6 +8,6 @@
 {'w': tensor([2.])}
 """
 
-from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Server, Yogi, averaged
+from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Server, Yogi, step_server
 
-__all__ = ["SGD", "Adagrad", "Adam", "KerasAdam", "Server", "Yogi", "averaged"]
+__all__ = ["SGD", "Adagrad", "Adam", "KerasAdam", "Server", "Yogi", "step_server"]

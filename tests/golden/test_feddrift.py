@@ -14,7 +14,16 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, merge_models, near, unite, with_new
+from fedtide.algorithms.feddrift import (
+    Eager,
+    Isolate,
+    distances,
+    feddrift,
+    linked_groups,
+    merge_models,
+    merge_shards,
+    with_new,
+)
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
@@ -157,10 +166,10 @@ def test_distances_are_symmetric_with_zeros_on_the_diagonal():
 def test_linkage_is_complete_and_a_distance_of_just_the_cut_merges():
     """D(0, 1) = 1, D(1, 2) = 2, D(0, 2) = 4: after {0, 1} model 2 is 4 away, not 2."""
     losses = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 2.0], [4.0, 2.0, 0.0]])
-    assert [[group.tolist() for group in near(losses, cut)] for cut in (0.9, 1.0, 3.9, 4.0)] == [
+    assert [[group.tolist() for group in linked_groups(losses, cut)] for cut in (0.9, 1.0, 3.9, 4.0)] == [
         [], [[0, 1]], [[0, 1]], [[0, 1, 2]],
     ]  # fmt: skip
-    assert near(losses[:1, :1], 9.0) == []
+    assert linked_groups(losses[:1, :1], 9.0) == []
 
 
 def test_what_merges_is_the_mean_by_pairs():
@@ -270,11 +279,11 @@ def test_models_whose_clients_have_gone_are_compared_on_the_rows_that_these_keep
 def test_rows_that_are_held_again_count_once():
     first = Shard(X, A, torch.tensor([3, 5]), mask=torch.ones(2, 1) > 0)
     again = Shard(-X, B, torch.tensor([5, 9]), mask=torch.zeros(2, 1) > 0)
-    both = unite([first, again])
+    both = merge_shards([first, again])
     assert (both.ids.tolist(), both.y.tolist()) == ([3, 5, 9], [1, 0, 1])
     assert (both.x.flatten().tolist(), both.mask.flatten().tolist()) == ([1.0, -1.0, 1.0], [True, True, False])
     assert both.time is None
-    assert unite([first]) is first
+    assert merge_shards([first]) is first
 
 
 def test_the_moment_is_not_needed_to_judge():

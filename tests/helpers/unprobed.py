@@ -9,7 +9,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD, averaged
+from fedtide.learn.server import SGD, step_server
 from fedtide.learn.task import Task
 
 
@@ -18,7 +18,7 @@ def fitting(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = A
     made = fedavg(task, local, cohort=cohort)
 
     def round(state, fleet, rng):
-        return averaged(
+        return step_server(
             state, SGD(), mean(fleet.ask("fit", cohort.pick(state.cohort, fleet, rng, None), state.weights).total)
         )
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.parts.distance import Kind, between, summed
-from fedtide.parts.drift import heterogeneity, transfer
+from fedtide.parts.distance import Kind, between, sum_distances
+from fedtide.parts.drift import heterogeneity, mixing_matrix
 from fedtide.parts.recluster import KMeans, k_center, lloyd, silhouettes
 
 law = settings(max_examples=30, deadline=None, derandomize=True)
@@ -63,12 +63,12 @@ def test_silhouettes_are_between_minus_one_and_one(seed, rows, k, kind):
 def test_what_new_clusters_take_over_sums_to_one(seed, rows, old_k, new_k):
     draw = torch.Generator().manual_seed(seed)
     old, new = torch.randint(old_k, (rows,), generator=draw), torch.randint(new_k, (rows,), generator=draw)
-    share = transfer(old, new, old_k, new_k)
+    share = mixing_matrix(old, new, old_k, new_k)
     assert share.shape == (new_k, old_k)
     assert (share >= 0).all()
     torch.testing.assert_close(share.sum(1), torch.ones(new_k, dtype=torch.float64))
     assert torch.equal(
-        transfer(old, old, old_k, old_k)[old.unique()], torch.eye(old_k, dtype=torch.float64)[old.unique()]
+        mixing_matrix(old, old, old_k, old_k)[old.unique()], torch.eye(old_k, dtype=torch.float64)[old.unique()]
     )
 
 
@@ -76,7 +76,7 @@ def test_what_new_clusters_take_over_sums_to_one(seed, rows, old_k, new_k):
 @given(seeds, st.integers(2, 30), kinds)
 def test_one_cluster_of_all_is_as_heterogeneous_as_pairs_are_apart(seed, rows, kind):
     x = rows_of(seed, rows, 4, kind)
-    together = summed(x, torch.ones(rows, 1, dtype=torch.float64), kind).sum() / (rows * (rows - 1))
+    together = sum_distances(x, torch.ones(rows, 1, dtype=torch.float64), kind).sum() / (rows * (rows - 1))
     assert heterogeneity(x, torch.zeros(rows, dtype=torch.int64), kind) == pytest.approx(float(together))
 
 

@@ -73,7 +73,7 @@ from fedtide.multi.clusters import (
     step_models,
 )
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, Way, predict_personal
+from fedtide.multi.personal import Choice, Personal, Personalization, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST = 1e6
@@ -207,7 +207,7 @@ def aem(
         refuse_equal_start(task, clusters, ", or `exploration`")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
-    if not isinstance(personal, Way):
+    if not isinstance(personal, Personalization):
         raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
     personal.check(nets, clusters)
     if "loss" in cohort.asks and not isinstance(personal, Choice):

@@ -156,14 +156,14 @@ def cfl(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients, now = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), fleet.moment.round
-        before = all_placed(state, fleet, clients)
+        before = place_clients(state, fleet, clients)
         cluster = before.model[clients]
         state, reply, facts = train_clusters(
             fleet, before, clients, cluster, server, cohort, reveal=("update", "weight")
         )
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
-        state = replace(state, recent=remembered(state.recent, reply, now, update_ttl))
+        state = replace(state, recent=remember_updates(state.recent, reply, now, update_ttl))
         norms = torch.stack([norms_of_members(state, k) for k in range(len(state.weights))])
         state = replace(state, largest=torch.maximum(state.largest, norms[:, 0]))
         for k in range(len(state.weights)) if now >= split_after else ():
@@ -193,7 +193,7 @@ def cfl(
         second = sides_of(updates, linkage, gamma)
         if second is None:
             return state
-        state = with_halves(state, before, k, clients, updates, second)
+        state = make_halves(state, before, k, clients, updates, second)
         for half in (k, state.splits[-1].other):
             delta = mean_update_of(state, half, k, reply)
             weights, memo = before.weights[k], before.server[k]
@@ -222,7 +222,7 @@ def cfl(
                 k = made.other
         return Answer({}, memory={"found": torch.tensor(k)})
 
-    works = {"train": sent_update(task, local, weighting), "place": place}
+    works = {"train": reveal_update(task, local, weighting), "place": place}
     made = Algorithm(
         "cfl",
         init,
@@ -238,7 +238,7 @@ def cfl(
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
-def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
+def reveal_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
     """Build local training whose update the server sums and also sees by itself."""
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -262,7 +262,7 @@ def pending(state: State) -> Tensor:
     return late
 
 
-def all_placed(state: State, fleet: Fleet, clients: Tensor) -> State:
+def place_clients(state: State, fleet: Fleet, clients: Tensor) -> State:
     """Place clients on their side of the splits that were made without them."""
     model, placed = state.model.clone(), state.placed.clone()
     for number, made in enumerate(state.splits):
@@ -284,7 +284,7 @@ def second_side(made: Split, updates: Tensor) -> Tensor:
     return towards[:, 1] > towards[:, 0]
 
 
-def remembered(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
+def remember_updates(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
     """Add this round's updates to the recent ones, and remove those that are too old."""
     kept = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
     return Recent(
@@ -305,10 +305,10 @@ def norms_of(updates: Tensor, weight: Tensor) -> Tensor:
     """Return the norm of the mean update (n, P) and the largest norm (2,), float64; zeros without updates."""
     if not len(updates):
         return torch.zeros(2, dtype=torch.float64)
-    return torch.stack([weighted(updates, weight).norm(), updates.double().norm(dim=1).max()])
+    return torch.stack([weighted_mean(updates, weight).norm(), updates.double().norm(dim=1).max()])
 
 
-def weighted(updates: Tensor, weight: Tensor) -> Tensor:
+def weighted_mean(updates: Tensor, weight: Tensor) -> Tensor:
     """Return the mean update (P,), in float64."""
     return weight @ updates.double() / weight.sum()
 
@@ -330,7 +330,7 @@ def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
     return second if ((1 - cross) / 2) ** 0.5 > gamma else None
 
 
-def with_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:
+def make_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:
     """Split a cluster in two, each with a copy of the model; the second half comes after all other clusters.
 
     Args:
@@ -364,4 +364,6 @@ def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | N
     if total is None or not at.any():
         return None
     delta: Weights = mean(total)["delta"]
-    return Weights(shaped(weighted(reply.rows["update"][at], reply.rows["weight"][at]), delta.params), delta.buffers)
+    return Weights(
+        shaped(weighted_mean(reply.rows["update"][at], reply.rows["weight"][at]), delta.params), delta.buffers
+    )

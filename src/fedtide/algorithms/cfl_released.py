@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.cfl import norms_of, sent_update, weighted
+from fedtide.algorithms.cfl import norms_of, reveal_update, weighted_mean
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import NonNegative, Whole
 from fedtide.core.rng import Rng
@@ -98,14 +98,14 @@ def cfl_released(
             "in_none": int((belongs.sum(0) == 0).sum()),
             "in_several": int((belongs.sum(0) > 1).sum()),
         }
-        return updated(regroup(state, belongs), state, reply), facts
+        return step_clusters(regroup(state, belongs), state, reply), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         usual = torch.bincount(state.model).argmax()
         known = clients < len(state.model)
         return list(state.weights), torch.where(known, state.model[clients.clamp(max=len(state.model) - 1)], usual)
 
-    train = sent_update(task, local, "uniform")
+    train = reveal_update(task, local, "uniform")
     reveals = ("update", "weight")
     made = Algorithm("cfl-released", init, {"train": train}, round, serve, predict=task.predict, reveals=reveals)
     return with_cohort(made, cohort, task, local)
@@ -135,13 +135,13 @@ def regroup(before: State, belongs: Tensor) -> State:
     return State(tuple(before.weights[k] for k in source), model, belongs, before.cohort)
 
 
-def updated(made: State, before: State, reply: Reply) -> State:
+def step_clusters(made: State, before: State, reply: Reply) -> State:
     """Move each model along the sum of the mean updates of all clusters that its clients are in."""
     weights = []
     for k, model in enumerate(made.weights):
         holder = int((made.model == k).nonzero()[0])
         heard = [members[reply.clients] for members in made.belongs[made.belongs[:, holder]]]
-        means = [weighted(reply.rows["update"][at], reply.rows["weight"][at]) for at in heard if at.any()]
+        means = [weighted_mean(reply.rows["update"][at], reply.rows["weight"][at]) for at in heard if at.any()]
         total: Any = reply.total[int(before.model[holder])]
         if total is None or not means:
             weights.append(model)

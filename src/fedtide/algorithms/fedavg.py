@@ -30,7 +30,7 @@ from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, ComputeCost, Facts, Fleet, Weights, Work, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
-from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
@@ -67,7 +67,7 @@ def average_updates(
     server: Server,
     cohort: Cohort,
     train: Work,
-    step: Callable[[State, Server, Any], tuple[State, Facts]] = averaged,
+    step: Callable[[State, Server, Any], tuple[State, Facts]] = step_server,
     totals: Callable[[Any], Any] = lambda total: total,
     predict: Any = None,
     cost: ComputeCost | None = None,

@@ -50,7 +50,7 @@ from fedtide.core.trees import Tree
 from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import ask_to_train, with_cohort
-from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
@@ -147,7 +147,7 @@ def fedbuff(
             total: Tree = None
             for number, part in zip(numbers.tolist(), reply.total, strict=True):
                 total = merge(total, damp(part, state.step - number, damping))
-            state, told = averaged(state, server, mean(total))
+            state, told = step_server(state, server, mean(total))
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()
             facts = {**told, "staleness": answered.mean(), "stalest": int(answered.max())}

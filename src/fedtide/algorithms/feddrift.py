@@ -194,7 +194,7 @@ def feddrift(
         """Return the loss of each model on the client's samples, and sums over kept samples by their model."""
         if not len(shard):
             return None
-        bad = how_bad(task, payload["models"], shard, criterion)
+        bad = model_losses(task, payload["models"], shard, criterion)
         rows = {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)}
         if window == 1:
             return Answer({}, rows)
@@ -202,14 +202,14 @@ def feddrift(
         sums = torch.zeros(len(bad), max_clusters, dtype=torch.float64)
         for j, past in kept_rows(memory, payload["place"], payload["step"], window).items():
             held[j] = len(past)
-            sums[:, j] = len(past) * how_bad(task, payload["models"], past, criterion)
+            sums[:, j] = len(past) * model_losses(task, payload["models"], past, criterion)
         return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
-        mine[own] = unite([shard, *([mine[own]] if own in mine else [])])
+        mine[own] = merge_shards([shard, *([mine[own]] if own in mine else [])])
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
@@ -267,7 +267,7 @@ def feddrift(
             mine = state.model[reply.clients][:, None] == there
             if window == 1:
                 mine |= still_good(reply, before, left, there, delta)
-            groups = alike(
+            groups = groups_to_merge(
                 reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
             )
         for places in groups:
@@ -294,7 +294,7 @@ def feddrift(
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
-def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
+def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
     """Return the loss of each model on a client's samples (M,), float64, in evaluation mode; at most 1e6."""
     if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
@@ -312,7 +312,7 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
         k = int(place[kept.number])
         if step - window < kept.step < step and k >= 0:
             found.setdefault(k, []).insert(0, kept.rows)
-    return {k: unite(shards) for k, shards in found.items()}
+    return {k: merge_shards(shards) for k, shards in found.items()}
 
 
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
@@ -321,7 +321,7 @@ def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int)
     return (*before, Kept(step, number, replace(shard, fetch_val=None)))
 
 
-def unite(shards: Sequence[Shard]) -> Shard:
+def merge_shards(shards: Sequence[Shard]) -> Shard:
     """Concatenate samples of several shards; a sample in several of them comes from the first."""
     first, *rest = shards
     for more in rest:
@@ -392,7 +392,7 @@ def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) 
     )
 
 
-def alike(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) -> list[list[int]]:
+def groups_to_merge(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) -> list[list[int]]:
     """Return the groups of places of models that merge.
 
     Args:
@@ -403,11 +403,11 @@ def alike(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) ->
         cut: delta'.
     """
     compared = old.nonzero().flatten()
-    losses, known = between(reply, mine, there, compared)
-    return [there[compared[known[group]]].tolist() for group in near(losses, cut)]
+    losses, known = cross_losses(reply, mine, there, compared)
+    return [there[compared[known[group]]].tolist() for group in linked_groups(losses, cut)]
 
 
-def between(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+def cross_losses(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each model on all samples of each model (n, n), and which of `old` have samples (n,).
 
     Args:
@@ -436,7 +436,7 @@ def distances(losses: Tensor) -> Tensor:
     return torch.maximum(worse, worse.T).clamp(min=0.0)
 
 
-def near(losses: Tensor, cut: float) -> list[Tensor]:
+def linked_groups(losses: Tensor, cut: float) -> list[Tensor]:
     """Return groups of positions of models to merge: complete linkage of `distances`, cut at `cut`."""
     if len(losses) < 2:
         return []

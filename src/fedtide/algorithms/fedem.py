@@ -54,7 +54,7 @@ from fedtide.core.types import (
 )
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import take_part, with_cohort
-from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
@@ -144,7 +144,7 @@ def fedem(
         if normalize_by == "everyone":
             total = reply.total["delta"]
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
-        moved, facts = averaged(state, server, got)
+        moved, facts = step_server(state, server, got)
         return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
     def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

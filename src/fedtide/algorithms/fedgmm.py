@@ -76,7 +76,7 @@ from fedtide.multi.clusters import (
     step_models,
 )
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, enough_rows_for
+from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
@@ -134,13 +134,13 @@ def fedgmm(
     weighs_rows(task.loss, "FedGMM")
     refuse_equal_start(task, components)
     whole = with_branches(task, component_layer, components, key="component_layer")
-    opening = Opening(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
-    extract, diagonal = opening.extract, max(rho, LEAST_VARIANCE)
+    setup = GaussianSetup(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
+    extract, diagonal = setup.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, component_layer)
-        mu, cov = opening.first(models[0], rng)
+        mu, cov = setup.initial(models[0], rng)
         return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def fedgmm(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+            return setup.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
@@ -216,14 +216,14 @@ def fedgmm(
         logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    works = {"collect": opening.work, "train": train}
+    works = {"collect": setup.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
-    models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    looks = {"train": models + look, "collect": look, "loss": 2 * (models + look)}
-    cost = training_cost(local, looks, lambda rows: models * local.samples(rows))
+    models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
+    forward = {"train": models + once, "collect": once, "loss": 2 * (models + once)}
+    cost = training_cost(local, forward, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
-        "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
+        "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
         compute_cost=cost, check=enough_rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

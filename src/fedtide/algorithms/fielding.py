@@ -66,7 +66,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.algorithms.qfedavg import FairTraining, fairly
+from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.cohorts import Cohort, Uniform
 from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
@@ -98,9 +98,9 @@ from fedtide.parts.drift import (
     center_moves,
     has_val,
     heterogeneity,
-    moves,
+    mixing_matrix,
+    move_to_nearest,
     theta,
-    transfer,
 )
 from fedtide.parts.recluster import Clusterer, KMeans
 from fedtide.parts.weighting import Weighting
@@ -219,7 +219,7 @@ def fielding(
             may = may[state.cluster[may] < 0]
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = pick_participants(state, fleet, rng) if participants is None else participants
-        cluster, totals = state.trains_with[clients], fairly if q else None
+        cluster, totals = state.trains_with[clients], fair_totals if q else None
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
         if trigger.uses_accuracy and reply.total is not None:
@@ -261,7 +261,7 @@ def fielding(
         if "centers" not in payload or not len(shard.labels):
             return None
         vector, first = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
-        own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
+        own = move_to_nearest(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
     term = Proximal(mu) if mu else None
@@ -270,7 +270,7 @@ def fielding(
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
-        compute_cost=training_cost(local, {"train": train.looks, "report": passes}),
+        compute_cost=training_cost(local, {"train": train.forward_passes, "report": passes}),
     )  # fmt: skip
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, adapt=False, asks=asks)
@@ -291,7 +291,9 @@ def reassign_clients(
 ) -> tuple[State, dict[str, Any]]:
     """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
     distance = state.distance
-    cluster = moves(state.reported, state.cluster, movers, state.centers, distance, state.members > 0)  # line 2
+    cluster = move_to_nearest(
+        state.reported, state.cluster, movers, state.centers, distance, state.members > 0
+    )  # line 2
     moved = (state.cluster >= 0) & (cluster != state.cluster)
     known, reported = cluster >= 0, state.reported[cluster >= 0]
     filled = torch.bincount(cluster[known], minlength=len(state.weights)) > 0
@@ -313,7 +315,7 @@ def cluster_anew(state: State, clustering: Clusterer, rng: Rng) -> State:
     """Re-cluster (Algorithm 3; Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
     found = clustering.fit(state.reported[known], state.distance, rng)
-    share = transfer(state.cluster[known], found.label, len(state.weights), found.k)
+    share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
     weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
     cluster = state.cluster.index_copy(0, known, found.label)
     after = replace(state, weights=weights, server=server, cluster=cluster, distance=found.distance)

@@ -19,7 +19,7 @@ Shift*, IWQoS 2024, section III, Algorithm 1.
     h(x)  = sum_k pi_k h_k(x)                                                                          Eq. 15
 
 When to use it: each client's data are a mixture of a few distributions whose shares drift with time, the distributions
-look different, and one model cannot fit all of them well. If samples of all distributions look alike the split is
+once different, and one model cannot fit all of them well. If samples of all distributions once alike the split is
 arbitrary: check its purity, or the entropy of the posteriors.
 
 Choices:
@@ -76,7 +76,7 @@ from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blend_branches, with_branches
 from fedtide.multi.clusters import Divide, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, enough_rows_for
+from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
 from fedtide.multi.mixture_loss import mixture_notes
 from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
 from fedtide.parts.step_size import Certainty, Update
@@ -142,13 +142,13 @@ def pfedem(
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
-    opening = Opening(gaussian_init, task, features, components)
-    extract = opening.extract
+    setup = GaussianSetup(gaussian_init, task, features, components)
+    extract = setup.extract
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, component_layer)
-        mu, var = opening.first(models[0], rng)
+        mu, var = setup.initial(models[0], rng)
         memos = tuple(map(server.init, models))
         return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
@@ -195,7 +195,7 @@ def pfedem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+            return setup.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
@@ -234,12 +234,12 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     parts = partial(split_samples, local, components)
-    works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
-    looks = {"train": look, "collect": look, "loss": (components if component_layer == WHOLE else 1) + 2 * look}
+    works, once = {"collect": setup.work, "train": train}, int(not isinstance(features, PCA))
+    forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}
     serve = to_everyone(broadcast)
     made = Algorithm(
-        "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        compute_cost=training_cost(local, looks, parts),
+        "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
+        compute_cost=training_cost(local, forward, parts),
         check=enough_rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

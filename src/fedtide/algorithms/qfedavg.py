@@ -61,7 +61,7 @@ def qfedavg(
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     train = FairTraining(task, local, weighting, q=q)
-    return average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fairly)
+    return average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fair_totals)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class FairTraining(Training):
     q: float = 1.0
 
     @property
-    def looks(self) -> int:
+    def forward_passes(self) -> int:
         """Number of passes without gradients over a client's samples before training."""
-        return super().looks + 1
+        return super().forward_passes + 1
 
     def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train one client; None without a step."""
@@ -99,14 +99,14 @@ class FairTraining(Training):
         return replace(answer, total=answer.total | fair)
 
 
-def fairly(total: Any) -> Any:
+def fair_totals(total: Any) -> Any:
     """Set the weight of "delta" in q-FedAvg totals to sum_i h_i, so that its mean is q-FedAvg's step.
 
     Running statistics keep the mean with weights L * F_i^q. None stays None.
 
     >>> from fedtide.core.sums import mean
     >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
-    >>> made = mean(fairly({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
+    >>> made = mean(fair_totals({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
     >>> made.params["w"].item(), made.buffers["mean"].item()
     (2.0, 3.0)
     """

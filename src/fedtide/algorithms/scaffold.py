@@ -45,7 +45,7 @@ from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, 
 from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.learn.local import LocalTrainer, plain_sgd, training_cost
 from fedtide.learn.participation import take_part, with_cohort
-from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
 from fedtide.parts.weighting import Weighting, client_weight
@@ -101,7 +101,7 @@ def scaffold(
             new, _ = task.gradient(w, shard)
             new = add(new, mul(w.params, local.weight_decay)) if local.weight_decay else new
         else:
-            new = sub(sub(c_i, c), div(delta.params, fitted.stepped))
+            new = sub(sub(c_i, c), div(delta.params, fitted.lr_sum))
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(sub(new, c_i))}
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
@@ -113,7 +113,7 @@ def scaffold(
             return state, {}
         # The sum over the cohort divided by the number of all clients: not the mean over the cohort.
         control = add(state.control, div(reply.total["control"].value, len(fleet.clients)))
-        return averaged(replace(state, control=control), server, mean(reply.total))
+        return step_server(replace(state, control=control), server, mean(reply.total))
 
     # A pass forward and back costs three forward passes.
     cost = training_cost(local, {"train": 3 if variant == "I" else 0})

@@ -14,10 +14,11 @@ When to use it: devices differ in speed, and clients in how much the model still
 
 Choices:
     Rounds are counted from 1, as `t` in the paper. The range in the score is that of utilities before clipping. The
-    duration of a client that was never tried is unknown, so it is not penalized. Ties are broken at random. For a client that trains the model it received, the utility is computed from plain
-    cross-entropy under that model, whatever the training loss; if a method's clients do more than that (choose a model,
-    say), from their mean training loss, as in FedScale. Where a client answers in a later round (FedBuff), `s_i` is its
-    whole time and `l_i` the round of its answer.
+    duration of a client that was never tried is unknown, so it is not penalized. Ties are broken at random. For a
+    client that trains the model it received, the utility is computed from plain cross-entropy under that model,
+    whatever the training loss; if a method's clients do more than that (choose a model, say), from their mean training
+    loss, as in FedScale. Where a client answers in a later round (FedBuff), `s_i` is its whole time and `l_i` the round
+    of its answer.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted,
 from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.learn.stack import Fit, Stack, together, unstackable
+from fedtide.learn.stack import Fit, Stack, train_stacked, unstackable
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
 
@@ -57,7 +57,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
         short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
         try:
             stack = Stack(work.task, device())
-            fit = together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
+            fit = train_stacked(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
             _summed(fit, torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
@@ -74,7 +74,7 @@ def device() -> torch.device:
 
 
 def _unstackable(work: object) -> str | None:
-    if not isinstance(work, Training) or work.looks:
+    if not isinstance(work, Training) or work.forward_passes:
         return "its clients do more than train"
     return unstackable(work.task, work.local, work.term)
 
@@ -168,7 +168,7 @@ class StackedEngine:
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
         shards = self.host.population.shards(clients, ask.moment)
         rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
-        fit = together(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
+        fit = train_stacked(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
         total = _summed(fit, weight, rows)

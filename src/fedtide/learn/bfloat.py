@@ -46,19 +46,19 @@ def check_gain(flags: Collection[str] | None = None) -> None:
         )
 
 
-def lowered(module: nn.Module, x: Tensor) -> Any:
+def run_in_bfloat(module: nn.Module, x: Tensor) -> Any:
     """Run a module on `x` in bfloat16 where that gains, and return its output as float32.
 
-    >>> lowered(nn.Linear(2, 1), torch.ones(3, 2)).dtype
+    >>> run_in_bfloat(nn.Linear(2, 1), torch.ones(3, 2)).dtype
     torch.float32
     """
     # One pass at a time: autocast caches its copies of the parameters for as long as it lasts, and every step changes
     # the parameters.
     with torch.autocast(x.device.type, torch.bfloat16):
         made = module(x)
-    return tuple(full(part) for part in made) if isinstance(made, tuple) else full(made)
+    return tuple(to_float32(part) for part in made) if isinstance(made, tuple) else to_float32(made)
 
 
-def full(made: Any) -> Any:
+def to_float32(made: Any) -> Any:
     """Convert a bfloat16 tensor to float32; return anything else unchanged."""
     return made.float() if isinstance(made, Tensor) and made.dtype == torch.bfloat16 else made

@@ -38,14 +38,14 @@ class Fitted:
     Args:
         loss: mean training loss over all samples seen; for sequences, over all steps that count.
         steps: number of steps.
-        stepped: the sum of the step sizes.
+        lr_sum: the sum of the step sizes.
         scratch: the module that was trained.
         received: the weights that training started from.
     """
 
     loss: float
     steps: int
-    stepped: float
+    lr_sum: float
     scratch: Scratch = field(repr=False)
     received: Weights = field(repr=False)
     load: int = field(repr=False)
@@ -120,10 +120,10 @@ class LocalTrainer:
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
-        *_, fitted = self.passes(task, loss, weights, shard, moment, rng, extra=extra)
+        *_, fitted = self.iter_epochs(task, loss, weights, shard, moment, rng, extra=extra)
         return fitted
 
-    def passes(
+    def iter_epochs(
         self,
         task: Task,
         loss: Loss,
@@ -157,7 +157,7 @@ class LocalTrainer:
         def fitted() -> Fitted:
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
-        work = self if moment.part is None else self.shortened(moment.part)
+        work = self if moment.part is None else self.draw_partial(moment.part)
         batches = work._batches(table, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
         for epoch, (x, y, *rest) in batches:
             if epoch > done:
@@ -222,10 +222,10 @@ class LocalTrainer:
         """
         return torch.minimum(self.samples(rows), rows)
 
-    def shortened(self, rng: Rng) -> LocalTrainer:
+    def draw_partial(self, rng: Rng) -> LocalTrainer:
         """Return a trainer with a random part of the work: 1 to epochs - 1 epochs, or 1 to local_steps - 1 steps.
 
-        >>> LocalTrainer(epochs=2).shortened(Rng(0)).epochs
+        >>> LocalTrainer(epochs=2).draw_partial(Rng(0)).epochs
         1
         """
         if self.local_steps is not None:
@@ -307,13 +307,13 @@ def local_update(
 
 
 def training_cost(
-    local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None
+    local: LocalTrainer, forward: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None
 ) -> ComputeCost:
     """Return the computation that an algorithm's questions cost clients, for the simulated clock.
 
     Args:
         local: local training, the cost of "train".
-        looks: for each question, the additional passes without gradients over all of a client's samples; the default
+        forward: for each question, the additional passes without gradients over all of a client's samples; the default
             is none for "train" and one for any other question.
         train: cost of "train" in place of `local`: samples held -> samples trained on (forward and backward).
 
@@ -323,8 +323,8 @@ def training_cost(
     """
 
     def cost(question: str, rows: Tensor) -> Tensor:
-        looked = rows * looks.get(question, 0 if question == "train" else 1) / 3
-        return looked + (train or local.samples)(rows) if question == "train" else looked
+        once = rows * forward.get(question, 0 if question == "train" else 1) / 3
+        return once + (train or local.samples)(rows) if question == "train" else once
 
     return cost
 

@@ -52,7 +52,9 @@ def with_cohort(
     """
     works, train = dict(algorithm.works), algorithm.works["train"]
     asks = cohort.asks if asks is None else asks
-    base = algorithm.compute_cost or training_cost(local, {"train": train.looks if isinstance(train, Training) else 0})
+    base = algorithm.compute_cost or training_cost(
+        local, {"train": train.forward_passes if isinstance(train, Training) else 0}
+    )
     if "count" in asks:
         works["count"] = count_question(local.distinct)
     if "labels" in asks:
@@ -61,12 +63,12 @@ def with_cohort(
         works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None))
     if "utility" in cohort.reveals:
         works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
-    looks = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
+    forward = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
 
     def cost(question: str, rows: Tensor) -> Tensor:
         if question in asks and question != "loss":
             return rows * 0.0
-        return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
+        return base(question, rows) + rows * forward / 3 if question == "train" else base(question, rows)
 
     reveals = (*algorithm.reveals, *(name for name in (*asks, *cohort.reveals) if name not in algorithm.reveals))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None

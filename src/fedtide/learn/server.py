@@ -206,7 +206,7 @@ S = TypeVar("S", bound=Any)
 """State with one model: a dataclass with `weights`, and `server`, the optimizer's memo."""
 
 
-def averaged(state: S, server: Server, got: dict[str, Any] | None) -> tuple[S, Facts]:
+def step_server(state: S, server: Server, got: dict[str, Any] | None) -> tuple[S, Facts]:
     """Take the server's step along the mean update; no step without answers."""
     got = got or {}
     weights, memo = server.step(state.weights, state.server, got.get("delta"))

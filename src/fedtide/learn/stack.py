@@ -68,10 +68,10 @@ def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | Non
     return None
 
 
-def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
+def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
     """Return the batch size of each step, and the sample positions of all steps, concatenated.
 
-    >>> planned(LocalTrainer(batch_size=2), 3, torch.Generator().manual_seed(0), 1)
+    >>> plan_steps(LocalTrainer(batch_size=2), 3, torch.Generator().manual_seed(0), 1)
     ([2, 1], tensor([2, 0, 1]))
     """
     sizes: list[int] = []
@@ -145,7 +145,7 @@ class Stack:
             from torch.fx.experimental.proxy_tensor import make_fx
 
             made = make_fx(flat)(params, held, *rows)
-            trimmed(made.graph)
+            trim_graph(made.graph)
             products = [node for node in made.graph.nodes if node.target == torch.ops.aten.bmm.default]
             for number, node in enumerate(node for node in products if node.meta["val"].numel() >= LARGE):
                 node.target = self._product(number)
@@ -166,7 +166,7 @@ class Stack:
         return product
 
 
-def trimmed(graph: Graph) -> None:
+def trim_graph(graph: Graph) -> None:
     """Remove no-ops from a graph, in place, and flatten its arguments and results."""
     aten = torch.ops.aten
     same = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
@@ -201,7 +201,7 @@ def _loss(
     return (each * share).sum(), held
 
 
-def together(
+def train_stacked(
     stack: Stack,
     local: LocalTrainer,
     term: Term | None,
@@ -290,7 +290,7 @@ class _Steps:
     ) -> None:
         smallest = 2 if task.scratch.needs_pairs else 1
         plans = [
-            planned(local, len(shard), rng.at("shuffle").torch(), smallest)
+            plan_steps(local, len(shard), rng.at("shuffle").torch(), smallest)
             for shard, rng in zip(shards, rngs, strict=True)
         ]
         starts = np.cumsum([0, *(len(shard) for shard in shards)])

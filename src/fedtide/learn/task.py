@@ -15,7 +15,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
-from fedtide.learn.bfloat import lowered
+from fedtide.learn.bfloat import run_in_bfloat
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 
 ROWS = 2048
@@ -131,9 +131,9 @@ class Task:
 
     def init(self, rng: Rng) -> Weights:
         """Return the initial weights: the given ones, or freshly drawn ones."""
-        return self.drawn(rng) if self.begin is None else map_leaves(torch.clone, self.begin)
+        return self.init_random(rng) if self.begin is None else map_leaves(torch.clone, self.begin)
 
-    def drawn(self, rng: Rng) -> Weights:
+    def init_random(self, rng: Rng) -> Weights:
         """Draw initial weights, the same for the same key."""
         fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
         return Weights(
@@ -151,7 +151,7 @@ class Task:
 
     def run(self, module: nn.Module, x: Tensor) -> Any:
         """Run the task's module on prepared `inputs`: the only place where it is called."""
-        return lowered(module, x) if self.bfloat else module(x)
+        return run_in_bfloat(module, x) if self.bfloat else module(x)
 
     @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:

@@ -20,7 +20,7 @@ class Training:
     """Train the received weights and send the update as a weighted sum; a work.
 
     A method that uses it for a question thereby declares that the clients of that question may be trained at once
-    (`fedtide.fleets.stacked`), unless they compute losses before training (`looks`).
+    (`fedtide.fleets.stacked`), unless they compute losses before training (`forward_passes`).
 
     Args:
         task: model and loss.
@@ -43,7 +43,7 @@ class Training:
     utility: bool = False
 
     @property
-    def looks(self) -> int:
+    def forward_passes(self) -> int:
         """Number of passes without gradients over a client's samples before training."""
         return int(self.utility)
 

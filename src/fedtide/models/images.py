@@ -24,7 +24,7 @@ class Linear:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        return named(flatten=nn.Flatten(), head=nn.Linear(math.prod(shape), classes))
+        return sequence(flatten=nn.Flatten(), head=nn.Linear(math.prod(shape), classes))
 
 
 @ingredient
@@ -50,7 +50,7 @@ class MLP:
         for i, wide in enumerate(self.hidden, start=1):
             layers |= {f"dense{i}": nn.Linear(width, wide), f"relu{i}": nn.ReLU()}
             width = wide
-        return named(**layers, head=nn.Linear(width, classes))
+        return sequence(**layers, head=nn.Linear(width, classes))
 
 
 @ingredient
@@ -78,10 +78,10 @@ class CNN:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, height, width = picture(self.kind, shape, smallest=6)
+        depth, height, width = check_picture(self.kind, shape, smallest=6)
         a, b = self.channels
         flat = b * ((height - 4) // 2) * ((width - 4) // 2)
-        return named(
+        return sequence(
             conv1=nn.Conv2d(depth, a, 3), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
             pool=nn.MaxPool2d(2), **dropout("dropout1", self.dropout[0]), flatten=nn.Flatten(),
             dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(), **dropout("dropout2", self.dropout[1]),
@@ -111,9 +111,9 @@ class LeafCNN:
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
         same = self.padding == "same"
-        depth, *sides = picture(self.kind, shape, smallest=4 if same else 16)
+        depth, *sides = check_picture(self.kind, shape, smallest=4 if same else 16)
         high, wide = (side // 2 // 2 if same else ((side - 4) // 2 - 4) // 2 for side in sides)
-        return named(
+        return sequence(
             conv1=nn.Conv2d(depth, 32, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(32, 64, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(), dense=nn.Linear(64 * high * wide, 2048), relu3=nn.ReLU(),
@@ -141,10 +141,10 @@ class SmallCNN:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, height, width = picture(self.kind, shape, smallest=9)
+        depth, height, width = check_picture(self.kind, shape, smallest=9)
         a, b = self.channels
         flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
-        return named(
+        return sequence(
             conv1=nn.Conv2d(depth, a, 3, stride=2), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
             pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
             head=nn.Linear(self.dense, classes),
@@ -179,7 +179,7 @@ class CifarCNN:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, *sides = picture(self.kind, shape, smallest=16)
+        depth, *sides = check_picture(self.kind, shape, smallest=16)
         (a, b), (maps, features) = self.channels, self.dropout
         high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
         layers: dict[str, nn.Module] = {
@@ -195,7 +195,7 @@ class CifarCNN:
             layers |= {f"dense{place}": nn.Linear(width, dense), f"relu{place}": nn.ReLU()}
             layers |= dropout(f"drop{place}", features)
             width = dense
-        return named(**layers, head=nn.Linear(width, classes))
+        return sequence(**layers, head=nn.Linear(width, classes))
 
 
 @ingredient
@@ -210,10 +210,10 @@ class LeNet5:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, height, width = picture(self.kind, shape, smallest=16)
+        depth, height, width = check_picture(self.kind, shape, smallest=16)
         pad = 2 if (height, width) == (28, 28) else 0
         flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
-        return named(
+        return sequence(
             conv1=nn.Conv2d(depth, 6, 5, padding=pad), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(),
             dense1=nn.Linear(flat, 120), relu3=nn.ReLU(), dense2=nn.Linear(120, 84), relu4=nn.ReLU(),
@@ -221,7 +221,7 @@ class LeNet5:
         )  # fmt: skip
 
 
-def named(**layers: nn.Module) -> nn.Sequential:
+def sequence(**layers: nn.Module) -> nn.Sequential:
     """Return a sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
@@ -231,7 +231,7 @@ def dropout(name: str, probability: float, layer: type[nn.Module] = nn.Dropout) 
     return {name: layer(probability)} if probability else {}
 
 
-def picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+def check_picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return channels, height and width of image rows; raise for any other shape."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise FedtideError(

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from fedtide.core.config_types import OpenFraction, ingredient
-from fedtide.models.images import dropout, named, picture
+from fedtide.models.images import check_picture, dropout, sequence
 from fedtide.models.resnet import Norm, QuietLinear, Residual, two_groups
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -45,7 +45,7 @@ class MobileNetV2:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, _, _ = picture(self.kind, shape, smallest=7)
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
         norm: Norm = two_groups if self.norm == "group" else nn.BatchNorm2d
         # For small images the first two of the five strides of 2 become 1: those of the stem and of stage 2.
         small = self.form == "cifar"
@@ -58,7 +58,7 @@ class MobileNetV2:
                 stage.append(_block(before, channels, first, expansion, norm))
                 before = channels
             stages[f"stage{i}"] = stage
-        return named(
+        return sequence(
             stem=FanOutConv2d(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU6(), **stages,
             last=FanOutConv2d(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU6(), mean=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(), **dropout("dropout", self.dropout), head=QuietLinear(LAST, classes),

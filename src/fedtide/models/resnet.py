@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.models.images import named, picture
+from fedtide.models.images import check_picture, sequence
 
 Norm = Callable[[int], nn.Module]
 """Constructor of a normalization layer for a number of channels."""
@@ -59,7 +59,7 @@ class ResNet18:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, height, width = picture(self.kind, shape, smallest=7)
+        depth, height, width = check_picture(self.kind, shape, smallest=7)
         if self.form == "pre-activation":
             return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else _plain_group)
         if self.form == "imagenet":
@@ -93,7 +93,7 @@ class ResNet8:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, _, _ = picture(self.kind, shape, smallest=7)
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
         widths = (self.width, 2 * self.width, 4 * self.width)
         return _post_activation(_conv(depth, self.width, 3), None, widths, 1, classes, self.norm)
 
@@ -143,7 +143,7 @@ def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
         first = _pre_block(before, channels, norm, [] if i == 1 else [norm(before), nn.ReLU()])
         stages[f"stage{i}"] = nn.Sequential(first, _pre_block(channels, channels, norm, [norm(channels), nn.ReLU()]))
         before = channels
-    return named(
+    return sequence(
         stem=HeConv2d(depth, WIDTHS[0], 7, 2), norm1=norm(WIDTHS[0]), relu1=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1),
         **stages, norm2=norm(before), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
         head=QuietLinear(before, classes),
@@ -179,7 +179,7 @@ def _post_activation(
             stage.append(_post_block(before, channels, stride, first, second, bias))
             before = channels
         stages[f"stage{i}"] = stage
-    return named(
+    return sequence(
         stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}), **stages,
         mean=mean or nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, classes),
     )  # fmt: skip

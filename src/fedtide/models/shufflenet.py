@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtide.core.config_types import ingredient
-from fedtide.models.images import named, picture
+from fedtide.models.images import check_picture, sequence
 from fedtide.models.resnet import Norm, two_groups
 
 STAGES = ((116, 4), (232, 8), (464, 4))
@@ -42,7 +42,7 @@ class ShuffleNetV2:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        depth, _, _ = picture(self.kind, shape, smallest=7)
+        depth, _, _ = check_picture(self.kind, shape, smallest=7)
         norm: Norm = two_groups if self.norm == "group" else nn.BatchNorm2d
         small = self.form == "cifar"
         stages: dict[str, nn.Module] = {}
@@ -51,7 +51,7 @@ class ShuffleNetV2:
             same = [_same(channels, norm) for _ in range(blocks - 1)]
             stages[f"stage{i}"] = nn.Sequential(_smaller(before, channels, norm), *same)
             before = channels
-        return named(
+        return sequence(
             stem=_conv(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU(),
             **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,
             last=_conv(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1),
@@ -69,7 +69,7 @@ class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, channels, height, width) to an output of equal shape."""
         kept, changed = x.chunk(2, 1)
-        return shuffled(kept, self.body(changed))
+        return shuffle(kept, self.body(changed))
 
 
 class Both(nn.Module):
@@ -81,13 +81,13 @@ class Both(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (rows, channels, height, width) to the block's channels with half the height and width."""
-        return shuffled(self.shortcut(x), self.body(x))
+        return shuffle(self.shortcut(x), self.body(x))
 
 
-def shuffled(a: Tensor, b: Tensor) -> Tensor:
+def shuffle(a: Tensor, b: Tensor) -> Tensor:
     """Interleave the channels of two tensors: a0, b0, a1, b1, ...
 
-    >>> shuffled(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
+    >>> shuffle(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
     tensor([0., 1., 0., 1.])
     """
     return torch.stack((a, b), 2).flatten(1, 2)

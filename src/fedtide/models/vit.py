@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, OpenFraction, ingredient
 from fedtide.core.errors import refused
-from fedtide.models.images import named, picture
+from fedtide.models.images import check_picture, sequence
 from fedtide.models.resnet import QuietLinear
 
 SIZES = {"tiny": (4, 2, 32, 4), "b/16": (16, 12, 768, 12)}
@@ -64,12 +64,12 @@ class ViT:
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
         patch, blocks, width, heads = self._sizes()
-        depth, *sides = picture(self.kind, shape, smallest=patch)
+        depth, *sides = check_picture(self.kind, shape, smallest=patch)
         if any(side % patch for side in sides):
             raise refused("model.patch", patch, f"a divisor of both sides of pictures of {sides[0]} x {sides[1]}")
         count = math.prod(side // patch for side in sides)
         mlp = self.mlp or 4 * width
-        return named(
+        return sequence(
             tokens=Tokens(depth, patch, count, width), drop=nn.Dropout(self.dropout),
             blocks=nn.Sequential(*(Block(width, heads, mlp, self.dropout) for _ in range(blocks))),
             first=First(), norm=nn.LayerNorm(width, EPS), head=QuietLinear(width, classes),
@@ -111,7 +111,7 @@ class Block(nn.Module):
         self.attention = Attention(width, heads)
         self.drop = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width, EPS)
-        self.mlp = named(
+        self.mlp = sequence(
             dense1=XavierLinear(width, mlp), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
             dense2=XavierLinear(mlp, width), drop2=nn.Dropout(dropout),
         )  # fmt: skip

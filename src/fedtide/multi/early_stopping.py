@@ -15,7 +15,7 @@ from fedtide.learn.loss import Loss
 from fedtide.learn.task import Task
 
 
-def early_stopped(
+def train_early_stopping(
     task: Task,
     solver: LocalTrainer,
     loss: Loss,
@@ -45,7 +45,8 @@ def early_stopped(
     >>> task = Task(lambda: torch.nn.Linear(1, 2))
     >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
     >>> start = task.init(Rng(0))
-    >>> found = early_stopped(task, LocalTrainer(0.1, epochs=50), task.loss, start, rows, rows, Moment(0, 1), Rng(0))
+    >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
+    >>> found = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
     >>> bool(task.objective(found, rows) < task.objective(start, rows))
     True
     """
@@ -53,7 +54,7 @@ def early_stopped(
     judged = None if val is None or not len(val) else (val, loss.prepare(val))
     if judged is not None:
         least = _loss(task, loss, weights, *judged)
-    for number, fitted in enumerate(solver.passes(task, loss, weights, shard, moment, rng), start=1):
+    for number, fitted in enumerate(solver.iter_epochs(task, loss, weights, shard, moment, rng), start=1):
         if not fitted.steps:
             break
         if judged is None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from fedtide.core.errors import FedtideError, within
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.bfloat import full
+from fedtide.learn.bfloat import to_float32
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
-from fedtide.multi.early_stopping import early_stopped
+from fedtide.multi.early_stopping import train_early_stopping
 
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
 """Training of a model from scratch on one client's samples."""
@@ -92,11 +92,11 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (rows, ...) to log-probabilities (rows, classes)."""
-        logp = torch.stack([F.log_softmax(full(expert(x)), -1) for expert in self.experts], 1)
-        return torch.logsumexp(F.log_softmax(full(self.gate(x)), -1)[:, :, None] + logp, 1)
+        logp = torch.stack([F.log_softmax(to_float32(expert(x)), -1) for expert in self.experts], 1)
+        return torch.logsumexp(F.log_softmax(to_float32(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
 def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
     """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
     start = own.init(rng.at("own"))
-    return early_stopped(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"))
+    return train_early_stopping(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"))

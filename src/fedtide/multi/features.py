@@ -64,7 +64,7 @@ class FrozenInputs:
 
     def extractor(self, task: Task, key: str) -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""
-        begin = task.drawn(Rng(self.seed).at("frozen features"))
+        begin = task.init_random(Rng(self.seed).at("frozen features"))
         model = begin if self.weights is None else weights_of(Path(self.weights), begin, f"{key}.weights")
         inputs = _inputs_of(task, self.layer, key)
 
@@ -113,7 +113,7 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
-    wide(task, layer, key)  # raises for a layer whose inputs are not vectors
+    feature_width(task, layer, key)  # raises for a layer whose inputs are not vectors
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
 
     def extract(model: Weights, x: Tensor) -> Tensor:
@@ -122,10 +122,10 @@ def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     return extract
 
 
-def wide(task: Task, layer: str, key: str) -> int:
+def feature_width(task: Task, layer: str, key: str) -> int:
     """Return the width of the inputs of a layer of the task's network; `key` is where the layer stands, for errors."""
     one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
-    return width(one, join_models([task.drawn(Rng(0))], layer), f"{key}.layer")
+    return width(one, join_models([task.init_random(Rng(0))], layer), f"{key}.layer")
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -97,33 +97,12 @@ def collect_question(extract: Extract, count: int) -> Work:
     return collect
 
 
-class Opened(Protocol):
-    """The state of a method with Gaussians: its models, their means and spreads, and the collection for them."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def weights(self) -> tuple[Weights, ...]:
-        """Models."""
-
-    @property
-    def mu(self) -> Tensor:
-        """Means (K, d)."""
-
-    @property
-    def spread(self) -> Tensor:
-        """Variances (K, d) or covariances (K, d, d)."""
-
-    @property
-    def collected(self) -> Collected:
-        """Answers of clients before round 0."""
-
-
-State = TypeVar("State", bound=Opened)
+S = TypeVar("S", bound=Any)
+"""State of a method with Gaussians: a dataclass with `weights`, `mu` (K, d), `spread` of each, and `collected`."""
 
 
 @dataclass(frozen=True)
-class Opening:
+class GaussianSetup:
     """Initialization of a method's Gaussians, and the rounds before round 0 for it.
 
     Args:
@@ -168,7 +147,7 @@ class Opening:
         """Work of a client in these rounds."""
         return collect_question(self.extract, self.count)
 
-    def first(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
+    def initial(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads, float64, available before any round: from public samples, or random."""
         public = self.task.public
         if not isinstance(self.how, Public):
@@ -178,20 +157,20 @@ class Opening:
             return drawn, self.spread(torch.ones_like(drawn))
         assert public is not None
         z = self.extract(model, public).double()
-        return self.found(Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z)), rng)
+        return self.fit(Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z)), rng)
 
-    def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
+    def fit(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads from the collection."""
         mu, var = fit_centers(held, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
-    def round(self, state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> State:
+    def round(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
         payload = {"first": state.weights[0]} if self.features.moves else {}
         held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
         if fleet.moment.round < -1:
             return replace(state, collected=held)
-        mu, spread = self.found(held, rng) if len(held.counts) else (state.mu, state.spread)
+        mu, spread = self.fit(held, rng) if len(held.counts) else (state.mu, state.spread)
         return replace(state, mu=mu, spread=spread, collected=Collected.nothing())
 
 

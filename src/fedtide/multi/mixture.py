@@ -24,7 +24,7 @@ from fedtide.learn.loss import Columns
 from fedtide.learn.task import Task, row_losses
 from fedtide.models import Model
 from fedtide.models.images import MLP
-from fedtide.multi.early_stopping import early_stopped
+from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 
 GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-3)
@@ -70,19 +70,21 @@ class Mixture:
         """Train the local expert and the gate; with `tune` also private copies of all experts."""
         if not len(shard):
             return None
-        expert_rows, gate_rows = divided(shard, self.held, rng.at("held"))
+        expert_rows, gate_rows = split_for_gate(shard, self.held, rng.at("held"))
         own = local_expert(nets.of(self.model), self.solver, expert_rows, moment, rng)
         gate = nets.of(self.gate, len(models) + 1)
         start = gate.init(rng.at("gate"))
         if not self.tune:
             loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
-            weights = early_stopped(
+            weights = train_early_stopping(
                 gate, self.gating, loss, start, gate_rows, shard.val, moment, rng.at("gating"), every=2, patience=20
             )
             return {"own": own, "gate": weights}
         whole = nets.mixture(self.model, self.gate, len(models))
-        together = merged({"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}})
-        tuned = early_stopped(
+        together = merge_networks(
+            {"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}}
+        )
+        tuned = train_early_stopping(
             whole, self.gating, whole.loss, together, gate_rows, shard.val, moment, rng.at("gating"), every=2,
             patience=20,
         )  # fmt: skip
@@ -91,7 +93,7 @@ class Mixture:
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the mixture, in log space; the weights are the gate's, the local expert first."""
         if self.tune:
-            parts = split(kept["mixture"], len(models) + 2)
+            parts = split_networks(kept["mixture"], len(models) + 2)
             gate_weights, (own, *models) = parts[0], parts[1:]
         else:
             gate_weights, own = kept["gate"], kept["own"]
@@ -118,7 +120,7 @@ class Mixed:
         return -torch.logsumexp(F.log_softmax(outputs, -1) + logp.to(outputs.dtype), 1).mean()
 
 
-def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
+def split_for_gate(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
     """Split samples between expert and gate, at least one each; both get all samples if none are held back."""
     if not held or len(shard) < 2:
         return shard, shard
@@ -128,15 +130,15 @@ def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
     return shard.pick(expert), shard.pick(gate)
 
 
-def merged(parts: dict[str, Weights]) -> Weights:
+def merge_networks(parts: dict[str, Weights]) -> Weights:
     """Merge weights of several networks into those of one network with these parts."""
     params = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.params.items()}
     buffers = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.buffers.items()}
     return detached(Weights(params, buffers))
 
 
-def split(weights: Weights, parts: int) -> list[Weights]:
-    """Return the gate's weights, then those of each expert: the reverse of `merged`."""
+def split_networks(weights: Weights, parts: int) -> list[Weights]:
+    """Return the gate's weights, then those of each expert: the reverse of `merge_networks`."""
     names = ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
 
     def under(values: dict[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Personalization of K received models by a client: choose, mix, average, fine-tune, or train alone.
 
-Each way has `fit(nets, models, shard, moment, rng)`, which returns the client's memory from its labeled samples (None
+Each kind has `fit(nets, models, shard, moment, rng)`, which returns the client's memory from its labeled samples (None
 without any), and `predict(nets, models, kept, x)`. Nothing of it leaves the client.
 
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
@@ -25,7 +25,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, decision_rows, mean_losses
-from fedtide.multi.early_stopping import early_stopped
+from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 from fedtide.multi.mixture import Mixture
 
@@ -33,7 +33,7 @@ TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
 
 
 @runtime_checkable
-class Way(Protocol):
+class Personalization(Protocol):
     """A personalization of the received models, before evaluation."""
 
     own_expert: ClassVar[bool]
@@ -104,7 +104,9 @@ class FineTuned:
         if not len(rows):
             return None
         k = mean_losses(nets.task, models, rows).argmin()
-        own = early_stopped(nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.val, moment, rng)
+        own = train_early_stopping(
+            nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.val, moment, rng
+        )
         return {"model": k, "own": own}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
@@ -183,16 +185,22 @@ Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture, Field(disc
 
 
 def predict_personal(
-    way: Way, nets: Networks, models: Sequence[Weights], usual: int, memories: Sequence[Any], x: Tensor, owner: Tensor
+    personal: Personalization,
+    nets: Networks,
+    models: Sequence[Weights],
+    usual: int,
+    memories: Sequence[Any],
+    x: Tensor,
+    owner: Tensor,
 ) -> Prediction:
     """Predict rows of many clients, each by its client's memory; by the model `usual` for clients without one.
 
     Args:
-        way: the personalization.
+        personal: the personalization.
         nets: the clients' networks.
         models: the received models.
         usual: index of the model for clients without labeled samples.
-        memories: result of `way.fit` of every client.
+        memories: result of `personal.fit` of every client.
         x: (rows, ...).
         owner: (rows,) the client of each row.
     """
@@ -201,16 +209,16 @@ def predict_personal(
         rows = (owner == place).nonzero().flatten()
         if kept is None:
             made = Choice().predict(nets, models, {"model": usual}, x[rows])
-            if way.own_expert:  # without a local expert, all weight is on one of the others
+            if personal.own_expert:  # without a local expert, all weight is on one of the others
                 choice = torch.full((len(rows),), usual + 1)
                 made = Prediction(made.logp, choice, F.one_hot(choice, len(models) + 1).double())
         else:
-            made = way.predict(nets, models, kept, x[rows])
+            made = personal.predict(nets, models, kept, x[rows])
         parts.append(made)
         places.append(rows)
     order = torch.cat(places).argsort()
     logp = torch.cat([part.logp.double() for part in parts])[order]
-    if not way.chooses:
+    if not personal.chooses:
         return Prediction(logp)
     choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
     weights = [part.weights for part in parts if part.weights is not None]

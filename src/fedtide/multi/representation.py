@@ -20,7 +20,7 @@ from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights,
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task, classes_of
-from fedtide.multi.features import FrozenInputs, wide
+from fedtide.multi.features import FrozenInputs, feature_width
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
@@ -113,7 +113,7 @@ class Embedding(FrozenInputs, Representing):
         """Return the width of the representation; `key` is where it stands, for errors."""
         if self.width is not None:
             return self.width
-        return wide(task, self.layer, key)
+        return feature_width(task, self.layer, key)
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
@@ -173,7 +173,7 @@ class Gradient(Representing):
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
         rng = Rng(self.seed).at("gradients")
-        frozen = task.drawn(rng)
+        frozen = task.init_random(rng)
         if self.weights is not None:
             frozen = weights_of(Path(self.weights), frozen, f"{key}.weights")
         names = list(self._parts(frozen))

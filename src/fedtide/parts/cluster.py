@@ -27,7 +27,7 @@ def distances(x: Points, centers: Points) -> Points:
     return np.maximum(square, 0.0)
 
 
-def seeded(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
+def draw_seeds(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
     """Draw k-means++ seeds (k, d), each in proportion to the squared distance to the seeds before it.
 
     Arthur and Vassilvitskii 2007. If every row is a seed already, the rest are drawn uniformly.
@@ -57,7 +57,7 @@ def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
     >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
     ([0.0, 2.0, 9.0], 3)
     """
-    found, member = kmeans(x, seeded(x, min(k, len(x)), rng), iterations=10)
+    found, member = kmeans(x, draw_seeds(x, min(k, len(x)), rng), iterations=10)
     centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
     centers[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
     for j in np.unique(member):
@@ -109,7 +109,7 @@ def best_kmeans(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = Non
     True
     """
     mass = np.ones(len(x)) if weights is None else weights
-    found = [kmeans(x, seeded(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)]
+    found = [kmeans(x, draw_seeds(x, k, rng.at(number), weights=weights), weights=weights) for number in range(STARTS)]
     costs = [float(mass @ ((x - centers[member]) ** 2).sum(1)) for centers, member in found]
     # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
     return found[next((number for number, cost in enumerate(costs) if cost <= min(costs) + 1e-9), 0)]

@@ -206,7 +206,7 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=1, keepdim=True).clamp_(min=LEAST)
 
 
-def summed(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
+def sum_distances(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
     """Return for each row and each column of weights (rows, m) the weighted sum of distances to all rows, float64.
 
     Each pair is computed once.
@@ -222,20 +222,21 @@ def summed(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
     return out
 
 
-def scaled(kind: Distance, x: Tensor) -> Distance:
+def set_scales(kind: Distance, x: Tensor) -> Distance:
     """Set the scale of each part of a joint distance to its mean over pairs of the rows (n, d); other kinds unchanged.
 
     Every part then has equal influence, whatever its units. A part in which all rows are equal keeps the scale 1.
 
     >>> x = torch.tensor([[0.0, 0.0], [0.5, 6.0]])
-    >>> scaled(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x).scales
+    >>> set_scales(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x).scales
     (0.5, 36.0)
     """
     if not isinstance(kind, Joint):
         return kind
     ones, count = torch.ones(len(x), 1, dtype=x.dtype), max(len(x) * (len(x) - 1), 1)
     totals = [
-        float(summed(x[:, columns], ones, one).sum()) for columns, one in zip(kind.columns, kind.kinds, strict=True)
+        float(sum_distances(x[:, columns], ones, one).sum())
+        for columns, one in zip(kind.columns, kind.kinds, strict=True)
     ]
     return replace(kind, scales=tuple(total / count if total > LEAST else 1.0 for total in totals))
 
@@ -263,7 +264,7 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
         for one in range(k):
             if (member := label == one).any():
                 middle = median(unit(x[member]) if kind == "cosine" else x[member])
-                out[one] = renormalized(middle[None], kind, center, out[one][None])[0]
+                out[one] = renormalize(middle[None], kind, center, out[one][None])[0]
         return out
     sums = torch.zeros(k, x.shape[1], dtype=torch.float64)
     for rows in blocks(len(x), x.shape[1], 16 * BLOCK):
@@ -272,7 +273,7 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
     counts = torch.bincount(label, minlength=k)
     filled = counts > 0
     found = (sums[filled] / counts[filled, None]).to(x.dtype)
-    out[filled] = renormalized(found, kind, center, out[filled])
+    out[filled] = renormalize(found, kind, center, out[filled])
     return out
 
 
@@ -281,7 +282,7 @@ def median(x: Tensor) -> Tensor:
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
-def renormalized(found: Tensor, kind: Distance, center: Center, kept: Tensor) -> Tensor:
+def renormalize(found: Tensor, kind: Distance, center: Center, kept: Tensor) -> Tensor:
     """Normalize centers for the distance; keep the old ones where that is impossible."""
     if kind == "cosine":
         return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)

@@ -26,14 +26,14 @@ from torch import Tensor
 from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Holdings
-from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summed
+from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, sum_distances
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """Thresholds of figure 14, in units of theta."""
 
 
-def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
+def move_to_nearest(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
     """Move drifted clients to their nearest center; return the labels (rows,). Centers stay fixed meanwhile.
 
     The order of moves therefore does not matter. Empty clusters are skipped; ties go to the first center.
@@ -48,7 +48,7 @@ def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distan
 
     >>> x, centers = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
     >>> filled = torch.tensor([True, True, False])
-    >>> moves(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centers, "l1", filled).tolist()
+    >>> move_to_nearest(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centers, "l1", filled).tolist()
     [0, 1, 0]
     """
     some = filled.nonzero()[:, 0]
@@ -87,13 +87,13 @@ def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     return pairs(before, here, after, here, kind)
 
 
-def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
+def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
     """Return the mixing matrix A (new, old) float64 with rows that sum to one; new models are A times old models.
 
     A[k, l] is the share of the new cluster's members who were in the old one, so a new model is the mean of its
     members' old models. An empty new cluster takes the mean over all clients.
 
-    >>> transfer(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
+    >>> mixing_matrix(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
     [[0.67, 0.33], [0.0, 1.0]]
     """
     counts = torch.bincount(new_label * old_k + old_label, minlength=new_k * old_k).reshape(new_k, old_k).double()
@@ -115,7 +115,7 @@ def distances_within(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
         if kind == "l1":
             total = _summed_l1(x[member].double())
         else:
-            total = summed(x[member], torch.ones(len(member), 1, dtype=x.dtype), kind)[:, 0]
+            total = sum_distances(x[member], torch.ones(len(member), 1, dtype=x.dtype), kind)[:, 0]
         out[member] = total / max(len(member) - 1, 1)
     return out
 
@@ -139,14 +139,14 @@ def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
     return float(distances_within(x, label, kind).mean()) if len(x) else 0.0
 
 
-def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
+def is_wider(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
     """Tell whether two rows of one cluster are more than `delta` apart.
 
     Distances to a cluster's first member mostly decide: one larger than `delta` means yes; and with the triangle
     inequality no two rows are more than twice the largest apart.
 
     >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
-    >>> wide(x, label, 0.9), wide(x, label, 1.0)
+    >>> is_wider(x, label, 0.9), is_wider(x, label, 1.0)
     (True, False)
     """
     within = []
@@ -281,7 +281,7 @@ class Adaptive(Trigger):
 
     def fires(self, kept: Width, event: Event) -> bool:
         """Tell whether a cluster is wider than the threshold."""
-        return wide(event.x, event.label, kept.delta, event.kind)
+        return is_wider(event.x, event.label, kept.delta, event.kind)
 
     def after(self, kept: Width, fired: bool) -> Width:
         """Return the next threshold."""

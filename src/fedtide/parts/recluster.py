@@ -34,9 +34,9 @@ from fedtide.parts.distance import (
     means,
     median,
     pairs,
-    renormalized,
-    scaled,
-    summed,
+    renormalize,
+    set_scales,
+    sum_distances,
     unit,
 )
 
@@ -106,12 +106,12 @@ class KMeans:
             distance: distance for assignment, starts, cost and silhouette; a joint one is rescaled.
             rng: the key of all draws.
         """
-        kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
+        kind = set_scales(distance, sample_rows(x, SCALED, rng.at("scales")))
         rows = unit(x) if kind == "cosine" else x
         if self.k_max == 1 or len(x) < 3 or _alike(rows):
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, self.center)
         some = None if self.fit_samples is None else max(self.fit_samples, 3)
-        fitted = sampled(rows, some, rng.at("fit"))
+        fitted = sample_rows(rows, some, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
         labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
@@ -154,7 +154,7 @@ class KCenter:
 
     def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
         """Cluster rows; arguments are those of `KMeans.fit`."""
-        kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
+        kind = set_scales(distance, sample_rows(x, SCALED, rng.at("scales")))
         found = k_center(x, self.k, kind)
         return replace(found, centers=means(x, found.label, found.k, found.centers, kind, self.center))
 
@@ -168,7 +168,7 @@ def _alike(rows: Tensor) -> bool:
     return bool((rows - rows[0]).abs().max() <= 4 * torch.finfo(rows.dtype).eps * rows[0].abs().max())
 
 
-def sampled(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
+def sample_rows(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
     """Draw `size` rows and keep their order; return all rows if there are no more, or without a size."""
     if size is None or size >= len(rows):
         return rows
@@ -205,7 +205,7 @@ def kmeans(
         n_init: number of starts.
         center: center of a cluster.
     """
-    seeds, far = seeded(x, max(ks), n_init, kind, rng)
+    seeds, far = draw_seeds(x, max(ks), n_init, kind, rng)
     tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
     at_once = max(CELLS // (len(x) * max(ks)), 1)
     best = torch.zeros(len(ks), len(x), dtype=torch.int64)
@@ -223,7 +223,7 @@ def kmeans(
     return best
 
 
-def seeded(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
+def draw_seeds(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
     """Draw k-means++ seeds: their rows (starts, k), and the metric from each seed to all rows (starts, k, rows).
 
     A row of zeros is no seed under the cosine distance. If all distances from the seeds are zero, row 0 is taken.
@@ -339,7 +339,7 @@ def _centered(
         found = centers.clone()
         for start, cluster in count.nonzero().tolist():
             found[start, cluster] = median(x[label[start] == cluster])
-    found = renormalized(found.flatten(0, 1), kind, center, centers.flatten(0, 1)).view(centers.shape)
+    found = renormalize(found.flatten(0, 1), kind, center, centers.flatten(0, 1)).view(centers.shape)
     return torch.where(count[:, :, None] > 0, found, centers)
 
 
@@ -448,7 +448,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
     """
     ks = (labels.max(1).values + 1).tolist()
     member = torch.cat([torch.nn.functional.one_hot(one, k) for one, k in zip(labels, ks, strict=True)], 1)
-    totals = summed(x, member.to(x.dtype), kind).split(ks, 1)
+    totals = sum_distances(x, member.to(x.dtype), kind).split(ks, 1)
     out = []
     for one, total, each in zip(labels, totals, member.split(ks, 1), strict=True):
         count = each.sum(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.feddrift import how_bad
+from fedtide.algorithms.feddrift import model_losses
 from fedtide.algorithms.flexcfl import move_clients
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -100,15 +100,15 @@ def test_errors_of_sequences_are_those_of_the_steps_that_count():
     mask = torch.tensor([[True, True, False], [True, True, True]])
     shard = Shard(x, y, torch.arange(2), mask=mask)
     weights = task.init(Rng(0))
-    assert how_bad(task, [weights], shard, "error").tolist() == pytest.approx([3 / 5])
-    assert how_bad(task, [weights, weights], shard, "loss").shape == (2,)
+    assert model_losses(task, [weights], shard, "error").tolist() == pytest.approx([3 / 5])
+    assert model_losses(task, [weights, weights], shard, "loss").shape == (2,)
 
 
 def test_a_loss_that_is_not_finite_is_large_and_the_client_is_heard():
     task = Task(lambda: nn.Linear(1, 2))
     broken = Weights({name: torch.full_like(p, torch.nan) for name, p in task.init(Rng(0)).params.items()})
     shard = Shard(torch.ones(1, 1), torch.tensor([1]), torch.arange(1))
-    assert how_bad(task, [broken], shard, "loss").tolist() == [1e6]
+    assert model_losses(task, [broken], shard, "loss").tolist() == [1e6]
 
 
 @pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "feddrift eager", "auxo"])

@@ -30,11 +30,11 @@ def test_work_needs_a_part(local):
 @pytest.mark.parametrize("kind", ["epochs", "local_steps"])
 def test_a_straggler_does_any_part_of_the_work_but_all_and_none(kind):
     solver = LocalTrainer(**{kind: 4})
-    done = [getattr(solver.shortened(Rng(seed)), kind) for seed in range(300)]
+    done = [getattr(solver.draw_partial(Rng(seed)), kind) for seed in range(300)]
     counts = [done.count(k) for k in (1, 2, 3)]
     assert sum(counts) == 300
     assert all(70 < count < 130 for count in counts)
-    assert solver.shortened(Rng(0)) == replace(solver, **{kind: done[0]})
+    assert solver.draw_partial(Rng(0)) == replace(solver, **{kind: done[0]})
 
 
 def test_a_part_is_drawn_from_its_key_and_counts_in_full():
@@ -46,7 +46,7 @@ def test_a_part_is_drawn_from_its_key_and_counts_in_full():
         key = Rng(0).at(client)
         fitted = solver(TASK, TASK.loss, at(1.0), shard, Moment(0, 10, part=key), Rng(0))
         seen.append({1.5: 1, 2.25: 2}[round(float(fitted.delta.params["weight"]), 6)])
-        assert seen[-1] == solver.shortened(key).epochs
+        assert seen[-1] == solver.draw_partial(key).epochs
     assert abs(seen.count(1) - seen.count(2)) < 45
 
 

@@ -100,7 +100,7 @@ def test_ragged_clients_are_trained_as_one_by_one(case):
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
     whole = engines.together
-    monkeypatch.setattr(engines, "together", lambda *given: seen.append(1) or whole(*given))
+    monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(1) or whole(*given))
     options = {"mu": 0.5} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
     alone, together = both(*ragged(options, algorithm))
     near(alone.state, together.state)
@@ -141,7 +141,7 @@ def test_recorded_convolutions_give_the_same_bits(monkeypatch):
         task = Task(lambda: model)
         made = stack.Stack(task, torch.device("cpu"))
         keys = [Rng(0).at(i) for i in range(3)]
-        fit = stack.together(made, LocalTrainer(batch_size=4), None, task.init(Rng(0)), shards, NOW, keys)
+        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, task.init(Rng(0)), shards, NOW, keys)
         results.append((fit.delta, fit.loss))
     assert same(*results)
 
@@ -166,7 +166,7 @@ def test_steps_are_planned_as_the_local_solver_takes_them(steps, batch, smallest
         pytest.skip("refused with BatchNorm")
     local = LocalTrainer(local_steps=steps, batch_size=batch, epochs=None if steps else 3)
     for rows in range(12):
-        sizes, flat = stack.planned(local, rows, torch.Generator().manual_seed(rows), smallest)
+        sizes, flat = stack.plan_steps(local, rows, torch.Generator().manual_seed(rows), smallest)
         drawn = local._batches((torch.arange(rows),), torch.Generator().manual_seed(rows), smallest)
         taken = [batch for _, (batch,) in drawn]
         assert sizes == [len(batch) for batch in taken]
@@ -251,7 +251,7 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
         shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
-    fit = stack.together(stack.Stack(task, torch.device("cpu")), solver, None, weights, shards, NOW, rngs)
+    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, None, weights, shards, NOW, rngs)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng)
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -284,7 +284,7 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     shards = [Shard(x, torch.arange(len(x)) % 3, torch.arange(len(x))) for x in rows]
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
     term = Proximal(mu) if mu else None
-    fit = stack.together(stack.Stack(task, torch.device("cpu")), solver, term, weights, shards, NOW, rngs)
+    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, term, weights, shards, NOW, rngs)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, extra=term)
         expected = by_torch(weights, shard, rng, settings, mu)
@@ -321,7 +321,7 @@ def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
         return together(held, local, term, received, shards, *others)
 
     whole = played(experiment, host=host, rounds=1, engine=StackedEngine).state
-    monkeypatch.setattr(engines, "together", counted)
+    monkeypatch.setattr(engines, "train_stacked", counted)
     monkeypatch.setattr(engines, "ROW_BYTES", 30 * 16)
     near(played(experiment, host=host, rounds=1, engine=StackedEngine).state, whole)
     assert sizes == [[53], [20], [9, 7, 4], [4, 1]]

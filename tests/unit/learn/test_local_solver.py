@@ -52,7 +52,7 @@ def fit(solver: LocalTrainer, rows: Shard, task: Task = LINEAR, key: Rng = KEY, 
     start = task.init(Rng(1))
     fitted = solver(task, task.loss, start, rows, moment, key, **named)
     weights, delta = detached(fitted.weights), detached(fitted.delta)
-    return start, Kept(weights, delta, fitted.loss, fitted.steps, fitted.stepped)
+    return start, Kept(weights, delta, fitted.loss, fitted.steps, fitted.lr_sum)
 
 
 def orders(rows: int, epochs: int, key: Rng = KEY) -> list[list[int]]:
@@ -193,9 +193,9 @@ def test_steps_count_batches_and_go_on_through_newly_shuffled_epochs(rows, batch
 
 def test_what_was_done_is_counted():
     _, fitted = fit(LocalTrainer(lr=0.2, batch_size=3, epochs=2), shard(7))
-    assert (fitted.steps, fitted.stepped) == (6, pytest.approx(1.2))
+    assert (fitted.steps, fitted.lr_sum) == (6, pytest.approx(1.2))
     _, fitted = fit(LocalTrainer(lr=0.2, batch_size=3, local_steps=4), shard(7))
-    assert (fitted.steps, fitted.stepped) == (4, pytest.approx(0.8))
+    assert (fitted.steps, fitted.lr_sum) == (4, pytest.approx(0.8))
 
 
 def test_different_keys_shuffle_differently_and_the_same_key_alike():
@@ -218,7 +218,7 @@ def test_the_loss_is_a_mean_over_rows_and_not_over_batches():
 def test_an_empty_shard_leaves_the_weights_as_they_came(solver):
     start, fitted = fit(solver, shard(0))
     assert same(fitted.weights, start)
-    assert (fitted.steps, fitted.stepped, fitted.loss) == (0, 0.0, 0.0)
+    assert (fitted.steps, fitted.lr_sum, fitted.loss) == (0, 0.0, 0.0)
 
 
 def test_the_received_weights_and_the_rows_are_left_alone():
@@ -292,7 +292,7 @@ def test_the_schedule_is_a_factor_on_the_rate(options):
     scheduled = LocalTrainer(lr=0.4, batch_size=3, lr_schedule=Exponential(0.5), **options)
     now = fit(scheduled, shard(7), moment=Moment(2, 10))[1]
     assert same(now, fit(LocalTrainer(lr=0.1, batch_size=3, **options), shard(7))[1])
-    assert now.stepped == pytest.approx(0.3)
+    assert now.lr_sum == pytest.approx(0.3)
 
 
 def test_an_extra_term_is_added_to_every_gradient():

@@ -20,7 +20,7 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models import MLP, Linear
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.mixture import Mixed, Mixture, divided, merged, split
+from fedtide.multi.mixture import Mixed, Mixture, merge_networks, split_for_gate, split_networks
 from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
@@ -142,7 +142,7 @@ def test_tuned_experts_are_the_clients_own():
     before = detached(MODELS)
     kept = made.fit(NETS, MODELS, shard(), NOW, KEY)
     assert same(before, MODELS)
-    gate, *experts = split(kept["mixture"], 4)
+    gate, *experts = split_networks(kept["mixture"], 4)
     assert not any(same(tuned, model) for tuned, model in zip(experts[1:], MODELS, strict=True))
     still = Mixture(gate=Linear()).predict(NETS, experts[1:], {"own": experts[0], "gate": gate}, X).logp
     torch.testing.assert_close(made.predict(NETS, MODELS, kept, X).logp, still)
@@ -150,9 +150,11 @@ def test_tuned_experts_are_the_clients_own():
 
 def test_gate_and_experts_as_one_network_are_what_they_are_apart():
     whole, kept = NETS.mixture(None, Linear(), 2), kept_of([0.2, 0.1, -0.4])
-    together = merged({"gate": kept["gate"], "experts.0": kept["own"], "experts.1": MODELS[0], "experts.2": MODELS[1]})
+    together = merge_networks(
+        {"gate": kept["gate"], "experts.0": kept["own"], "experts.1": MODELS[0], "experts.2": MODELS[1]}
+    )
     torch.testing.assert_close(whole.logits(together, X), STILL.predict(NETS, MODELS, kept, X).logp)
-    assert same(split(together, 4), [kept["gate"], kept["own"], *MODELS])
+    assert same(split_networks(together, 4), [kept["gate"], kept["own"], *MODELS])
 
 
 def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
@@ -187,7 +189,7 @@ def test_a_network_of_its_own_has_as_many_classes():
     ("rows", "held", "sizes"), [(12, 0.25, (9, 3)), (2, 0.01, (1, 1)), (1, 0.5, (1, 1)), (5, 0.0, (5, 5))]
 )
 def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, sizes):
-    expert, gate = divided(shard(rows), held, KEY)
+    expert, gate = split_for_gate(shard(rows), held, KEY)
     assert (len(expert), len(gate)) == sizes
     if held and rows > 1:
         assert not set(expert.ids.tolist()) & set(gate.ids.tolist())

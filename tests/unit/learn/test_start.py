@@ -13,8 +13,8 @@ from fedtide.learn.task import Task
 from fedtide.multi.gmm_init import (
     SEEN,
     Collected,
+    GaussianSetup,
     KMeansPlusPlus,
-    Opening,
     Public,
     Random,
     collect_question,
@@ -80,7 +80,7 @@ def test_rows_that_are_not_finite_are_left_out_and_empty_clients_say_nothing():
 def test_without_answers_or_by_choice_the_means_are_drawn():
     task = Task(lambda: torch.nn.Linear(2, 2), example=torch.zeros(1, 2))
     for how in (Random(), KMeansPlusPlus(rounds=4)):
-        opening = Opening(how, task, Identity(), 30)
+        opening = GaussianSetup(how, task, Identity(), 30)
         mu, var = opening.first(None, Rng(0))
         assert mu.shape == var.shape == (30, 2)
         assert 0.05 < float(mu.std()) < 0.15
@@ -91,8 +91,8 @@ def test_without_answers_or_by_choice_the_means_are_drawn():
 def test_public_rows_may_tell():
     public = torch.cat([blob(0, 30, 0), blob(9, 30, 1)])
     task = Task(lambda: torch.nn.Linear(2, 2), example=public[:1], public=public)
-    mu, _ = Opening(Public(), task, Identity(), 2).first(None, Rng(0))
+    mu, _ = GaussianSetup(Public(), task, Identity(), 2).first(None, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
-        Opening(Public(), none, Identity(), 3)
+        GaussianSetup(Public(), none, Identity(), 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtide.parts.distance import Joint, Kind, between, means, pairs, scaled, summed, unit
+from fedtide.parts.distance import Joint, Kind, between, means, pairs, set_scales, sum_distances, unit
 from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -47,17 +47,17 @@ def test_representations_side_by_side_by_hand():
 @pytest.mark.parametrize("units", [(1.0, 1.0), (1e-4, 1e5)])
 def test_every_part_counts_alike_whatever_its_units(units):
     x = torch.cat([part * unit for part, unit in zip(shares(30, 7).split([3, 4], 1), units, strict=True)], 1)
-    kind = scaled(Joint(("l1", "sq-l2"), (3, 4), (1.0, 1.0)), x)
+    kind = set_scales(Joint(("l1", "sq-l2"), (3, 4), (1.0, 1.0)), x)
     apart = between(x, x, kind).fill_diagonal_(0)
     assert float(apart.sum() / (30 * 29)) == pytest.approx(2.0)
-    assert scaled("l1", x) == "l1"
+    assert set_scales("l1", x) == "l1"
 
 
 def test_a_part_in_which_all_are_alike_counts_for_nothing():
     x = torch.tensor([[5.0, 0.0], [5.0, 2.0]])
-    kind = scaled(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x)
+    kind = set_scales(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x)
     assert kind.scales == (1.0, 4.0)
-    assert scaled(kind, x[:1]).scales == (1.0, 1.0)
+    assert set_scales(kind, x[:1]).scales == (1.0, 1.0)
 
 
 def test_disjoint_rows_are_a_root_of_ln_two_apart_by_js():
@@ -81,11 +81,11 @@ def test_all_ways_agree_with_one_by_one(kind, dtype, tolerance):
 def test_blocks_do_not_show(kind, monkeypatch):
     x, y, weights = shares(50, 6), shares(9, 6, seed=1), torch.rand(50, 3, dtype=torch.float64)
     rows, others = torch.arange(50), torch.arange(50) % 9
-    whole = between(x, y, kind), pairs(x, rows, y, others, kind), summed(x, weights, kind)
+    whole = between(x, y, kind), pairs(x, rows, y, others, kind), sum_distances(x, weights, kind)
     centers = means(x, others, 9, y, kind)
     for name in ("BLOCK", "CELLS"):
         monkeypatch.setattr(f"fedtide.parts.distance.{name}", 24)
-    parts = between(x, y, kind), pairs(x, rows, y, others, kind), summed(x, weights, kind)
+    parts = between(x, y, kind), pairs(x, rows, y, others, kind), sum_distances(x, weights, kind)
     for one, other in zip((*whole, centers), (*parts, means(x, others, 9, y, kind)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
@@ -112,7 +112,7 @@ def test_a_row_of_zeros_is_at_cosine_distance_one_from_everything():
 def test_sums_of_distances_leave_a_row_itself_out(kind):
     x, weights = shares(20, 5), torch.rand(20, 2, dtype=torch.float64)
     far = between(x, x, kind).fill_diagonal_(0)
-    torch.testing.assert_close(summed(x, weights, kind), far @ weights)
+    torch.testing.assert_close(sum_distances(x, weights, kind), far @ weights)
 
 
 # -- centers ----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from fedtide.parts.drift import (
     center_moves,
     distances_within,
     heterogeneity,
-    moves,
+    is_wider,
+    mixing_matrix,
+    move_to_nearest,
     theta,
-    transfer,
-    wide,
 )
 
 f64 = torch.float64
@@ -39,7 +39,7 @@ def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: to
     before, filled = means(x, label, 3, x[:3]), label.bincount(minlength=3) > 0
     anew = x.clone()
     anew[drifted] = moved
-    label = moves(anew, label, drifted, before, "l1", filled)
+    label = move_to_nearest(anew, label, drifted, before, "l1", filled)
     return Event(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1")
 
 
@@ -50,15 +50,15 @@ def test_the_order_of_those_who_move_does_not_matter():
     draw = torch.Generator().manual_seed(0)
     x, centers = torch.rand(30, 4, generator=draw), torch.rand(3, 4, generator=draw)
     label, moved = torch.randint(3, (30,), generator=draw), torch.arange(0, 30, 2)
-    found = moves(x, label, moved, centers, "l1", YES)
-    assert torch.equal(found, moves(x, label, moved.flip(0), centers, "l1", YES))
+    found = move_to_nearest(x, label, moved, centers, "l1", YES)
+    assert torch.equal(found, move_to_nearest(x, label, moved.flip(0), centers, "l1", YES))
     assert torch.equal(found[1::2], label[1::2])
     assert torch.equal(found[::2], between(x[::2], centers, "l1").argmin(1))
 
 
 def test_nobody_drifted_and_nothing_is_touched():
     x, label = corners(4)
-    found = moves(x, label, torch.tensor([], dtype=torch.int64), x[:3], "l1", YES)
+    found = move_to_nearest(x, label, torch.tensor([], dtype=torch.int64), x[:3], "l1", YES)
     assert torch.equal(found, label)
     assert found is not label
 
@@ -66,7 +66,7 @@ def test_nobody_drifted_and_nothing_is_touched():
 def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
     x, centers = torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
     here = torch.tensor([0])
-    assert moves(x, here, here, centers, "l1", torch.tensor([False, True, True])).tolist() == [1]
+    assert move_to_nearest(x, here, here, centers, "l1", torch.tensor([False, True, True])).tolist() == [1]
 
 
 # -- theta and shifts -------------------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ def test_the_widest_pair_decides(kind, cells, monkeypatch):
     x, label = x / x.sum(1, keepdim=True), torch.arange(40) % 3
     far = between(x, x, kind)
     widest = far[label[:, None] == label].max().item()
-    assert wide(x, label, 0.999 * widest, kind)
-    assert not wide(x, label, 1.001 * widest, kind)
+    assert is_wider(x, label, 0.999 * widest, kind)
+    assert not is_wider(x, label, 1.001 * widest, kind)
 
 
 # -- the learned threshold of F.1 -------------------------------------------------------------------------------------
@@ -246,15 +246,15 @@ def test_a_learned_threshold_is_one_of_algorithm_2():
 
 def test_new_clusters_take_the_mean_of_their_members_old_models():
     old, new = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 1, 1])
-    share = transfer(old, new, 3, 2)
+    share = mixing_matrix(old, new, 3, 2)
     assert share.tolist() == [[1.0, 0.0, 0.0], [0.25, 0.5, 0.25]]
     models = torch.tensor([1.0, 2.0, 4.0], dtype=f64)
     assert (share @ models)[1].item() == models[old][new == 1].mean().item()
-    assert transfer(old, new, 3, 3)[2].tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 6])
+    assert mixing_matrix(old, new, 3, 3)[2].tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 6])
 
 
 def test_identical_old_models_come_out_as_they_were():
-    share = transfer(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 0]), 3, 2)
+    share = mixing_matrix(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 0]), 3, 2)
     assert (share @ torch.full((3, 5), 0.25, dtype=f64)).tolist() == [[0.25] * 5] * 2
 
 

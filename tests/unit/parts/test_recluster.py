@@ -12,8 +12,8 @@ from sklearn.metrics import silhouette_samples, silhouette_score
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.parts import recluster
-from fedtide.parts.distance import Joint, Kind, between, means, scaled
-from fedtide.parts.recluster import KMeans, k_center, kmeans, lloyd, seeded, silhouettes
+from fedtide.parts.distance import Joint, Kind, between, means, set_scales
+from fedtide.parts.recluster import KMeans, draw_seeds, k_center, kmeans, lloyd, silhouettes
 from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -59,7 +59,7 @@ def test_lloyd_agrees_with_plain_python_on_representations_side_by_side(seed):
     """By a metric whose square is the sum of both distances, and by the sum itself."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.cat([loose(40, 3, seed), torch.randn(40, 2, dtype=torch.float64, generator=draw)], 1)
-    kind = scaled(Joint(("l1", "sq-l2"), (3, 2), (1.0, 1.0)), x)
+    kind = set_scales(Joint(("l1", "sq-l2"), (3, 2), (1.0, 1.0)), x)
     picked = np.random.default_rng(seed).permuted(np.tile(np.arange(40), (6, 1)), axis=1)[:, :4]
     label, cost = lloyd(x, x[torch.from_numpy(picked)], kind)
     for start, seeds in enumerate(picked):
@@ -73,7 +73,7 @@ def test_only_both_representations_together_tell_four_groups():
     inputs = 1000.0 * torch.eye(2, dtype=torch.float64)[torch.arange(40) // 2 % 2]
     x = torch.cat([labels, inputs], 1) + 0.01 * torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
     assert KMeans().fit(x[:, :2], "l1", Rng(0)).k == KMeans().fit(x[:, 2:], "sq-l2", Rng(0)).k == 2
-    found = KMeans().fit(x, scaled(Joint(("l1", "sq-l2"), (2, 2), (1.0, 1.0)), x), Rng(0))
+    found = KMeans().fit(x, set_scales(Joint(("l1", "sq-l2"), (2, 2), (1.0, 1.0)), x), Rng(0))
     assert found.label.tolist() == (torch.arange(40) % 4).tolist()
 
 
@@ -214,11 +214,11 @@ def test_an_empty_range_is_an_error():
 
 def test_seeds_are_drawn_in_proportion_to_the_distance():
     x = torch.tensor([[0.0], [1.0], [4.0]])
-    seeds, far = seeded(x, 2, 6000, "l1", Rng(0))
+    seeds, far = draw_seeds(x, 2, 6000, "l1", Rng(0))
     from_zero = seeds[seeds[:, 0] == 0][:, 1]
     assert (from_zero == 2).float().mean().item() == pytest.approx(4 / 5, abs=0.03)
     assert seeds[:, 0].bincount().tolist() == pytest.approx([2000] * 3, abs=150)
-    squared, _ = seeded(x, 2, 6000, "sq-l2", Rng(0))
+    squared, _ = draw_seeds(x, 2, 6000, "sq-l2", Rng(0))
     assert (squared[squared[:, 0] == 0][:, 1] == 2).float().mean().item() == pytest.approx(16 / 17, abs=0.02)
     assert torch.equal(far, (x[seeds] - x[:, 0]).abs())
 
@@ -226,7 +226,7 @@ def test_seeds_are_drawn_in_proportion_to_the_distance():
 def test_a_row_without_direction_is_no_seed_and_in_a_cluster_all_the_same():
     x, group = grouped(60, 3)
     x = torch.cat([x, torch.zeros(3, 12)])
-    seeds, _ = seeded(x, 5, 200, "cosine", Rng(0))
+    seeds, _ = draw_seeds(x, 5, 200, "cosine", Rng(0))
     assert seeds.max() < 60
     found = KMeans(k_min=3, k_max=3).fit(x, "cosine", Rng(0))
     assert found.label[:60].tolist() == group.tolist()
