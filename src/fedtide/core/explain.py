@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
 from fedtide.core.errors import folded, nearest, shown, synonyms
-from fedtide.core.shapes import bare, fields_of, is_table, is_union, tags
+from fedtide.core.shapes import bare, fields_of, is_choice, is_table, is_union, tags
 
 NUMBERS = {
     "greater_than": "greater than {gt}",
@@ -77,7 +77,7 @@ def _said(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     if name == "tuple_type" and bare((get_args(kind) or (Any,))[0]) is int:
         return f"found {shown(found)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
-        return f"found {shown(found)}, allowed: {NUMBERS[name].format(**context)}"
+        return f"found {shown(found)}, allowed: {NUMBERS[name].format(**context)}{_below(key, found, kind)}"
     if name in ("too_short", "string_too_short"):
         return f"found {shown(found)}, allowed: {context['min_length']} or more"
     if name == "string_too_long":
@@ -99,6 +99,16 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     inside = not above or other.startswith(f"'{above}")
     hint = other if other and (inside or len(below) not in (1, 2)) else " or ".join(f"'{name}'" for name in below)
     return f"unknown key; allowed: {', '.join(names)}; did you mean {hint}?"
+
+
+def _below(key: str, word: Any, kind: Any) -> str:
+    """Say in which key of a table a word would choose, as in `data = { source = "cifar" }`; "" where in none."""
+    for name, hint in fields_of(kind).items() if isinstance(word, str) else ():
+        words = tags_of(hint) if is_choice(bare(hint)) else get_args(hint) if get_origin(hint) is Literal else ()
+        known = [name for name in words if isinstance(name, str)]
+        for meant in [word] if word.partition(":")[0] in known else synonyms(word, known):
+            return f'; did you mean {key.rpartition(".")[2]} = {{ {name} = "{meant}" }}?'
+    return ""
 
 
 def unknown_key(key: str, kind: Any) -> str:
