@@ -271,7 +271,7 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
     (tmp_path / "data.csv").write_bytes(bytes(range(256)))
     with pytest.raises(FedtideError, match=r"data.csv: damaged or not a CSV file"):
         CSV("data.csv").load(tmp_path, 0)
-    (tmp_path / "data.csv.gz").write_bytes(b"a,label\n1,0\n")
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(b"a,label\n1,0\n")[:-3])
     with pytest.raises(FedtideError, match=r"data.csv.gz: damaged or not a CSV file"):
         CSV("data.csv.gz").load(tmp_path, 0)
 

@@ -17,7 +17,7 @@ from fedtide.core import user_code
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import Loading, find, reading
+from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 
 Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 SPARSE_CLASSES = 1000
@@ -47,6 +47,7 @@ class NPZ(Loading):
         called = {column: self.names.get(column, column) for column in COLUMNS}
         what = "an npz file without pickled objects"
         with reading(path, what), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            check_unpacked(path, sum(each.file_size for each in arrays.zip.infolist()))
             found = {column: arrays[name] for column, name in called.items() if name in arrays}
             listed = list(arrays)
         needed: tuple[Column, ...] = ("x", "y", *self.names)

@@ -1,9 +1,14 @@
-"""Search for data files, and the error of a damaged one."""
+"""Search for data files, unpacking, and the error of a damaged one."""
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
+import lzma
 import os
+import re
 import tarfile
 import zipfile
 import zlib
@@ -11,16 +16,22 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 from xml.parsers import expat
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, SyntaxError, RecursionError, NotImplementedError, csv.Error,
-    zlib.error, zipfile.BadZipFile, tarfile.TarError, expat.ExpatError,
+    MemoryError, OverflowError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, expat.ExpatError,
 )  # fmt: skip
 """Exceptions of the readers of files whose bytes are not what they should be."""
+
+PACKED: dict[bytes, Any] = {rb"\x1f\x8b": gzip.open, rb"BZh[1-9]1AY&SY": bz2.open, rb"\xfd7zXZ\x00": lzma.open}
+"""First bytes of packed files, and what unpacks them."""
+
+UNPACKED, TIMES = 2**30, 200
+"""Bytes, and times its own size, to one of which a file may unpack: text and tables hardly shrink to a fiftieth."""
 
 
 class Loading(Protocol):
@@ -58,6 +69,42 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
         yield
     except DAMAGED + besides as error:
         raise FedtideError(f"{where}: damaged or not {what} ({error})") from None
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file, packed (gzip, bzip2, xz) or not; reading raises when a small file unpacks to gigabytes."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    unpack = next((unpack for start, unpack in PACKED.items() if re.match(start, head)), None)
+    return open(path, "rb") if unpack is None else io.BufferedReader(_Unpacked(path, unpack(path)), 2**16)
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise if a file unpacks to more bytes than honest data do."""
+    if size > max(UNPACKED, TIMES * path.stat().st_size):
+        allowed = f"at most {UNPACKED:,}, or {TIMES} times the size of the file, which no honest data need"
+        raise refused(f"{path}: unpacked bytes", size, allowed)
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes of a packed file, as far as its size allows."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.file, self.size = path, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self.file.read(len(buffer))
+        self.size += len(found)
+        check_unpacked(self.path, self.size)
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
 
 
 def find(

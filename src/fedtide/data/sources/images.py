@@ -14,7 +14,7 @@ import torch
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import find, reading
+from fedtide.data.sources.files import check_unpacked, find, opened, reading
 from fedtide.data.sources.idx import read_idx
 from fedtide.data.sources.pictures import Arrays, Cached, pillow, pixels, same_size
 
@@ -113,12 +113,13 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
             if file.suffix.lower() in ENDINGS and file.is_file():
                 yield file.relative_to(path).as_posix(), file.read_bytes()
         return
-    with reading(path, "a tar archive"), tarfile.open(path, "r:*") as archive:
+    with reading(path, "a tar archive"), opened(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             if member.isfile() and PurePosixPath(member.name).suffix.lower() in ENDINGS:
-                opened = archive.extractfile(member)
-                assert opened is not None
-                yield member.name, opened.read()
+                check_unpacked(path, member.size)  # a sparse file may be of any size
+                content = archive.extractfile(member)
+                assert content is not None
+                yield member.name, content.read()
         # tarfile takes a truncated or damaged header for the end. At the true end it has read a block of zeros, and
         # another block of zeros follows.
         if archive.fileobj is None or archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
@@ -133,7 +134,6 @@ def _fingerprint(path: Path) -> str:
             if file.suffix.lower() in ENDINGS:
                 found.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
     else:
-        with open(path, "rb") as opened:
-            while block := opened.read(2**20):
-                found.update(block)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: found).hexdigest()
     return found.hexdigest()

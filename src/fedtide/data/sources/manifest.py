@@ -22,7 +22,7 @@ COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 
 @ingredient
 class Manifest(Cached):
-    """A comma-separated file with a header, gzipped or not, and a row for each image file.
+    """A comma-separated file with a header, packed or not, and a row for each image file.
 
     Its columns are `path` and `label`, and optionally `client`, `time`, `domain` and `split`. Paths are relative to the
     folder of the table, or absolute. Labels are numbers from 0, or names. Times are seconds or ISO 8601. A split is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fedtide.core.config_types import Finite, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled, from_arrays
-from fedtide.data.sources.files import Loading, find, reading
+from fedtide.data.sources.files import Loading, find, opened, reading
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""
@@ -30,7 +30,7 @@ Column = list[tuple[int, str]]
 
 @ingredient
 class CSV(Loading):
-    """Comma-separated files with a header, gzipped or not.
+    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not.
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
@@ -127,8 +127,7 @@ class CSV(Loading):
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the header, and every row with its line number in the file; blank lines are left out."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with reading(path, "a CSV file"), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+    with reading(path, "a CSV file"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         lines = [(row, line) for row, line in enumerate(csv.reader(file), start=1) if line]
     if len(lines) < 2:
         raise FedtideError(f"{path}: no rows below the header")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
 import re
@@ -10,7 +9,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from xml.parsers import expat
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from fedtide.core.config_types import Count, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import Loading, find, reading
+from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.table import places, seconds
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
@@ -72,7 +71,7 @@ class Text(Loading):
     outside the vocabulary.
 
     Args:
-        path: the files, below the data directory or absolute, gzipped or not: JSON lines, each an object with the
+        path: the files, below the data directory or absolute, packed or not: JSON lines, each an object with the
             columns named here; or `.xml`, the posts of a Stack Exchange dump, whose texts are HTML and whose posts
             without one of the columns are left out.
         text: column of the text, or of a list of texts. Texts without a word are left out.
@@ -231,13 +230,9 @@ def _plain(text: str) -> str:
     return html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
-
-
 def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines with their places for messages."""
-    with reading(path, "a file of JSON lines"), _opened(path) as file:
+    with reading(path, "a file of JSON lines"), opened(path) as file:
         for place, line in enumerate(file, start=1):
             where = f"{path}: line {place}"
             if not line.strip():
@@ -265,7 +260,7 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
                 found.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
 
     parser.StartElementHandler = start
-    with reading(path, "XML"), _opened(path) as file:
+    with reading(path, "XML"), opened(path) as file:
         parser.ParseFile(file)
     places(path, sorted(known), columns)
     return iter(found)
