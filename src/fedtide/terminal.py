@@ -34,14 +34,17 @@ def print_results(made: Study, screen: Console) -> None:
     """Print what a run folder says: its table, what went wrong, and its claims."""
     # Reports draw: whoever prints none does not wait for it.
     from fedtide.report.alarms import alarms
+    from fedtide.report.environment import NANO
     from fedtide.report.tables import brief_table
 
+    if made.nano:
+        screen.print(f"nano: {NANO}", style="yellow", highlight=False, soft_wrap=True)
     for summary in made.summaries:
         print_table(brief_table(summary), screen, summary.point)
         for line in alarms(summary):
             screen.print(line, style="red", highlight=False, soft_wrap=True)
-        _print_claims(summary.claims, screen)
-    _print_claims(made.claims, screen)
+        _print_claims(summary.claims, screen, verdicts=not made.nano)
+    _print_claims(made.claims, screen, verdicts=not made.nano)
     if len(made.summaries) > 1 and not made.chosen:
         said = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
         screen.print(said, highlight=False, soft_wrap=True)
@@ -55,9 +58,9 @@ def print_table(content: Content, screen: Console, title: str = "") -> None:
     screen.print(table)
 
 
-def _print_claims(claims: list[Judged], screen: Console) -> None:
+def _print_claims(claims: list[Judged], screen: Console, *, verdicts: bool) -> None:
     from fedtide.report.tables import found
 
     for claim in claims:
-        said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
+        said = f"{f'{claim.verdict}: ' if verdicts else ''}{claim.claim} ({found(claim)})"
         screen.print(said, highlight=False, soft_wrap=True)

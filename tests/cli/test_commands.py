@@ -219,6 +219,17 @@ def test_a_recipe_is_run_by_its_name(here):
     assert (here / "runs" / "demo" / "report.html").is_file()
 
 
+@pytest.mark.parametrize("scale", ["nano", "cpu"])
+def test_a_nano_run_has_no_verdicts_in_the_terminal(capsys, here, scale):
+    claim = {"text": "Momentum helps", "measure": "accuracy", "method": "momentum", "versus": "A"}
+    written(here / "study.toml", A, MOMENTUM, rounds=2, claim=[claim], scale={"nano": {"rounds": 1}, "cpu": {}})
+    assert done("run", "study.toml", "--scale", scale, "--workers", 1, "--out", "x") == 0
+    out = capsys.readouterr().out
+    assert ("nano: played to see that it works; its numbers mean nothing" in out) is (scale == "nano")
+    assert ("not seen: Momentum helps (" in out) is (scale == "cpu")
+    assert ("\nMomentum helps (" in out) is (scale == "nano")
+
+
 def test_the_results_in_the_terminal_are_those_of_the_report(capsys, here):
     written(here / "study.toml", A, MOMENTUM, seeds=[0, 1], baseline="A", rounds=4)
     assert done("run", "study.toml", "--workers", 1, "--out", "x") == 0

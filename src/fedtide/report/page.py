@@ -13,6 +13,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
 from fedtide.report.alarms import alarms
+from fedtide.report.environment import NANO, environment_line
 from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import (
@@ -20,8 +21,6 @@ from fedtide.report.render import (
     Picture,
     anchored,
     drawn,
-    environment_line,
-    is_nano,
     rendered,
     save_pictures,
     save_tables,
@@ -68,7 +67,12 @@ def write_report(
     """
     made = _named(_Root.read(root) for root in roots)
     shown = [
-        (" · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p), record, summary, each.nano)
+        (
+            " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p),
+            record,
+            summary,
+            each.study.nano,
+        )
         for each in made
         for record, summary in _shown(each.study)
     ]
@@ -80,7 +84,8 @@ def write_report(
         "page.html",
         title=made[0].study.records[0].experiment.title or made[0].name,
         about=made[0].study.records[0].experiment.description,
-        nano=[each.name for each in made if each.nano],
+        nano=[each.name for each in made if each.study.nano],
+        warning=NANO,
         several=len(made) > 1,
         together=together,
         sections=sections,
@@ -144,14 +149,13 @@ class _Root:
     root: Path
     name: str
     study: Study
-    nano: bool
 
     @staticmethod
     def read(root: Path) -> _Root:
         study = read_study(root)
         if not any(summary.methods for summary in study.summaries):
             raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
-        return _Root(root, root.resolve().name, study, is_nano(root))
+        return _Root(root, root.resolve().name, study)
 
 
 def _named(roots: Iterable[_Root]) -> list[_Root]:
@@ -165,7 +169,7 @@ def _named(roots: Iterable[_Root]) -> list[_Root]:
 
 
 def _sweep(root: _Root, *, several: bool) -> Sweep:
-    study, verdicts = root.study, not root.nano
+    study, verdicts = root.study, not root.study.nano
     place = root.name if several else ""
     sections = [summary for _, summary in _shown(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]

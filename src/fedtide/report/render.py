@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import slug
-from fedtide.core.errors import FedtideError
 from fedtide.report.figures import STYLE, Drawn, Look, saved
 from fedtide.report.tables import Table
 
@@ -155,40 +153,3 @@ def rendered(name: str, **values: Any) -> str:
 
 def _template(name: str) -> str:
     return files("fedtide.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def environment_line(root: Path, name: str) -> str:
-    """Describe time, machine and packages with which a folder was made; "" where unknown."""
-    path = root / "environment.json"
-    if not path.is_file():
-        return ""
-    try:
-        about = environment_of(root)
-        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
-        machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
-        return f"{name}: {about['made']}, {machine}; {packages}"
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise FedtideError(
-            f"{path}: damaged; it is needed for the report's last line only and may be removed"
-        ) from None
-
-
-def environment_of(root: Path) -> dict[str, Any]:
-    """Return what `environment.json` says; nothing without it.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    path = root / "environment.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(path)
-    return found
-
-
-def is_nano(root: Path) -> bool:
-    """Tell whether a folder was played at the scale that only shows that an experiment works."""
-    try:
-        return environment_of(root).get("scale") == "nano"
-    except ValueError:
-        return False  # the line about the environment says that it is damaged

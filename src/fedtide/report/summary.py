@@ -19,6 +19,7 @@ from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
+from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import BY_WAY, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
@@ -103,7 +104,7 @@ class Study:
 
     chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty without a
     sweep or without validation rows. claims: those about several points, or one of them. axes: the swept keys and their
-    values; the points are their product, in order.
+    values; the points are their product, in order. nano: true for the scale at which numbers mean nothing.
     """
 
     records: list[ExperimentRecord]
@@ -112,6 +113,7 @@ class Study:
     claims: list[Judged]
     swept: bool
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    nano: bool = False
 
 
 def read_study(root: Path) -> Study:
@@ -122,7 +124,7 @@ def read_study(root: Path) -> Study:
     swept = bool(experiment.sweep)
     units = own_units(experiment)
     claims = [across(summaries, claim, units) for claim in experiment.claim if swept and claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep))
+    return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep), is_nano(root))
 
 
 def summarize(record: ExperimentRecord) -> Summary:

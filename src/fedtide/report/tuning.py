@@ -10,8 +10,9 @@ from typing import Any
 from fedtide.config import Experiment, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
+from fedtide.report.environment import environment_line
 from fedtide.report.reading import span_of
-from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
+from fedtide.report.render import Part, Picture, drawn, rendered
 from fedtide.report.tables import Table, written
 from fedtide.report.trial_pictures import over_trials, over_values
 from fedtide.tuning.folder import READY, Tuned, read_tuning
