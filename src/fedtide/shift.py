@@ -15,10 +15,11 @@ from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, S
 from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
 from fedtide.data.shift.what.cluster_drift import MassEvents
 from fedtide.data.shift.what.stream import Labels, Order, Time
-from fedtide.data.shift.who import Always, Periodic, Who
+from fedtide.data.shift.who import Always, BlockCyclic, Periodic, Who
 
 __all__ = [
-    "Always", "Availability", "AwakeBy", "ChangePoints", "ClusterDrift", "DomainMixture", "Domains", "Drawn", "File",
-    "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order", "Periodic",
-    "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static", "Stream", "Time", "What", "Who",
+    "Always", "Availability", "AwakeBy", "BlockCyclic", "ChangePoints", "ClusterDrift", "DomainMixture", "Domains",
+    "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order",
+    "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static", "Stream", "Time", "What",
+    "Who",
 ]  # fmt: skip

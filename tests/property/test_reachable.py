@@ -20,7 +20,7 @@ from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
-from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.shift.who import Always, BlockCyclic, Periodic
 from fedtide.data.sources import Generated
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
@@ -28,7 +28,8 @@ seeds = st.integers(0, 2**32)
 rounds = st.integers(0, 23)
 whos = st.one_of(
     st.builds(Always),
-    st.builds(Periodic, st.sampled_from(["linear", "cosine", "block"]), st.integers(1, 16).map(float)),
+    st.builds(Periodic, st.sampled_from(["linear", "cosine"]), st.integers(1, 16).map(float)),
+    st.builds(BlockCyclic, st.integers(1, 16).map(float)),
 )
 whats = st.sampled_from(
     [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.shift.who import Always, Periodic, _substituted
+from fedtide.data.shift.who import Always, BlockCyclic, Periodic, _substituted
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -36,12 +36,12 @@ def groups_of(sizes: list[int]) -> list[torch.Tensor]:
 # -- expected shares --------------------------------------------------------------------------------------------------
 
 
+def periodic(curve: str, period: float, exponent: float = 1.0, phase: float = 0.0) -> Periodic | BlockCyclic:
+    """Groups that take turns; blocks have no exponent."""
+    return BlockCyclic(period, phase) if curve == "block" else Periodic(curve, period, exponent, phase)
+
+
 @law
-def periodic(curve: str, period: float, exponent: float, phase: float = 0.0) -> Periodic:
-    """A periodic shift; blocks have no exponent."""
-    return Periodic(curve, period, 1.0 if curve == "block" else exponent, phase)
-
-
 @given(curves, periods, exponents, st.floats(-1e4, 1e4), times, st.integers(2, 5))
 def test_shares_are_on_the_simplex(curve, period, exponent, phase, time, groups):
     q = periodic(curve, period, exponent, phase).shares(time, equal(groups))
@@ -80,13 +80,13 @@ def test_two_groups_follow_the_formulas_of_the_paper(curve, period, exponent, at
 @given(st.integers(1, 300), st.integers(0, 1000))
 def test_block_cyclic_is_the_first_group_in_the_first_half(period, time):
     day = 1.0 if time % period < period / 2 else 0.0
-    assert Periodic("block", period).shares(time, equal(2)).tolist() == [day, 1 - day]
+    assert BlockCyclic(period).shares(time, equal(2)).tolist() == [day, 1 - day]
 
 
 @law
 @given(st.integers(2, 5), st.integers(1, 40))
 def test_blocks_of_more_groups_take_turns(groups, each):
-    who = Periodic("block", groups * each)
+    who = BlockCyclic(groups * each)
     turns = [int(who.shares(t, equal(groups)).argmax()) for t in range(groups * each)]
     assert turns == [k for k in range(groups) for _ in range(each)]
 
@@ -185,7 +185,7 @@ def test_a_smaller_cohort_is_the_beginning_of_a_larger_one(who, sizes, m, time, 
 @law
 @given(curves, st.integers(1, 32).map(lambda n: 2 * n), st.integers(1, 10), seeds)
 def test_only_one_group_arrives_at_a_peak(curve, period, m, seed):
-    groups, who = groups_of([10, 10]), Periodic(curve, period)
+    groups, who = groups_of([10, 10]), periodic(curve, period)
     assert (who.arrivals(m, groups, 0.0, Rng(seed)) < 10).all()
     assert (who.arrivals(m, groups, period / 2, Rng(seed)) >= 10).all()
 
@@ -269,7 +269,7 @@ def test_the_reachable_are_the_first_arrivals(who, sizes, m, time, seed):
 @law
 @given(curves, group_sizes, st.integers(0, 31), seeds)
 def test_as_many_are_reachable_as_the_fullest_turn_lets_be(curve, sizes, time, seed):
-    who = Periodic(curve, 32)
+    who = periodic(curve, 32)
     q = who.shares(float(time), np.array(sizes))
     expected = sum(n * share for n, share in zip(sizes, q.tolist(), strict=True)) / q.max()
     assert abs(len(who.reachable(groups_of(sizes), float(time), Rng(seed))) - expected) <= 0.5

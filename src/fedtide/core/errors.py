@@ -114,6 +114,7 @@ SYNONYMS = {
     "logistic": ("linear",),
     "logistic_regression": ("linear",),
     "ce": ("cross-entropy",),
+    "block": ("block-cyclic",),
     "random": ("uniform",),
     "all": ("everyone",),
 }

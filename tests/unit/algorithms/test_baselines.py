@@ -66,7 +66,7 @@ def trained_by(algorithm, payload, shard, memory=None):
 @pytest.mark.parametrize("lam", [0.0, 0.25])
 def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(prior, lam):
     """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
-    shift = {"who": {"kind": "periodic", "curve": "block", "period": 6, "phase": 0}}
+    shift = {"who": {"kind": "block-cyclic", "period": 6, "phase": 0}}
     experiment = toy("scsgd", {"prior": prior, "lam": lam}, rounds=13, shift=shift)
     assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
     run, branches = noted(experiment)
@@ -95,7 +95,7 @@ def test_the_clock_by_hand(prior, expected, phase):
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd", "momentum": 0.9}], ids=["keras", "momentum"])
 def test_the_branch_of_the_other_block_waits_without_lam(server):
-    shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
+    shift = {"who": {"kind": "block-cyclic", "period": 6}}
     options = {"prior": "block", "lam": 0.0, "server": server}
     run = played(toy("scsgd", options, rounds=12, shift=shift))
     for t, step in enumerate(run.steps):
@@ -111,7 +111,7 @@ def test_the_branch_of_the_other_block_waits_without_lam(server):
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
 def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
     """Blocks of three rounds: the first model learns in rounds 0-2 as FedAvg's does, and waits in rounds 3-5."""
-    shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
+    shift = {"who": {"kind": "block-cyclic", "period": 6}}
     whole = {"prior": "block", "branch_layer": "*", "server": server}
     run = played(toy("scsgd", whole, rounds=12, shift=shift))
     plain = played(toy("fedavg", {"server": server}, rounds=12, shift=shift), rounds=3)

@@ -258,7 +258,7 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
 @pytest.mark.parametrize("prior", ["linear", "block"])
 def test_with_three_blocks_everyone_trains_the_branch_of_its_group(prior):
     """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
-    shift = {"who": {"kind": "periodic", "curve": "block", "period": 9}}
+    shift = {"who": {"kind": "block-cyclic", "period": 9}}
     experiment = toy("scsgd", {"prior": prior, "branches": 3}, rounds=19, data=THREE, shift=shift)
     assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
     run = played(experiment, rounds=1)
@@ -273,7 +273,7 @@ def test_with_three_blocks_everyone_trains_the_branch_of_its_group(prior):
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd", "momentum": 0.5}], ids=["keras", "momentum"])
 def test_without_a_trunk_every_block_has_a_fedavg_of_its_own(server):
     """All of a softmax regression is its head; a model that waits for its block keeps its moments."""
-    shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
+    shift = {"who": {"kind": "block-cyclic", "period": 6}}
     given = {"data": THREE, "shift": shift, "model": "linear", "rounds": 14}
     options = {"prior": "block", "branches": 3, "lam": 0.0, "server": server}
     ours = played(toy("scsgd", options, **given))

@@ -616,7 +616,7 @@ whos = st.one_of(
         phase=st.floats(-9, 9),
         curve=st.sampled_from(["linear", "cosine"]),
     ),
-    choice("periodic", period=positive, phase=st.floats(-9, 9)).map(lambda d: d | {"curve": "block"}),
+    choice("block-cyclic", period=positive, phase=st.floats(-9, 9)),
 )
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),

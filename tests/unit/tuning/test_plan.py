@@ -249,7 +249,7 @@ def test_sweep_and_search_are_left_out_and_so_are_claims_about_points():
 def test_what_follows_from_the_rhythm_follows_it_with_each_value():
     """A block of three groups lasts a third of the period: a prior that was not given peaks in the middle of it."""
     fedtem = {"name": "T", "algorithm": "fedtem", "cohort": 4, "prior": "linear"}
-    shift = {"who": {"kind": "periodic", "period": 12, "curve": "block"}}
+    shift = {"who": {"kind": "block-cyclic", "period": 12}}
     ranges = {"method.branches": {"low": 2, "high": 3, "whole": True}}
     experiment = tuning(fedtem, shift=shift, tune={"ranges": ranges})
 

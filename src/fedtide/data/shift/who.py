@@ -39,43 +39,14 @@ class Always(Arriving):
     changes: ClassVar[bool] = False
 
 
-@ingredient
-class Periodic(Arriving):
-    """Groups that take turns: day and night, or K groups that peak one after the other.
+class Turns(Arriving):
+    """Groups that take turns by a curve over a period."""
 
-    With s = (t - phase) mod period, the expected share q(t) of the first of two groups is
-
-        linear   |2s/T - 1|^p            1 at s = 0, 0 at s = T/2
-        cosine   ((cos(2 pi s/T) + 1)/2)^p
-        block    1 if s < T/2 else 0     block-cyclic
-
-    Group k of K > 2 peaks at s = (k-1) T/K. Each arrival is from group k with probability q_k (so the counts are
-    binomial, or multinomial), then a random client of the group without replacement. The other groups replace an
-    exhausted group.
-
-    Args:
-        curve: "linear", "cosine" or "block".
-        period: T, in rounds or seconds by `shift.clock`.
-        exponent: p; below 1 raises the share of the first group over a period, above 1 lowers it; 1 with "block".
-        phase: the time of the first group's peak; for "block", the beginning of its block.
-        dropout_rate: share of the asked clients that never answer.
-
-    >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
-    [1.0, 0.0]
-    >>> Periodic(period=32).shares(8.0, np.array([5, 5])).tolist()
-    [0.5, 0.5]
-    """
-
-    curve: Literal["linear", "cosine", "block"] = "linear"
-    period: Positive = 256
-    exponent: Positive = 1.0
-    phase: Finite = 0.0
-    dropout_rate: OpenFraction = 0.0
-    kind: Literal["periodic"] = "periodic"
-
-    def __post_init__(self) -> None:
-        if self.curve == "block" and self.exponent != 1:
-            raise ValueError(f"found exponent {self.exponent:g}, allowed: 1 with curve = 'block', as it has none")
+    kind: str
+    curve: str
+    period: float
+    exponent: float
+    phase: float
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Raise if there are fewer than two groups, or if one has no clients."""
@@ -142,7 +113,65 @@ class Periodic(Arriving):
         return self.arrivals(there, groups, time, rng).sort().values
 
 
-Who = Annotated[Always | Periodic | Availability | Replay | Python, Field(discriminator="kind")]
+@ingredient
+class Periodic(Turns):
+    """Groups that take turns: day and night, or K groups that peak one after the other.
+
+    With s = (t - phase) mod period, the expected share q(t) of the first of two groups is
+
+        linear   |2s/T - 1|^p            1 at s = 0, 0 at s = T/2
+        cosine   ((cos(2 pi s/T) + 1)/2)^p
+
+    Group k of K > 2 peaks at s = (k-1) T/K. Each arrival is from group k with probability q_k (so the counts are
+    binomial, or multinomial), then a random client of the group without replacement. The other groups replace an
+    exhausted group.
+
+    Args:
+        curve: "linear" or "cosine".
+        period: T, in rounds or seconds by `shift.clock`.
+        exponent: p; below 1 raises the share of the first group over a period, above 1 lowers it.
+        phase: the time of the first group's peak.
+        dropout_rate: share of the asked clients that never answer.
+
+    >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
+    [1.0, 0.0]
+    >>> Periodic(period=32).shares(8.0, np.array([5, 5])).tolist()
+    [0.5, 0.5]
+    """
+
+    curve: Literal["linear", "cosine"] = "linear"
+    period: Positive = 256
+    exponent: Positive = 1.0
+    phase: Finite = 0.0
+    dropout_rate: OpenFraction = 0.0
+    kind: Literal["periodic"] = "periodic"
+
+
+@ingredient
+class BlockCyclic(Turns):
+    """Groups that take turns one at a time: all arrivals are from group k of K for the k-th part of every period.
+
+    Eichner, Koren, McMahan, Srebro, Talwar: *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. The other groups
+    replace an exhausted group.
+
+    Args:
+        period: T, in rounds or seconds by `shift.clock`.
+        phase: the time at which the block of the first group begins.
+        dropout_rate: share of the asked clients that never answer.
+
+    >>> [BlockCyclic(period=4).shares(time, np.array([5, 5])).tolist() for time in (1.0, 2.0)]
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    period: Positive = 256
+    phase: Finite = 0.0
+    dropout_rate: OpenFraction = 0.0
+    kind: Literal["block-cyclic"] = "block-cyclic"
+    curve: ClassVar[str] = "block"
+    exponent: ClassVar[float] = 1.0
+
+
+Who = Annotated[Always | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
 def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Flag, Positive, Spelled, ingredient
+from fedtide.core.config_types import Count, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
@@ -64,7 +64,8 @@ class Stream(Holding):
     the intervals whose arrival time is 0 or earlier, and never holds a row for longer than `retention`. Training,
     validation and test rows arrive and expire together: a client is tested on its current window. The last interval
     arrives at gap J - retention; a run of that many rounds ends before it, as in three of the paper's four data sets.
-    At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`.
+    At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`. With a gap as long as the run and a
+    retention of J gaps all rows are there at all times, as a control experiment.
 
     Args:
         by: the kind of interval: some of the client's "labels", a piece of its rows in their "order", or a span of
@@ -74,7 +75,6 @@ class Stream(Holding):
         retention: time from arrival to expiry of an interval.
         shared: training rows that all clients hold at all times: 0 for none, "half" for a row of each label in the
             rarer half of the labels, or 1 or 2 rows of each label. More shared rows make clients differ less.
-        static: hold all rows at all times, whatever `gap` and `retention` are, as a control experiment.
         empty: treatment of a client without training rows of its own at some time: "error" raises, "wait" lets it
             neither arrive, nor be reachable, nor be evaluated until it has some.
 
@@ -87,12 +87,12 @@ class Stream(Holding):
     gap: Positive = 50
     retention: Positive = 100
     shared: Literal[0, "half", 1, 2] = 0
-    static: Flag = False
     empty: Literal["error", "wait"] = "error"
     kind: Literal["stream"] = "stream"
+    drifts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.gap > self.retention and not self.static:
+        if self.gap > self.retention:
             allowed = "a gap of at most the retention, as no client would hold rows between two intervals"
             raise ValueError(f"found gap {self.gap:g} and retention {self.retention:g}; allowed: {allowed}")
 
@@ -103,8 +103,6 @@ class Stream(Holding):
 
     def live(self, time: float) -> np.ndarray:
         """Return the mask (intervals,) of the intervals that are present."""
-        if self.static:
-            return np.ones(self.intervals, dtype=bool)
         return (self.ends - self.retention <= time) & (time < self.ends)
 
     def check(self, view: PopulationView) -> None:
@@ -121,24 +119,15 @@ class Stream(Holding):
             but = f"rows of {rows.name} have {'no time' if rows.time is None else 'all the same time'}"
             raise refused("shift.what.by", "time", "'labels', 'order', or a source with a column of times", but)
 
-    @property
-    def drifts(self) -> bool:
-        """Tell whether any interval arrives or expires."""
-        return not self.static
-
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of interval, its arrival and its expiry."""
         kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
         held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by.kind]}"
-        held += (
-            "; all are there from the start. "
-            if self.static
-            else f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
-        )
+        held += f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
         if self.shared != 0:
             few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
             held += f"All clients hold a few shared rows at all times, {few[self.shared]}. "
-        return held + ("A client without rows waits. " if self.empty == "wait" and not self.static else "")
+        return held + ("A client without rows waits. " if self.empty == "wait" else "")
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -302,8 +291,6 @@ class StreamPlan(Plan):
 
     def check(self, rounds: int) -> None:
         """Raise if within `rounds` a client runs out of training rows and may not wait, or if all clients do."""
-        if self.stream.static:
-            return
         both = np.concatenate([[0.0], self.stream.ends - self.stream.retention, self.stream.ends])
         when = np.unique(np.ceil(both))
         for time in when[(when >= 0) & (when < rounds)].tolist():
