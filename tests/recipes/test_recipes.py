@@ -61,7 +61,10 @@ def inline(value: object) -> str:
 
 
 def few(recipe: Path) -> list[object]:
-    """Arguments for one seed, and of a sweep the first and last value of one key, and values that claims name."""
+    """Arguments for one seed, and of a sweep the first and last value of one key, and values that claims name.
+
+    Two rounds of each method, as the second begins with what the first has left; those in `WHOLE` play all.
+    """
     sweep = {key: list(values) for key, values in read(recipe, scale="nano").sweep.items()}
     for number, (key, values) in enumerate(sweep.items()):
         for value in values[1 : -1 if number == 0 else None]:
@@ -71,25 +74,29 @@ def few(recipe: Path) -> list[object]:
             except FedtideError:
                 continue  # a claim is about it
             sweep = fewer
-    return ["--seeds", 0, *(["--set", f"sweep={inline(sweep)}"] if sweep else [])]
+    sets = [f"sweep={inline(sweep)}"] if sweep else []
+    if recipe.stem not in WHOLE:
+        measured = ["forgetting.rounds=[1]"] if read(recipe, scale="nano").forgetting is not None else []
+        sets += ["rounds=2", "eval_every=2", *measured]
+    return ["--seeds", 0, *(argument for each in sets for argument in ("--set", each))]
 
 
-PICTURED = (
+WHOLE = (
     "demo", "experts-rotated", "fedem-emnist", "fedtem-block-cyclic", "fielding-characters", "fielding-selection",
     "pfedem-three", "wsm-forgetting",
 )  # fmt: skip
-"""Recipes whose reports have all kinds of pictures between them; drawing takes as long as playing."""
+"""Recipes that play all rounds, and whose reports have all kinds of pictures between them: drawing takes long too."""
 
 
 @pytest.mark.parametrize("recipe", [pytest.param(path, marks=pytest.mark.xdist_group(path.stem)) for path in RECIPES],
                          ids=lambda path: path.stem)  # fmt: skip
 def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, monkeypatch, recipe, thorough):
-    """With `--thorough` as a person would run it; else with one seed, and few have pictures, of one point."""
+    """With `--thorough` as a person would run it; else with one seed and few rounds, and few have pictures."""
     less: list[object] = []
     if not thorough and recipe.stem != "demo":
         less = few(recipe)
         numbers, drawn = count(), page._pictures
-        last = 1 if recipe.stem in PICTURED else 0
+        last = 1 if recipe.stem in WHOLE else 0
         monkeypatch.setattr(page, "_pictures", lambda *given: drawn(*given) if next(numbers) < last else [])
     assert done("run", recipe, "--scale", "nano", "--workers", 1, "--out", tmp_path / "run", *less) == 0
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -21,6 +21,7 @@ from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_mod
 from fedtide.core.config_types import OfShift, by_kind, on_default
 from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
 from fedtide.core.explain import explained
+from fedtide.core.shapes import fields_of
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 
@@ -231,8 +232,7 @@ def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfS
         return {}, {}
     for member in get_args(field.annotation):
         if is_dataclass(member) and getattr(member, "kind", None) == table.get("kind"):
-            hints = get_type_hints(member, include_extras=True).items()
-            marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in hints}
+            marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in fields_of(member).items()}
             return table, {key: mark for key, mark in marks.items() if mark is not None}
     return {}, {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -81,6 +82,12 @@ def fields_of(kind: Any) -> dict[str, Any]:
             name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             for name, field in kind.model_fields.items()
         }
+    return _types(kind)
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """Types of a dataclass's fields, evaluated once: a configuration asks for those of the same classes many times."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
