@@ -591,12 +591,11 @@ schedules = st.one_of(
     choice("constant"), choice("exponential", factor=positive), choice("cosine", floor=share),
     choice("steps", at=st.lists(share, max_size=3), factor=positive), st.sampled_from(["constant", "steps", "cosine"]),
 )  # fmt: skip
-locals_ = st.fixed_dictionaries(
-    {},
-    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay":
-    share,
-              "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
-)  # fmt: skip
+usual = {
+    "lr": positive, "batch_size": st.integers(0, 9), "weight_decay": share, "max_grad_norm": positive,
+    "lr_schedule": schedules, "momentum": share,
+}  # fmt: skip
+locals_ = st.one_of(*(st.fixed_dictionaries({}, optional={work: small, **usual}) for work in ("epochs", "local_steps")))
 servers = st.one_of(
     choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive),
     choice("yogi", initial_accumulator=share),
