@@ -278,19 +278,12 @@ def aem(
         found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
         return renumber(found, payload["numbers"], clusters, own=personal.own_expert)
 
+    # As if no client explored, and no model were frozen or out of use.
+    cost = training_cost(local, {"train": clusters, "loss": clusters + 1})
     made = Algorithm(
-        "aem",
-        init,
-        {"train": train},
-        round,
-        serve,
-        predict,
-        adapt=adapt,
-        own_expert=personal.own_expert,
-        # As if no client explored, and no model were frozen or out of use.
-        compute_cost=training_cost(local, {"train": clusters, "loss": clusters + 1}),
+        "aem", init, {"train": train}, round, serve, predict, adapt, own_expert=personal.own_expert, compute_cost=cost,
         check=at_most_registered(clusters),
-    )
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 
 

@@ -222,19 +222,12 @@ def cfl(
                 k = made.other
         return Answer({}, memory={"found": torch.tensor(k)})
 
-    works = {"train": reveal_update(task, local, weighting), "place": place}
+    reveals, works = ("update", "weight"), {"train": reveal_update(task, local, weighting), "place": place}
     made = Algorithm(
-        "cfl",
-        init,
-        works,
-        round,
-        serve,
-        predict_by_cluster(task),
-        adapt=adapt,
-        reveals=("update", "weight"),
+        "cfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals,
         # A client that is placed trains for it.
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
-    )
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -345,17 +338,12 @@ def make_halves(state: State, before: State, k: int, clients: Tensor, updates: T
     sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(state.recent.updates.dtype)
     other, model, placed = len(state.weights), state.model.clone(), state.placed.clone()
     model[clients[second]], placed[clients] = other, len(state.splits) + 1
-    return State(
-        (*state.weights, state.weights[k]),
-        (*state.server, state.server[k]),
-        model,
-        placed,
-        torch.cat([state.largest, state.largest[k : k + 1]]),
-        (*state.splits, Split(k, other, before.weights[k], sides)),
-        # Updates of members belong to weights that both halves now leave.
-        state.recent.without((state.model == k)[state.recent.clients]),
-        state.cohort,
-    )
+    weights, server = (*state.weights, state.weights[k]), (*state.server, state.server[k])
+    largest = torch.cat([state.largest, state.largest[k : k + 1]])
+    splits = (*state.splits, Split(k, other, before.weights[k], sides))
+    # Updates of members belong to weights that both halves now leave.
+    recent = state.recent.without((state.model == k)[state.recent.clients])
+    return State(weights, server, model, placed, largest, splits, recent, state.cohort)
 
 
 def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | None:

@@ -43,7 +43,7 @@ from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import loss_of
+from fedtide.multi.clusters import mean_over_slots
 from fedtide.parts.cluster import cosines, halves
 
 
@@ -92,7 +92,7 @@ def cfl_released(
         for c in range(len(belongs)) if fleet.moment.round >= split_after else ():
             belongs = split(belongs, c, reply, eps1, eps2)
         facts: Facts = {
-            "loss": loss_of(reply.total),
+            "loss": mean_over_slots(reply.total, "loss"),
             "clusters": len(belongs),
             "members": belongs[:, reply.clients].sum(1),
             "in_none": int((belongs.sum(0) == 0).sum()),

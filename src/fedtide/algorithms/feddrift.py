@@ -81,6 +81,7 @@ from fedtide.multi.clusters import (
     mean_losses,
     mix_models,
     predict_by_cluster,
+    predicts_right,
     replace_at,
     serve_clusters,
     step_models,
@@ -280,17 +281,10 @@ def feddrift(
         usual = torch.bincount(state.model[state.judged], minlength=max_clusters)[there].argmax()
         return serve_clusters(state.weights, model, clients, there, int(usual))
 
-    made = Algorithm(
-        "feddrift",
-        init,
-        {"train": train, "judge": judge},
-        round,
-        serve,
-        predict_by_cluster(task),
-        adapt=find_model(task),
-        reveals=("bad", "rows"),
-        compute_cost=training_cost(local, {}),  # as if no samples were kept
-    )
+    works, predict = {"train": train, "judge": judge}, predict_by_cluster(task)
+    cost = training_cost(local, {})  # as if no samples were kept
+    reveals, adapt = ("bad", "rows"), find_model(task)
+    made = Algorithm("feddrift", init, works, round, serve, predict, adapt, reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -298,11 +292,7 @@ def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion:
     """Return the loss of each model on a client's samples (M,), float64, in evaluation mode; at most 1e6."""
     if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
-    x, found = task.inputs(shard.x), []
-    for weights in models:
-        wrong = task.logits(weights, x).argmax(-1) != shard.y
-        found.append((wrong if shard.mask is None else wrong[shard.mask]).double().mean())
-    return torch.stack(found)
+    return torch.stack([(~predicts_right(task, weights, shard)).double().mean() for weights in models])
 
 
 def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int, Shard]:

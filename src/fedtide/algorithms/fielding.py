@@ -80,7 +80,7 @@ from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
     accuracy_question,
-    mean_accuracy,
+    mean_over_slots,
     mix_models,
     pick_per_cluster,
     predict_by_cluster,
@@ -224,7 +224,8 @@ def fielding(
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
-            facts["val"] = mean_accuracy(fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total)
+            judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
+            facts["val"] = mean_over_slots(judged.total, "right")
             state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 

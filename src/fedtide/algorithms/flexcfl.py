@@ -71,7 +71,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import at_most_registered, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.multi.clusters import at_most_registered, mix_models, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
@@ -146,14 +146,8 @@ def flexcfl(
         member = groups_of(parameters_of(reply, parameters), clusters, rng.at("groups"))
         pulls = [mean_update(reply.rows["update"], member == g) for g in range(clusters)]
         made = tuple(move_clients(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
-        return State(
-            made,
-            tuple(map(server.init, made)),
-            state.start,
-            state.group.index_copy(0, reply.clients, member),
-            torch.stack(pulls)[:, :parameters],
-            state.cohort,
-        )
+        group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
+        return State(made, tuple(map(server.init, made)), state.start, group, directions, state.cohort)
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
@@ -223,17 +217,9 @@ def flexcfl(
         return known.get(question, torch.zeros_like)(rows)
 
     made = Algorithm(
-        "flexcfl",
-        init,
-        works,
-        round,
-        serve,
-        predict_by_cluster(task),
-        adapt=adapt,
-        reveals=reveals,
-        compute_cost=cost,
+        "flexcfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals, compute_cost=cost,
         check=at_most_registered(clusters),
-    )
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -302,13 +288,6 @@ def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
         return tuple(models)
     norms = [float(torch.stack([p.double().norm() for p in model.params.values()]).norm()) for model in models]
     pulls = [eta_g / norm if norm else 0.0 for norm in norms]
-
-    def together(g: int) -> Weights:
-        share = [1.0 if other == g else pull for other, pull in enumerate(pulls)]
-        total, params = sum(share), {}
-        for name, param in models[g].params.items():
-            mixed = torch.stack([s * model.params[name].double() for s, model in zip(share, models, strict=True)])
-            params[name] = (mixed.sum(0) / total).to(param.dtype)
-        return Weights(params, models[g].buffers)
-
-    return tuple(together(g) for g in range(len(models)))
+    shares = torch.tensor(pulls, dtype=torch.float64).expand(len(models), -1).clone().fill_diagonal_(1.0)
+    params = [mix_models([model.params for model in models], share) for share in shares]
+    return tuple(Weights(mixed, model.buffers) for mixed, model in zip(params, models, strict=True))

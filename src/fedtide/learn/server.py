@@ -19,7 +19,6 @@ Choices:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -72,11 +71,50 @@ class SGD:
         d = _like(weights.params, delta.params)
         m = d if memo is None else {name: self.momentum * memo[name] + d[name] for name in d}
         moved = {name: weights.params[name] + self.lr * m[name] for name in d}
-        return Weights(weights.params | moved, _means(weights, delta)), None if memo is None else memo | m
+        return Weights(weights.params | moved, add(weights.buffers, delta.buffers)), None if memo is None else memo | m
+
+
+class _Adaptive:
+    """Optimizer with two moments: the common part of "adagrad", "adam", "keras-adam" and "yogi"."""
+
+    lr: float
+    eps: float
+    beta1: float
+
+    def first_v(self) -> float:
+        """Return the initial second moment."""
+        return self.eps**2
+
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        raise NotImplementedError
+
+    def rate(self, t: int) -> float:
+        """Return the learning rate of step t = 1, 2, ... of a parameter."""
+        return self.lr
+
+    def init(self, weights: Weights) -> Moments:
+        """Return m = 0 and the first v."""
+        second = {name: torch.full_like(param, self.first_v()) for name, param in weights.params.items()}
+        return Moments(zeros_like(weights.params), second, dict.fromkeys(weights.params, 0))
+
+    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
+        """Take one step."""
+        if delta is None:
+            return weights, memo
+        d = _like(weights.params, delta.params)
+        m = {name: self.beta1 * memo.first[name] + (1 - self.beta1) * d[name] for name in d}
+        v = {name: self.next_v(memo.second[name], d[name]) for name in d}
+        t = {name: memo.steps[name] + 1 for name in d}
+        moved = {name: weights.params[name] + self.rate(t[name]) * m[name] / (v[name].sqrt() + self.eps) for name in d}
+        if not all_finite([moved, v]):
+            return weights, memo
+        new = Weights(weights.params | moved, add(weights.buffers, delta.buffers))
+        return new, Moments(memo.first | m, memo.second | v, memo.steps | t)
 
 
 @ingredient
-class Adagrad:
+class Adagrad(_Adaptive):
     """FedAdagrad: `v += d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
@@ -92,17 +130,13 @@ class Adagrad:
     beta1: OpenFraction = 0.0
     kind: Literal["adagrad"] = "adagrad"
 
-    def init(self, weights: Weights) -> Moments:
-        """Return m = 0, v = eps^2."""
-        return _moments(weights, self.eps**2)
-
-    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """Take one step."""
-        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, lambda t: self.lr, self.eps)
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        return v + d * d
 
 
 @ingredient
-class Adam:
+class Adam(_Adaptive):
     """FedAdam: `v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021).
 
     Algorithm 2 of the paper: v starts at eps^2, and there is no bias correction.
@@ -120,17 +154,13 @@ class Adam:
     beta2: OpenFraction = 0.99
     kind: Literal["adam"] = "adam"
 
-    def init(self, weights: Weights) -> Moments:
-        """Return m = 0, v = eps^2."""
-        return _moments(weights, self.eps**2)
-
-    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """Take one step."""
-        return _adaptive(weights, memo, delta, self.beta1, _decaying(self.beta2), lambda t: self.lr, self.eps)
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        return self.beta2 * v + (1 - self.beta2) * d * d
 
 
 @ingredient
-class KerasAdam:
+class KerasAdam(_Adaptive):
     """Adam of Keras: v starts at 0, and the bias corrections go into the step size.
 
     `w += lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
@@ -148,21 +178,21 @@ class KerasAdam:
     beta2: OpenFraction = 0.999
     kind: Literal["keras-adam"] = "keras-adam"
 
-    def init(self, weights: Weights) -> Moments:
-        """Return m = 0, v = 0."""
-        return _moments(weights, 0.0)
+    def first_v(self) -> float:
+        """Return the initial second moment."""
+        return 0.0
 
-    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """Take one step."""
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        return self.beta2 * v + (1 - self.beta2) * d * d
 
-        def rate(t: int) -> float:
-            return self.lr * (math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t))
-
-        return _adaptive(weights, memo, delta, self.beta1, _decaying(self.beta2), rate, self.eps)
+    def rate(self, t: int) -> float:
+        """Return the learning rate of step t = 1, 2, ... of a parameter."""
+        return self.lr * (math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t))
 
 
 @ingredient
-class Yogi:
+class Yogi(_Adaptive):
     """FedYogi: `v -= (1-b2) * d^2 * sign(v - d^2)`, else the paper's FedAdam (Reddi et al. 2021, Algorithm 2).
 
     Args:
@@ -180,17 +210,13 @@ class Yogi:
     initial_accumulator: NonNegative | None = None
     kind: Literal["yogi"] = "yogi"
 
-    def init(self, weights: Weights) -> Moments:
-        """Return m = 0, v = initial accumulator."""
-        return _moments(weights, self.eps**2 if self.initial_accumulator is None else self.initial_accumulator)
+    def first_v(self) -> float:
+        """Return the initial second moment."""
+        return self.eps**2 if self.initial_accumulator is None else self.initial_accumulator
 
-    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """Take one step."""
-
-        def second(v: Tensor, d: Tensor) -> Tensor:
-            return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
-
-        return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.lr, self.eps)
+    def next_v(self, v: Tensor, d: Tensor) -> Tensor:
+        """Return the second moment after an update."""
+        return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
 
 
 KERAS = KerasAdam(lr=0.01, eps=1e-4)
@@ -219,38 +245,3 @@ def _like(params: Params, delta: Params) -> Params:
     if unknown:
         raise ValueError(f"an update of unknown parameters: {sorted(unknown)}")
     return {name: change.to(params[name].dtype) for name, change in delta.items()}
-
-
-def _means(weights: Weights, delta: Weights) -> Params:
-    return add(weights.buffers, delta.buffers)
-
-
-def _moments(weights: Weights, start: float) -> Moments:
-    second = {name: torch.full_like(param, start) for name, param in weights.params.items()}
-    return Moments(zeros_like(weights.params), second, dict.fromkeys(weights.params, 0))
-
-
-def _decaying(beta2: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda v, d: beta2 * v + (1 - beta2) * d * d
-
-
-def _adaptive(
-    weights: Weights,
-    memo: Moments,
-    delta: Weights | None,
-    beta1: float,
-    second: Callable[[Tensor, Tensor], Tensor],
-    rate: Callable[[int], float],
-    eps: float,
-) -> tuple[Weights, Moments]:
-    if delta is None:
-        return weights, memo
-    d = _like(weights.params, delta.params)
-    m = {name: beta1 * memo.first[name] + (1 - beta1) * d[name] for name in d}
-    v = {name: second(memo.second[name], d[name]) for name in d}
-    t = {name: memo.steps[name] + 1 for name in d}
-    moved = {name: weights.params[name] + rate(t[name]) * m[name] / (v[name].sqrt() + eps) for name in d}
-    if not all_finite([moved, v]):
-        return weights, memo
-    new = Weights(weights.params | moved, _means(weights, delta))
-    return new, Moments(memo.first | m, memo.second | v, memo.steps | t)

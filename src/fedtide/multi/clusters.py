@@ -86,7 +86,7 @@ def train_clusters(
     made = reply.total if totals is None else [totals(total) for total in reply.total]
     sums = [None if total is None else total["delta"] for total in made]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
-    return step_models(state, server, sums), reply, {"loss": loss_of(reply.total), "members": trained}
+    return step_models(state, server, sums), reply, {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
 
 
 def init_models(
@@ -199,18 +199,16 @@ def accuracy_question(task: Task) -> Work:
         rows = shard.val if len(shard) else None
         if rows is None or not len(rows.labels):
             return None
-        right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
-        right = right if rows.mask is None else right[rows.mask]
+        right = predicts_right(task, payload, rows)
         return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
 
     return val
 
 
-def mean_accuracy(totals: Sequence[Any] | None) -> float:
-    """Return the accuracy over all slots' validation samples, from the answers to "val"; NaN without any."""
-    right = [total["right"] for total in totals or () if total is not None]
-    rows = sum(each.weight for each in right)
-    return sum(float(each.value) for each in right) / rows if rows else math.nan
+def predicts_right(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """Return the mask of labels that a model predicts (labels,), among those that count; in evaluation mode."""
+    right = task.logits(weights, task.inputs(shard.x)).argmax(-1) == shard.y
+    return right if shard.mask is None else right[shard.mask]
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
@@ -224,15 +222,15 @@ def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
     return check
 
 
-def loss_of(totals: Sequence[Any]) -> float:
-    """Return the mean training loss over all slots with an answer; NaN without any.
+def mean_over_slots(totals: Sequence[Any] | None, name: str) -> float:
+    """Return the mean of a leaf, such as "loss", over all slots with an answer; NaN without any.
 
-    >>> loss_of([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}])
+    >>> mean_over_slots([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}], "loss")
     2.0
     """
-    losses = [total["loss"] for total in totals if total is not None]
-    weight = sum(loss.weight for loss in losses)
-    return sum(loss.value for loss in losses) / weight if weight else math.nan
+    found = [total[name] for total in totals or () if total is not None]
+    weight = sum(each.weight for each in found)
+    return sum(float(each.value) for each in found) / weight if weight else math.nan
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:

@@ -10,6 +10,7 @@ Federated Learning*, 2022, section 3, for K.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -34,25 +35,28 @@ TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
 
 @runtime_checkable
 class Personalization(Protocol):
-    """A personalization of the received models, before evaluation."""
+    """A personalization of the received models, before evaluation; by default it builds no network."""
 
-    own_expert: ClassVar[bool]
+    own_expert: ClassVar[bool] = False
     """True if the first of the reported expert weights is that of the local expert."""
-    chooses: ClassVar[bool]
+    chooses: ClassVar[bool] = True
     """True if predictions report the chosen model or expert."""
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the needed networks once."""
+        return
 
+    @abstractmethod
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the client's memory from its labeled samples; None without any."""
 
+    @abstractmethod
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict rows."""
 
 
 @ingredient
-class Choice:
+class Choice(Personalization):
     """The model with the lowest loss, as in IFCA.
 
     Args:
@@ -61,11 +65,6 @@ class Choice:
 
     choose_on: ChooseOn = "val"
     kind: Literal["choice"] = "choice"
-    own_expert: ClassVar[bool] = False
-    chooses: ClassVar[bool] = True
-
-    def check(self, nets: Networks, models: int) -> None:
-        """Accept everything: no network is built."""
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the index of the best model."""
@@ -80,7 +79,7 @@ class Choice:
 
 
 @ingredient
-class FineTuned:
+class FineTuned(Personalization):
     """The model with the lowest loss, fine-tuned with early stopping on validation samples.
 
     Args:
@@ -91,8 +90,6 @@ class FineTuned:
     solver: LocalTrainer = TUNING
     choose_on: ChooseOn = "val"
     kind: Literal["fine-tuned"] = "fine-tuned"
-    own_expert: ClassVar[bool] = False
-    chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
         """Check that the solver fits the federation's network."""
@@ -116,18 +113,16 @@ class FineTuned:
 
 
 @ingredient
-class Alone:
-    """A local model that the client trains from scratch, without the federation.
+class OwnModel(Personalization):
+    """A local model that the client trains from scratch.
 
     Args:
-        solver: local training; its epochs are an upper bound.
+        solver: training of the local model; its epochs are an upper bound.
         model: network of the local model; None is that of the federation.
     """
 
     solver: LocalTrainer = ALONE
     model: Annotated[Model, Spelled] | None = None
-    kind: Literal["alone"] = "alone"
-    own_expert: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
 
     def check(self, nets: Networks, models: int) -> None:
@@ -139,6 +134,13 @@ class Alone:
         if not len(shard):
             return None
         return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
+
+
+@ingredient
+class Alone(OwnModel):
+    """A local model that the client trains from scratch, without the federation."""
+
+    kind: Literal["alone"] = "alone"
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the client's model."""
@@ -146,31 +148,15 @@ class Alone:
 
 
 @ingredient
-class Ensemble:
+class Ensemble(OwnModel):
     """An ensemble of all models and a local model trained from scratch, with equal weights.
 
     Args:
         of: average probabilities, or sum logits as in the authors' code.
-        solver: training of the local model.
-        model: network of the local model; None is that of the federation.
     """
 
     of: Literal["probabilities", "logits"] = "probabilities"
-    solver: LocalTrainer = ALONE
-    model: Annotated[Model, Spelled] | None = None
     kind: Literal["ensemble"] = "ensemble"
-    own_expert: ClassVar[bool] = False
-    chooses: ClassVar[bool] = False
-
-    def check(self, nets: Networks, models: int) -> None:
-        """Build the client's network once."""
-        nets.check(self.model, self.solver, "personal.solver")
-
-    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """Train the client's model."""
-        if not len(shard):
-            return None
-        return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the ensemble."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -67,11 +67,7 @@ class Labels(Representing):
     malicious: Fraction = 0.0
     distance: Kind = "l1"
     kind: Literal["labels"] = "labels"
-
-    @property
-    def passes(self) -> float:
-        """Cost for a client in passes forward and back over its samples."""
-        return 0.0
+    passes: ClassVar[float] = 0.0
 
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
@@ -103,11 +99,7 @@ class Embedding(FrozenInputs, Representing):
 
     distance: Euclidean = "sq-l2"
     kind: Literal["embedding"] = "embedding"
-
-    @property
-    def passes(self) -> float:
-        """Cost for a client in passes forward and back over its samples."""
-        return 1 / 3
+    passes: ClassVar[float] = 1 / 3
 
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
@@ -144,15 +136,11 @@ class Gradient(Representing):
     seed: Whole = 0
     distance: Euclidean = "cosine"
     kind: Literal["gradient"] = "gradient"
+    passes: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.at == "global":
             raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
-
-    @property
-    def passes(self) -> float:
-        """Cost for a client in passes forward and back over its samples."""
-        return 1.0
 
     @property
     def needs_model(self) -> bool:

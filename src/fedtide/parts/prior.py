@@ -13,6 +13,7 @@ expected share in the last round, may be left out.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -29,28 +30,36 @@ Peak = Annotated[Finite | None, OfShift("peak")]
 Start = Annotated[Finite | None, OfShift("start")]
 
 
-class _Turns:
-    """Groups that take turns by the clock: the common part of "linear", "cosine" and "block"."""
+class _Timed:
+    """A prior by the clock, or with it: the common part of all kinds but "uniform" and "em-only"."""
 
     kind: str
     period: float | None
     phase: float | None
     timed: ClassVar[bool] = True
+    most: ClassVar[float] = math.inf
 
     def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
         """Return the expected share of each group (groups,), float64; 1 for a single group."""
+        if groups > self.most:
+            raise refused("prior", self.kind, f"at most {self.most} groups, not {groups}; or another prior")
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
         cycle = need_period(self.period, "prior.period")
-        return torch.from_numpy(periodic_shares(self.kind, moment.round - (self.phase or 0.0), cycle, 1.0, groups))
+        return self.at(moment.round - (self.phase or 0.0), cycle, groups, now, before)
+
+    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
+        """Return the expected shares `s` rounds after a peak of the first of several groups."""
+        return torch.from_numpy(periodic_shares(self.kind, s, period, 1.0, groups))
 
     def check(self, groups: int) -> None:
-        """Refuse a missing period."""
+        """Refuse more groups than the prior knows of, and a missing period."""
         need_period(self.period, "prior.period")
+        self.shares(Moment(0, 1), groups, 0.0)
 
 
 @ingredient
-class Linear(_Turns):
+class Linear(_Timed):
     """A linear wave: the share of the first of two groups falls from 1 to 0 in half a period and rises again.
 
     For two groups q = |2s/T - 1|; group k of K > 2 peaks at s = (k-1) T/K with share 1.
@@ -69,7 +78,7 @@ class Linear(_Turns):
 
 
 @ingredient
-class Cosine(_Turns):
+class Cosine(_Timed):
     """A cosine wave, slower near the peaks than "linear": q = (cos(2 pi s/T) + 1)/2.
 
     Args:
@@ -86,7 +95,7 @@ class Cosine(_Turns):
 
 
 @ingredient
-class Block(_Turns):
+class Block(_Timed):
     """Block-cyclic shares: one group at a time, each for its part of the period.
 
     Args:
@@ -103,7 +112,7 @@ class Block(_Turns):
 
 
 @ingredient
-class Measured:
+class Measured(_Timed):
     """Measured shares of the first of two groups over a period, with linear interpolation.
 
     Args:
@@ -120,23 +129,14 @@ class Measured:
     period: Period = None
     phase: Peak = None
     kind: Literal["measured"] = "measured"
-    timed: ClassVar[bool] = True
+    most: ClassVar[float] = 2
 
-    def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
-        """Return the expected share of each group (groups,), float64; 1 for a single group."""
-        _at_most_two(self.kind, groups)
-        if groups == 1:
-            return torch.ones(1, dtype=torch.float64)
-        period = need_period(self.period, "prior.period")
-        place = (moment.round - (self.phase or 0.0)) % period / period * len(self.curve)
+    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
+        """Return the expected shares `s` rounds after the beginning of a period."""
+        place = s % period / period * len(self.curve)
         here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
         q = here + (place - int(place)) * (there - here)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
-
-    def check(self, groups: int) -> None:
-        """Refuse more than two groups, whose shares one curve does not determine, and a missing period."""
-        _at_most_two(self.kind, groups)
-        need_period(self.period, "prior.period")
 
 
 @ingredient
@@ -178,7 +178,7 @@ class EMOnly:
 
 
 @ingredient
-class Soft:
+class Soft(_Timed):
     """A prior that knows only the rhythm: the counted share, made to fall for half a period and rise for the other.
 
     Args:
@@ -199,9 +199,9 @@ class Soft:
     period: Period = None
     phase: Peak = None
     kind: Literal["soft"] = "soft"
-    timed: ClassVar[bool] = True
+    most: ClassVar[float] = 2
 
-    def shares(self, moment: Moment, groups: int, now: float, before: float | None = None) -> Tensor:
+    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
         """Return the expected shares, from the share counted now and the one expected in the round before (Eq. 26).
 
             s = 0            1
@@ -210,30 +210,17 @@ class Soft:
             s > T/2          max(before, now)
 
         Args:
-            moment: the round; s = (round - phase) mod T, in whole rounds.
-            groups: K.
+            s: rounds since a peak of the first group; taken mod T, in whole rounds.
+            period: T.
+            groups: 2.
             now: q'(t), the share of all participants' samples that the first component fits best.
             before: the returned share of the first group in the round before; None in the first round.
-
-        Returns:
-            (groups,) float64; 1 for a single group.
-
-        Raises:
-            FedtideError: there are more than two groups, whose shares a count of the first does not determine.
         """
-        _at_most_two(self.kind, groups)
-        if groups == 1:
-            return torch.ones(1, dtype=torch.float64)
-        period = need_period(self.period, "prior.period")
-        s, trough = int((moment.round - (self.phase or 0.0)) % period), int(period / 2)
+        assert now is not None
+        s, trough = int(s % period), int(period / 2)
         before = now if before is None else before
         q = 1.0 if s == 0 else 0.0 if s == trough else min(before, now) if s < trough else max(before, now)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
-
-    def check(self, groups: int) -> None:
-        """Refuse more than two groups, and a missing period."""
-        _at_most_two(self.kind, groups)
-        need_period(self.period, "prior.period")
 
 
 Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
@@ -251,8 +238,3 @@ def need_period(value: float | None, key: str) -> float:
     if value is None:
         raise FedtideError(f"{key}: missing; allowed: a number of rounds, or a periodic shift to take it from")
     return value
-
-
-def _at_most_two(kind: str, groups: int) -> None:
-    if groups > 2:
-        raise refused("prior", kind, f"at most 2 groups, not {groups}; or another prior")
