@@ -24,10 +24,10 @@ DATA = {
 }
 
 
-def fractions(y, beside, smoothing: float) -> list[float]:
+def fractions(y, beside, blend: float) -> list[float]:
     """The weight of each class: its share of the labels, those beside included."""
     labels = [*y.tolist(), *beside.tolist()]
-    return [(labels.count(c) + smoothing) / (len(labels) + CLASSES * smoothing) for c in range(CLASSES)]
+    return [(1 - blend) * labels.count(c) / len(labels) + blend / CLASSES for c in range(CLASSES)]
 
 
 def gradient(net, x, y, a) -> tuple[dict[str, np.ndarray], float]:
@@ -97,9 +97,9 @@ def naive(population, net, *, controlled, variant, weighting, eta_g, decay, a_of
         yield net, c, kept, sum(loss * rows for loss, rows in losses) / sum(rows for _, rows in losses)
 
 
-def wsm(smoothing: float = 0.0, val: bool = False):
+def wsm(blend: float = 0.0, val: bool = False):
     """The fractions of a client from its training labels, and those for validation."""
-    return lambda y, beside: fractions(y, beside if val else beside[:0], smoothing)
+    return lambda y, beside: fractions(y, beside if val else beside[:0], blend)
 
 
 def even(y, beside):
@@ -116,7 +116,7 @@ CASES = [
     ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, "wsm", wsm()),
     ("fedavg", {}, {}, "wsm", wsm()),
     ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {"kind": "wsm", "val": True}, wsm(val=True)),
-    ("fedavg", {}, {}, {"kind": "wsm", "smoothing": 0.5}, wsm(0.5)),
+    ("fedavg", {}, {}, {"kind": "wsm", "blend": 0.5}, wsm(0.5)),
 ]
 
 

@@ -54,11 +54,23 @@ def test_a_row_with_other_logits():
     assert gradient[0, 2] == 0.0
 
 
-def test_smoothing_counts_every_class_so_many_times_more():
-    """s = 1: counts (4, 2, 1), z = 0: softmax (4/7, 2/7, 1/7); the loss of y = 1 is log 7/2."""
-    value, gradient = loss_of([[0.0, 0.0, 0.0]], [1], WSM(smoothing=1.0))
-    assert value == pytest.approx(math.log(7 / 2), abs=1e-14)
-    assert gradient[0].tolist() == pytest.approx([4 / 7, -5 / 7, 1 / 7], abs=1e-14)
+def test_half_of_each_weight_is_that_of_equal_fractions():
+    """b = 1/2: (3/8 + 1/6, 1/8 + 1/6, 1/6) = (13, 7, 4)/24, z = 0: softmax the same; the loss of y = 1 is log 24/7."""
+    value, gradient = loss_of([[0.0, 0.0, 0.0]], [1], WSM(blend=0.5))
+    assert value == pytest.approx(math.log(24 / 7), abs=1e-14)
+    assert gradient[0].tolist() == pytest.approx([13 / 24, -17 / 24, 4 / 24], abs=1e-14)
+
+
+def test_a_label_that_is_not_held_has_a_loss_with_a_blend_alone():
+    assert loss_of([[0.0, 0.0, 0.0]], [2], WSM(blend=0.5))[0] == pytest.approx(math.log(6), abs=1e-14)
+    assert loss_of([[0.0, 0.0, 0.0]], [2])[0] == math.inf
+
+
+def test_a_blend_of_one_is_cross_entropy():
+    """z = (log 2, 0, 0), y = 0: softmax (1/2, 1/4, 1/4), loss log 2."""
+    value, gradient = loss_of([[math.log(2), 0.0, 0.0]], [0], WSM(blend=1.0))
+    assert value == pytest.approx(math.log(2), abs=1e-15)
+    assert gradient[0].tolist() == pytest.approx([-1 / 2, 1 / 4, 1 / 4], abs=1e-15)
 
 
 def test_smoothed_labels_leave_absent_classes_alone():

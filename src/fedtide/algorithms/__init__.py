@@ -215,7 +215,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "": {"components": 2, "component_layer": "head"},
             "whole": {"normalize_by": "everyone"},
-            "wsm": {"loss": {"kind": "wsm", "smoothing": 0.1}},
+            "wsm": {"loss": {"kind": "wsm", "blend": 0.1}},
         },
         reductions=[
             Reduction({"components": 1, **KERAS, "component_layer": "head"}, "fedavg", KERAS),

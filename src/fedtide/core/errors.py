@@ -28,6 +28,7 @@ SYNONYMS = {
     "grouping": ("decide_per",),
     "weights": ("init_from",),
     "about": ("description",),
+    "smoothing": ("blend",),
     "than": ("versus",),
     "by": ("bound",),
     "branch_average": ("normalize_by",),

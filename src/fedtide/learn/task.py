@@ -89,6 +89,8 @@ class Task:
         public: (samples, ...) features that clients and server share, as the model sees them; None if there are none.
         begin: initial weights of the model; None draws them. Networks of another kind for the same samples, such as
             frozen ones, are always drawn.
+        init_layers: draws the weights of a fresh module's layers anew, from torch's global generator; None keeps those
+            that they were built with.
         bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and outputs stay
             in `dtype`, which must be float32.
 
@@ -105,6 +107,7 @@ class Task:
     example: Tensor | None = field(default=None, compare=False)
     public: Tensor | None = field(default=None, compare=False)
     begin: Weights | None = field(default=None, compare=False)
+    init_layers: Callable[[nn.Module], None] | None = None
     bfloat: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +128,10 @@ class Task:
         before = torch.get_rng_state()
         torch.default_generator.manual_seed(rng.number)
         try:
-            return self.build()
+            module = self.build()
+            if self.init_layers is not None:
+                self.init_layers(module)
+            return module
         finally:
             torch.set_rng_state(before)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.config_types import Flag, NonNegative, ingredient
+from fedtide.core.config_types import Flag, Fraction, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Shard
 from fedtide.learn.loss import Columns, each, keep_counted, mask_of
@@ -26,18 +26,19 @@ class WSM:
     the samples that the client trains on, plus `-log(a_y)`, as in the released code: the gradients are the same, the
     value is never negative, and it equals cross-entropy for a client with equally many samples of each class. A class
     that a client does not hold gets no gradient, so training does not push it out of the model; with plain SGD a
-    client of one class changes only running statistics. Weight decay, a proximal or control term and `smoothing` reach
+    client of one class changes only running statistics. Weight decay, a proximal or control term and `blend` reach
     all classes. Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss,
     so clients of one class count next to nothing there.
 
     When to use it: clients hold few of the classes, and few clients participate in a round. It adds no communication.
     The thesis found that it helps with BatchNorm, or BatchNorm and GroupNorm mixed, and hurts with GroupNorm alone.
 
-    For sequences, fractions and loss are over the steps that count. A label that is not among the prepared samples has
-    infinite loss.
+    For sequences, fractions and loss are over the steps that count. Without `blend` a label that is not among the
+    prepared samples has infinite loss.
 
     Args:
-        smoothing: added to the client's count of every class, including classes it does not hold; 0 is the thesis.
+        blend: the part b of equal fractions in `a_c = (1 - b) n_c / n + b / C` of C classes; 0 is the thesis, 1 is
+            cross-entropy.
         val: also count the client's validation samples, as in the released code.
 
     Raises:
@@ -53,7 +54,7 @@ class WSM:
     [0.0, 0.0, 0.0]
     """
 
-    smoothing: NonNegative = 0.0
+    blend: Fraction = 0.0
     val: Flag = False
     kind: Literal["wsm"] = "wsm"
 
@@ -96,7 +97,7 @@ class WSM:
         classes = outputs.shape[-1]
         if len(counts) > classes:
             raise refused("loss: 'wsm': label", len(counts) - 1, f"0 to {classes - 1}, the model's")
-        held = _padded(counts, classes) + self.smoothing
+        held = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum() / classes
         return (held / held.max()).log().to(outputs.dtype)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedtide.core.config_types import Count, Flag, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
+from fedtide.models.init import Init
 
 
 @ingredient
@@ -20,6 +21,7 @@ class Linear:
     7850
     """
 
+    init: Init = "torch"
     kind: Literal["linear"] = "linear"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -41,6 +43,7 @@ class MLP:
     """
 
     hidden: tuple[Count, ...] = (200,)
+    init: Init = "torch"
     kind: Literal["mlp"] = "mlp"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -74,6 +77,7 @@ class CNN:
     channels: tuple[Count, Count] = (32, 64)
     dense: Count = 128
     dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
+    init: Init = "torch"
     kind: Literal["cnn"] = "cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -98,6 +102,7 @@ class LeafCNN:
     Args:
         padding: "same" keeps the image size in a convolution, as in LEAF; "valid" does not, as in the code of FedEM and
             of adaptive expert models.
+        dropout: probability of dropping units of the dense layer.
 
     >>> sum(p.numel() for p in LeafCNN().build((1, 28, 28), 62).parameters())
     6603710
@@ -106,6 +111,8 @@ class LeafCNN:
     """
 
     padding: Literal["same", "valid"] = "same"
+    dropout: OpenFraction = 0.0
+    init: Init = "torch"
     kind: Literal["leaf-cnn"] = "leaf-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -117,7 +124,7 @@ class LeafCNN:
             conv1=nn.Conv2d(depth, 32, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(32, 64, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(), dense=nn.Linear(64 * high * wide, 2048), relu3=nn.ReLU(),
-            head=nn.Linear(2048, classes),
+            **dropout("dropout", self.dropout), head=nn.Linear(2048, classes),
         )  # fmt: skip
 
 
@@ -130,6 +137,7 @@ class SmallCNN:
     Args:
         channels: output channels of the two convolutions.
         dense: width of the dense layer, whose output is the feature.
+        dropout: probability of dropping units of the dense layer.
 
     >>> [sum(p.numel() for p in SmallCNN().build((1, 28, 28), c).parameters()) for c in (10, 36)]
     [27562, 29252]
@@ -137,6 +145,8 @@ class SmallCNN:
 
     channels: tuple[Count, Count] = (8, 16)
     dense: Count = 64
+    dropout: OpenFraction = 0.0
+    init: Init = "torch"
     kind: Literal["small-cnn"] = "small-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -147,7 +157,7 @@ class SmallCNN:
         return sequence(
             conv1=nn.Conv2d(depth, a, 3, stride=2), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
             pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
-            head=nn.Linear(self.dense, classes),
+            **dropout("dropout", self.dropout), head=nn.Linear(self.dense, classes),
         )  # fmt: skip
 
 
@@ -175,6 +185,7 @@ class CifarCNN:
     dense: tuple[Count, ...] = (512,)
     dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
     response: Flag = False
+    init: Init = "torch"
     kind: Literal["cifar-cnn"] = "cifar-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -206,6 +217,7 @@ class LeNet5:
     61706
     """
 
+    init: Init = "torch"
     kind: Literal["lenet5"] = "lenet5"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

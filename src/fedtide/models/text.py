@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import refused
+from fedtide.models.init import Init
+from fedtide.models.lstm import OneBiasLSTM
 
 PADDING = 0
 """Token that pads a row at its end."""
@@ -38,6 +39,7 @@ class LSTM:
 
     embedding: Count = 96
     hidden: Count = 670
+    init: Init = "torch"
     kind: Literal["lstm"] = "lstm"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -66,15 +68,3 @@ class NextWord(nn.Module):
     def counted(self, tokens: Tensor) -> Tensor:
         """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != PADDING
-
-
-class OneBiasLSTM(nn.Module):
-    """An LSTM with one bias vector, which is the weight of an additional input that is always 1."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.cell = nn.LSTM(width + 1, hidden, bias=False, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (rows, steps, width) to (rows, steps, hidden)."""
-        return self.cell(F.pad(x, (0, 1), value=1.0))[0]

@@ -43,6 +43,7 @@ from fedtide.learn.bfloat import check_gain
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from fedtide.models.init import initialize
 from fedtide.runs.files import digest, located, place
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -100,7 +101,9 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     loss = own(method.loss, f"method '{method.name}'.loss", ())
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
-    task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
+    init = getattr(experiment.model, "init", "torch")
+    init_layers = None if init == "torch" else partial(initialize, init=init)
+    task = Task(make, loss, dtype, last, example, public, init_layers=init_layers, bfloat=bfloat)
     if method.init_from is None:
         return task
     path = Path(_beginning(method, experiment.data))

@@ -209,7 +209,7 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
 # -- together with losses, local terms and models ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "smoothing": 0.5, "val": True}], ids=str)
+@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "blend": 0.5, "val": True}], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [

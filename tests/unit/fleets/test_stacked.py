@@ -80,7 +80,7 @@ CASES = {
     "clipped": {"local": {"max_grad_norm": 0.3, "weight_decay": 0.01}},
     "lr_schedule": {"local": {"lr_schedule": {"kind": "exponential", "factor": 0.5}}},
     "wsm": {"loss": "wsm", "local": {"epochs": 2}},
-    "wsm with validation rows": {"loss": {"kind": "wsm", "val": True, "smoothing": 0.5}},
+    "wsm with validation rows": {"loss": {"kind": "wsm", "val": True, "blend": 0.5}},
     "uniform": {"weighting": "uniform"},
 }
 

@@ -1,0 +1,52 @@
+"""Initial weights of a network's layers, where they are not those that torch draws."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedtide.models.lstm import OneBiasLSTM
+
+Init = Annotated[
+    Literal["torch", "glorot", "he"],
+    Field(
+        description='initial weights: "torch" as torch draws them; "glorot", uniform, as in Keras; "he", uniform, for '
+        "ReLU. The last two begin with biases of 0."
+    ),
+]
+
+
+def initialize(module: nn.Module, init: Init) -> None:
+    """Draw the weights of all linear, convolutional and LSTM layers anew, from torch's global generator.
+
+    As in Keras, the recurrent weights of an LSTM are orthogonal and its forget gate begins with a bias of 1. Norms and
+    embeddings are left as they are.
+
+    >>> layer = nn.Linear(300, 500)
+    >>> initialize(layer, "glorot")
+    >>> bound = (6 / (300 + 500)) ** 0.5
+    >>> bool(layer.bias.any()), bool(0.99 * bound < layer.weight.abs().max() < bound)
+    (False, True)
+    """
+    if init == "torch":
+        return
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+            _draw(layer.weight.detach(), init)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, OneBiasLSTM):
+            received, hidden = layer.cell.weight_ih_l0.detach(), layer.cell.hidden_size
+            _draw(received[:, :-1], init)
+            received[:, -1] = 0.0
+            received[hidden : 2 * hidden, -1] = 1.0
+            nn.init.orthogonal_(layer.cell.weight_hh_l0)
+
+
+def _draw(weight: Tensor, init: Init) -> None:
+    if init == "glorot":
+        nn.init.xavier_uniform_(weight)
+    else:
+        nn.init.kaiming_uniform_(weight, nonlinearity="relu")
