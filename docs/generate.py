@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, get_type_hints
+from typing import Any, get_type_hints, is_typeddict
 
 from kept import recipes
 from keys import PLACES, anchor, configuration, explained, row
@@ -234,7 +234,7 @@ def described(name: str, thing: Any) -> Iterator[str]:
     """The entry of a class or a function: signature, docstring, what arguments mean, methods and properties."""
     doc = docstring(thing.__doc__, tuple(getattr(thing, "__dataclass_fields__", ())))
     yield f"### `{name}`"
-    if not (hasattr(thing, "model_fields") or getattr(thing, "_is_protocol", False)):
+    if not (hasattr(thing, "model_fields") or getattr(thing, "_is_protocol", False) or is_typeddict(thing)):
         yield fenced("python", signature(thing.__name__, thing))
     yield doc.prose
     if thing in PLACES:

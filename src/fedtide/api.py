@@ -14,9 +14,10 @@ from fedtide.core.errors import refused, unknown, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
-from fedtide.runs.build import population_of, preflight
+from fedtide.runs.build import population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
+from fedtide.runs.preflight import preflight
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search
 from fedtide.tuning.tune import Display as TuningDisplay

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedtide.config import points, read
-from fedtide.runs.build import population_of, preflight, rows_of
+from fedtide.runs.build import population_of, rows_of
+from fedtide.runs.preflight import preflight
 from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"

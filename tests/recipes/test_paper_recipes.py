@@ -11,7 +11,8 @@ from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.branches import with_branches
-from fedtide.runs.build import population_of, preflight, rows_of, task_of
+from fedtide.runs.build import population_of, rows_of, task_of
+from fedtide.runs.preflight import preflight
 from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"

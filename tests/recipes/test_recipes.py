@@ -15,7 +15,7 @@ from fedtide.config import points, read
 from fedtide.config.reading import SCALES
 from fedtide.core.errors import FedtideError
 from fedtide.report import page
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from fedtide.tuning.plan import ends, stages
 from helpers.shell import done
 

@@ -5,12 +5,12 @@
 2
 """
 
+from fedtide.config.fleet import Auto, FleetSettings, Local, Ray, Stacked, Workers
 from fedtide.config.reading import from_dict, read, resolved, slug, to_toml
 from fedtide.config.schema import (
     Claim,
     Data,
     Experiment,
-    FleetSettings,
     Forgetting,
     Method,
     StopAt,
@@ -22,9 +22,9 @@ from fedtide.config.sweep import Point, matching, points
 from fedtide.config.tune import Range, Tune, TuneStage
 
 __all__ = [
-    "Claim",
-    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "StopAt", "Tune", "TuneStage",
-    "from_dict", "is_own", "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
+    "Auto", "Claim", "Data", "Experiment", "FleetSettings", "Forgetting", "Local", "Method", "Point", "Range", "Ray",
+    "Stacked", "StopAt", "Tune", "TuneStage", "Workers", "from_dict", "is_own", "maker", "matching", "options_model",
+    "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip
 
 

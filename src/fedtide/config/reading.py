@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
+from fedtide.config.fleet import replace_kind
 from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
@@ -86,8 +87,8 @@ def from_dict(
     for assignment in sets:
         path, value = parsed(assignment)
         assign(values, path, value)
-        if path == ["fleet", "kind"] and value != "ray":  # what the file says of its cluster is for that alone
-            values["fleet"] = {key: each for key, each in values["fleet"].items() if key not in ("address", "gpus")}
+        if path == ["fleet", "kind"]:  # what the file says of its cluster is for that alone
+            values["fleet"] = replace_kind(values["fleet"], value)
     defaults = values.pop("defaults", {})
     try:
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)

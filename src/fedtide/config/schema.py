@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
+from fedtide.config.fleet import FleetSettings, Local
 from fedtide.config.tune import Tune
 from fedtide.core.config_types import (
     Count,
@@ -70,40 +71,6 @@ class Data(Strict):
     public_samples: Whole = 0
     transforms: tuple[Step, ...] = ()
     seed: Whole | None = None
-
-
-class FleetSettings(Strict):
-    """Processes that run clients' work.
-
-    Args:
-        kind: for a single run "local" (one process) or "workers" (processes of one thread each); they give the same
-            bits, as does "ray", on the actors of a Ray cluster. "stacked" trains several clients at once where clients
-            do nothing but train, and gives other last bits. "auto" measures local, workers and threads before round 0,
-            and writes down which it chose. Several runs are played side by side anyway.
-        workers: how many processes; None means the machine's cores, or the CPUs of the Ray cluster.
-        address: with "ray", of the cluster's head node, HOST:PORT, or "auto" for one on this machine; None starts one
-            here that ends with the command.
-        gpus: with "ray", the share of a GPU that each actor has to itself, for algorithms of your own that compute on
-            it; those of this library compute on the CPU.
-        threads: torch threads of one client's work; more than one changes the last bits.
-        channels_last: keep convolutions in that memory format, which is faster on many processors.
-    """
-
-    kind: Literal["local", "workers", "ray", "stacked", "auto"] = "local"
-    workers: Count | None = None
-    address: Annotated[str, Field(min_length=1)] | None = None
-    gpus: Fraction = 0.0
-    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
-    channels_last: Flag = True
-
-    @model_validator(mode="after")
-    def _chooses_once(self) -> FleetSettings:
-        if self.kind == "auto" and self.threads > 1:
-            raise ValueError(f"found kind = 'auto' and threads = {self.threads}, allowed: one, as 'auto' chooses them")
-        for key, value in (("address", self.address), ("gpus", self.gpus)):
-            if value and self.kind != "ray":
-                raise ValueError(f"found {key} = {value!r} and kind = '{self.kind}', allowed: {key} with kind = 'ray'")
-        return self
 
 
 class Method(Strict):
@@ -294,7 +261,7 @@ class Experiment(Strict):
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
     devices: Annotated[Devices, Spelled] | None = None
-    fleet: FleetSettings = FleetSettings()
+    fleet: FleetSettings = Local()
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
     sweep: dict[str, Annotated[tuple[Any, ...], Distinct]] = Field(default_factory=dict)

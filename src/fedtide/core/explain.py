@@ -94,7 +94,9 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     below = [f"{table}.{name}" for table, hint in tables.items() for name in _meant(key, hint)]
     other, above = elsewhere(key), path.removesuffix(key)
     here = _meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.85)
-    if here or (not other and len(below) not in (1, 2)) or other == f"'{path}'":
+    if other == f"'{path}'":
+        return f"unknown key with this kind; allowed: {', '.join(names)}"
+    if here or (not other and len(below) not in (1, 2)):
         return f"unknown key; {nearest(here[0] if here else key, names)}"
     inside = not above or other.startswith(f"'{above}")
     hint = other if other and (inside or len(below) not in (1, 2)) else " or ".join(f"'{name}'" for name in below)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -325,6 +325,39 @@ class Holdings(Protocol):
         """Return some rows as a model sees them, and the number of classes of all."""
 
 
+class AskOptions(TypedDict, total=False):
+    """Options of a question.
+
+    Args:
+        slot: for each of the clients the slot it belongs to; totals come back per slot.
+        slots: how many slots there are, needed when the payload does not say.
+        reveal: names in `Answer.rows` that the server wants to see per client.
+        passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
+            `Algorithm.compute_cost` says.
+    """
+
+    slot: Slot | None
+    slots: int | None
+    reveal: Sequence[str]
+    passes: float | None
+
+
+class TimedOptions(AskOptions, total=False):
+    """Options of a question where the clock can be read ahead.
+
+    Args:
+        first: count only the first so many to answer.
+        deadline: count only those that answer within so many seconds.
+        began: (clients,) the time at which each was sent this question in an earlier round, infinity for those that are
+            sent it now; None means that all are. A client that has been at work is so much nearer to its answer, and is
+            not sent the question again.
+    """
+
+    first: int | None
+    deadline: float | None
+    began: Tensor | None
+
+
 class Fleet(Protocol):
     """The reachable clients, and the only way for server code to touch them."""
 
@@ -343,28 +376,14 @@ class Fleet(Protocol):
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` clients by the shift from (seed, round) alone: the same for every method."""
 
-    def ask(
-        self,
-        question: str,
-        clients: Tensor,
-        payload: Payload,
-        *,
-        slot: Slot | None = None,
-        slots: int | None = None,
-        reveal: Sequence[str] = (),
-        passes: float | None = None,
-    ) -> Reply:
+    def ask(self, question: str, clients: Tensor, payload: Payload, **options: Unpack[AskOptions]) -> Reply:
         """Ask some clients one question and return their sums.
 
         Args:
             question: a name in `Algorithm.works`.
             clients: ids, in any order, without repetition.
             payload: what every client receives; with `slot` a list, and each client receives its slot's entry.
-            slot: for each of `clients` the slot it belongs to; totals come back per slot.
-            slots: how many slots there are, needed when `payload` does not say.
-            reveal: names in `Answer.rows` that the server wants to see per client.
-            passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
-                `Algorithm.compute_cost` says.
+            options: slots, reveals and cost (see `AskOptions`).
         """
 
     def score(self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test") -> Scores:
@@ -374,36 +393,8 @@ class Fleet(Protocol):
 class Timed(Fleet, Protocol):
     """A fleet with a clock on which it can be told in advance when each client answers."""
 
-    def ask(
-        self,
-        question: str,
-        clients: Tensor,
-        payload: Payload,
-        *,
-        slot: Slot | None = None,
-        slots: int | None = None,
-        reveal: Sequence[str] = (),
-        passes: float | None = None,
-        first: int | None = None,
-        deadline: float | None = None,
-        began: Tensor | None = None,
-    ) -> Reply:
-        """Ask some clients one question and return the sums of those that are in time (see `Fleet.ask`).
-
-        Args:
-            question: a name in `Algorithm.works`.
-            clients: ids, in any order, without repetition.
-            payload: what every client receives.
-            slot: for each of `clients` the slot it belongs to.
-            slots: how many slots there are.
-            reveal: names in `Answer.rows` that the server wants to see per client.
-            passes: what it costs each client on the clock.
-            first: count only the first so many to answer.
-            deadline: count only those that answer within so many seconds.
-            began: (clients,) the time at which each was sent this question in an earlier round, infinity for those that
-                are sent it now; None means that all are. A client that has been at work is so much nearer to its
-                answer, and is not sent the question again.
-        """
+    def ask(self, question: str, clients: Tensor, payload: Payload, **options: Unpack[TimedOptions]) -> Reply:
+        """Ask some clients one question and return the sums of those that are in time (see `Fleet.ask`)."""
 
     def add_server_time(self, seconds: float) -> None:
         """Add seconds of the server's own work to the clock.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import slug
@@ -19,6 +19,13 @@ from fedtide.report.tables import Table
 
 NUMBER = re.compile(r"(?<=[\d±]) (?=±|%|\d|(?:points?|rounds?|seeds?|simulated|s|min|[kMGT]?B)\b)")
 """Spaces inside a number with its error and unit, at which no line may break."""
+
+TEMPLATES = {
+    file.name: file.read_text(encoding="utf-8")
+    for file in files("fedtide.report").iterdir()
+    if file.name.endswith(".html")
+}
+"""Templates, read with this module before a run begins: at its end its files may be those of another version."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +152,7 @@ def rendered(name: str, **values: Any) -> str:
     """Render the template `name` of this package with values; text not marked as markup is escaped."""
     page = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=FunctionLoader(_template),
+        loader=DictLoader(TEMPLATES),
     )  # fmt: skip
     page.filters["whole"] = whole
     return page.get_template(name).render(**values)
-
-
-def _template(name: str) -> str:
-    return files("fedtide.report").joinpath(name).read_text(encoding="utf-8")

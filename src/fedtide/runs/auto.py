@@ -7,10 +7,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedtide.config import Experiment, FleetSettings
+from fedtide.config import Experiment, FleetSettings, Local, Workers
 from fedtide.core.loop import begin
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -74,8 +74,8 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
         return Choice(experiment, workers)
     runs = len(plan(experiment, Path()))
     if runs > 1:
-        local = _with(experiment, fleet.model_copy(update={"kind": "local"}))
-        return Choice(local, workers, f"fleet: local, {runs} runs side by side")
+        local = Local(workers=fleet.workers, channels_last=fleet.channels_last)
+        return Choice(_with(experiment, local), workers, f"fleet: local, {runs} runs side by side")
     told = measured(experiment, workers)
     best = min(told, key=lambda each: each.seconds)
     if best.seconds > CLEARLY * told[0].seconds:
@@ -101,8 +101,9 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         workers: as for `resolve_auto`.
     """
     (run,) = plan(experiment, Path())
-    size = processes(_with(experiment, experiment.fleet.model_copy(update={"kind": "workers"})), workers, 1)
-    plain = experiment.fleet.model_copy(update={"kind": "local", "workers": None, "threads": 1})
+    layout = experiment.fleet.channels_last
+    several = Workers(workers=experiment.fleet.workers, channels_last=layout)
+    size = processes(_with(experiment, several), workers, 1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtide-auto-")))
         memory = MemoryStore(folder)
@@ -121,13 +122,13 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
 
             return once
 
-        told = [Measured(plain, timed(round_on(LocalEngine(host))))]
+        told = [Measured(Local(channels_last=layout), timed(round_on(LocalEngine(host))))]
         if size < 2 or told[0].seconds * experiment.rounds < SHORT:
             return told
         pool = stack.enter_context(Pool(size))
         engine = WorkersEngine(pool, spec_of(run.experiment, run.method, run.seed, folder))
-        told.append(Measured(plain.model_copy(update={"kind": "workers", "workers": size}), timed(round_on(engine))))
-        more = plain.model_copy(update={"threads": size})
+        told.append(Measured(replace(several, workers=size), timed(round_on(engine))))
+        more = Local(channels_last=layout, threads=size)
         told.append(Measured(more, timed(round_on(LocalEngine(host, size)))))
         return told
 

@@ -1,11 +1,10 @@
-"""Construction of the objects that a configuration names: population, task, algorithm, host.
+"""Construction of what a configuration names: population, task, algorithm, host.
 
 Everything is made from JSON values alone, so any process can make the same.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Picking
-from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, is_own, maker, points, resolved
+from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
 from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, ComputeCost, Moment, Scores
+from fedtide.core.types import Algorithm, ComputeCost, Scores
 from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
@@ -31,20 +30,15 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import prepared, shape_after
-from fedtide.evaluate.forgetting import owners_of
-from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import METRICS, Metric
-from fedtide.fleets import ray_cluster
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
-from fedtide.fleets.stacked import device, stackable
 from fedtide.learn.begin import weights_of
 from fedtide.learn.bfloat import check_gain
-from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
-from fedtide.runs.files import digest, located, place
+from fedtide.runs.files import located, place
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -60,7 +54,8 @@ def _experiment(text: str) -> Experiment:
 
 
 @lru_cache(maxsize=2)
-def _rows(data: str, seed: int) -> Rows | GeneratedRows:
+def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
+    """Load the samples that a source, as JSON, and a seed name; a process keeps the last ones."""
     parsed = Data.model_validate(json.loads(data))
     rows = parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
     if isinstance(rows, Rows):
@@ -72,7 +67,7 @@ def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
-    return _rows(json.dumps(data, sort_keys=True), own if experiment.data.source.drawn else 0)
+    return load_rows(json.dumps(data, sort_keys=True), own if experiment.data.source.drawn else 0)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
@@ -106,11 +101,11 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     task = Task(make, loss, dtype, last, example, public, init_layers=init_layers, bfloat=bfloat)
     if method.init_from is None:
         return task
-    path = Path(_beginning(method, experiment.data))
+    path = Path(place_of_weights(method, experiment.data))
     return replace(task, begin=weights_of(path, task.init(Rng(0)), f"method '{method.name}'.init_from"))
 
 
-def _beginning(method: Method, data: Data) -> str:
+def place_of_weights(method: Method, data: Data) -> str:
     """Return the file or run folder that a method begins with."""
     assert method.init_from is not None
     return place(method.init_from, data.directory, f"method '{method.name}'.init_from", WEIGHTS)
@@ -122,11 +117,15 @@ def task_in(experiment: Experiment, method: Method, population: Population) -> T
     return task_of(experiment, method, population.rows, public)
 
 
-def algorithm_of(method: Method, task: Task, data: Data | None = None) -> Algorithm:
-    """Build a method's algorithm; `data` gives the places of files."""
-    key = f"method '{method.name}'.algorithm"
+def algorithm_of(method: Method, task: Task, directory: str | None = None) -> Algorithm:
+    """Build a method's algorithm, which finds its files and has its own cohort, if any."""
+    where = f"method '{method.name}'"
+    key = f"{where}.algorithm"
+    options = {name: located(value, directory, f"{where}.{name}") for name, value in method.settings().items()}
+    if "cohort" in options:
+        options["cohort"] = cohort_of(method)
     with _of_method(method):
-        made = call(maker(method.algorithm), key, task, **_settings(method, data or Data()))
+        made = call(maker(method.algorithm), key, task, **options)
     if not isinstance(made, Algorithm):
         raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
     return made
@@ -168,7 +167,7 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
     """Build the host, with which a process runs the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
-    algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data)
+    algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data.directory)
     _fits(method, population)
     if algorithm.check is not None:
         with _of_method(method):
@@ -205,89 +204,6 @@ def _fits(method: Method, population: Population) -> None:
         raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
 
 
-def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
-    """Build everything that an experiment names once, before anything is written.
-
-    Args:
-        experiment: what is to be run.
-        where: how messages call it.
-        fresh: read its data again, as files may have changed since this process last did.
-
-    Raises:
-        FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
-    """
-    if fresh:
-        _rows.cache_clear()
-    _on_ray(experiment, where)
-    metrics_of(experiment)
-    for point in points(experiment, where):
-        _timed(point.experiment, where)
-        for method in point.experiment.method:
-            seed, rounds = point.experiment.seeds[0], point.experiment.rounds
-            host = host_of(point.experiment, method, seed, MemoryStore(None))
-            population = host.population
-            population.check(rounds)
-            clock_of(point.experiment, method, host.algorithm, population)
-            _trainable(point.experiment, method, population)
-            if point.experiment.fleet.kind == "stacked":
-                stackable(host, f"method '{method.name}': fleet.kind")
-            views(population, named=point.experiment.eval_splits)
-            if point.experiment.forgetting is not None:
-                owners_of(population, point.experiment.forgetting.part, None, seed)
-            last = Moment(rounds - 1, rounds, 0.0)
-            population.expected(last)
-            population.arrivals(cohort_size(method, population.registered), last)
-    _dealt(experiment, where)
-
-
-def _on_ray(experiment: Experiment, where: str) -> None:
-    """Raise for a Ray cluster that does not answer, and for GPUs without an algorithm that computes on them."""
-    if experiment.fleet.kind != "ray":
-        return
-    ray_cluster.check(experiment.fleet.address)
-    named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
-    if experiment.fleet.gpus and named is not None:
-        allowed = "0, or algorithms of your own alone (module:function)"
-        raise refused(f"{where}: fleet.gpus", experiment.fleet.gpus, allowed, f"'{named}' computes on the CPU")
-
-
-def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
-    """Raise if clients shall do a part of local work that cannot be divided."""
-    if experiment.timing.partial_work and (local.local_steps or local.epochs or 1) == 1:
-        allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
-        raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
-
-
-def _timed(experiment: Experiment, where: str) -> None:
-    """Raise if a shift reads seconds and no devices say how long a round takes."""
-    clocks = {experiment.shift_of(method).clock for method in experiment.method}
-    if experiment.devices is None and "seconds" in clocks:
-        allowed = "'rounds', or [devices], such as devices = 'steady'"
-        raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
-
-
-def _dealt(experiment: Experiment, where: str) -> None:
-    """Deal the rows of every seed once, as one that cannot be dealt would stop the runs hours later."""
-    done = set()
-    for point in points(experiment, where):
-        data = point.experiment.data
-        for method in point.experiment.method if data.seed is None else ():
-            shift = point.experiment.shift_of(method)
-            key = data.model_dump_json(), repr(shift)
-            if key not in done:
-                done.add(key)
-                for seed in point.experiment.seeds[1:]:
-                    population_of(point.experiment, shift, seed)
-
-
-def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
-    """Run the model on some rows, as in training and as in evaluation."""
-    local = method.settings().get("local")
-    if isinstance(local, LocalTrainer):
-        _has_parts(experiment, method, local)
-    check_fit(task_of(experiment, method, population.rows), *population.few(), local, f"method '{method.name}'.local")
-
-
 def cohort_of(method: Method) -> Any:
     """Return the cohort of a method, made by the user's function if it is their own; None if it has none."""
     cohort = method.settings().get("cohort")
@@ -303,15 +219,12 @@ def cohort_size(method: Method, registered: int) -> int:
     return max(cohort.clients_per_round or 0, min(cohort.asked(registered), registered))
 
 
-def _only(experiment: Experiment, method: Method) -> Experiment:
-    return experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None, "tune": None})
-
-
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
     """Return the spec from which another process builds the same host."""
+    alone = experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None, "tune": None})
     return {
         "make": f"{host_from.__module__}:{host_from.__name__}",
-        "experiment": as_json(_only(experiment, method)),
+        "experiment": as_json(alone),
         "seed": seed,
         "memory": None if memory is None else str(memory),
     }
@@ -323,66 +236,3 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
     store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]))
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
-
-
-def _settings(method: Method, data: Data) -> dict[str, Any]:
-    """Return the options of a method with the places of the files that they name, and with its own cohort if any."""
-    where = f"method '{method.name}'."
-    settings = method.settings()
-    settings = {key: located(value, data.directory, where + key) for key, value in settings.items()}
-    return settings | ({"cohort": cohort_of(method)} if "cohort" in settings else {})
-
-
-def _files(experiment: Experiment, method: Method) -> list[str]:
-    """Return the files beside the source's that a run reads: their content decides its numbers, wherever they lie.
-
-    The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
-    """
-    shift, data, found = experiment.shift_of(method), experiment.data, list[str]()
-    for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
-        located(value, data.directory, f"method '{method.name}'.{key}", found)
-    if method.init_from is not None:
-        found.append(_beginning(method, data))
-    for name, part in (
-        ("shift.who", shift.who),
-        ("shift.what", shift.what),
-        ("data.partition", data.partition),
-        ("devices", experiment.devices),
-    ):
-        located(part, data.directory, name, found)
-    return found
-
-
-def known_digest_of(experiment: Experiment, method: Method, seed: int) -> str | None:
-    """Return the digest of a run; None if it is known only to an algorithm of the user's that was not imported."""
-    files = {"path", "weights"}  # options that may name files, whose content is part of the digest
-    if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
-        return None
-    return digest_of(experiment, method, seed)
-
-
-def _has_key(value: Any, keys: set[str]) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(each, keys) for each in inside)
-
-
-def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
-    """Return a short digest of all that a run's numbers depend on; checkpoints with another digest are refused."""
-    fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
-    if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
-        fleet = fleet.model_copy(update={"kind": "stacked"})
-    silent = {
-        "checkpoint_every": None,
-        "average_last": None,
-        "claim": (),
-        "title": "",
-        "description": "",
-        "seeds": (seed,),
-    }
-    source = experiment.data.source.uncached()
-    data = experiment.data.model_copy(update={"directory": None, "source": source})
-    telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
-    spec = spec_of(telling, method, seed, None) | {"files": [digest(path) for path in _files(experiment, method)]}
-    if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
-        spec |= {"device": where}
-    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

@@ -14,7 +14,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fleets.pool import Processes
-from fedtide.runs.build import as_json, digest_of, known_digest_of
+from fedtide.runs.build import as_json
+from fedtide.runs.digest import digest_of, known_digest_of
 from fedtide.runs.folder import Planned, check_links, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run

@@ -1,17 +1,14 @@
-"""Files that a configuration names beside its data: their places, and the content that decides a run's numbers."""
+"""Places of the files that a configuration names beside its data."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtide.core.config_types import IsFile
-from fedtide.core.errors import FedtideError
 from fedtide.core.shapes import fields_of, ranges
 from fedtide.data.sources.files import find
-from fedtide.learn.begin import file_of
 
 
 def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
@@ -54,17 +51,3 @@ def located(part: Any, directory: str | None, key: str, found: list[str] | None 
                 found.append(values[name])
     changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
     return replace(part, **changed) if changed else part
-
-
-def digest(path: str) -> str:
-    """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
-
-    Raises:
-        FedtideError: the file cannot be read.
-    """
-    file = file_of(Path(path))
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FedtideError(f"{file}: {said}; the configuration names it") from None

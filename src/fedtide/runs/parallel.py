@@ -89,8 +89,18 @@ def started(
     with ExitStack() as stack:
         stack.enter_context(_interruptible(stop))
         pool: Processes | None = None
-        if experiment.fleet.kind == "ray" and count:
-            pool = stack.enter_context(_cluster(experiment, workers, count, root))
+        fleet = experiment.fleet
+        if fleet.kind == "ray" and count:
+            size, most = workers or fleet.workers, count if count > 1 else BLOCKS
+            actors = RayPool(
+                None if size is None else min(size, most),
+                most=most,
+                address=fleet.address,
+                threads=fleet.threads,
+                gpus=fleet.gpus,
+                resume=f"fedtide resume {root}",
+            )
+            pool = stack.enter_context(actors)
         elif (size := processes(experiment, workers, count)) > 1:
             pool = stack.enter_context(Pool(size))
         if pool is not None:
@@ -98,20 +108,6 @@ def started(
             if stop.asked:  # while the pool began
                 stop.flag.touch()
         yield pool, stop
-
-
-def _cluster(experiment: Experiment, workers: int | None, count: int, root: Path) -> RayPool:
-    """Start actors for so many runs or trials, or for the blocks of one."""
-    fleet, most = experiment.fleet, count if count > 1 else BLOCKS
-    size = workers or fleet.workers
-    return RayPool(
-        None if size is None else min(size, most),
-        most=most,
-        address=fleet.address,
-        threads=fleet.threads,
-        gpus=fleet.gpus,
-        resume=f"fedtide resume {root}",
-    )
 
 
 def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:

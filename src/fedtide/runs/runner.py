@@ -29,7 +29,8 @@ from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metrics_of, spec_of
+from fedtide.runs.build import clock_of, cohort_size, host_of, metrics_of, spec_of
+from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0

@@ -10,7 +10,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
-from fedtide.runs.build import known_digest_of
+from fedtide.runs.digest import known_digest_of
 from fedtide.runs.folder import Planned, load, plan
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
 from fedtide.config.overrides import assign, located, seed_list
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.runs.build import digest_of
+from fedtide.runs.digest import digest_of
 
 Place = tuple[str, ...]
 """Path of a value in the tables of an experiment."""

@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}

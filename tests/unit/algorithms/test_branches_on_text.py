@@ -12,7 +12,7 @@ from fedtide.core.trees import all_finite
 from fedtide.core.types import Weights
 from fedtide.learn.task import Task
 from fedtide.multi.branches import with_branches
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.studies import A, study
 from helpers.texts import Network, chatter
 from helpers.toys import played

@@ -6,7 +6,7 @@ import pytest
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import size_in_bytes
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
 ALIKE = {"partition": {"kind": "iid", "clients": 12}, "held_out_clients": {"clients": 0}}

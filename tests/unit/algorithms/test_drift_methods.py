@@ -14,7 +14,7 @@ from fedtide.core.trees import all_finite, size_in_bytes
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.task import Task
 from fedtide.multi.representation import label_shares
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
 ALWAYS = {"who": "always"}

@@ -23,7 +23,9 @@ from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
 from fedtide.parts.drift import Adaptive, Event, FixedFraction
 from fedtide.parts.recluster import KMeans
-from fedtide.runs.build import digest_of, host_of, preflight, task_of
+from fedtide.runs.build import host_of, task_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from helpers.stages import holding, rounds
 from helpers.toys import played, toy
 

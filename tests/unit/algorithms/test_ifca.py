@@ -17,7 +17,8 @@ from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.multi.clusters import mean_losses
-from fedtide.runs.build import host_of, preflight, task_of
+from fedtide.runs.build import host_of, task_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import run_rounds
 from helpers.toys import played, toy
 

@@ -23,7 +23,8 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
 from fedtide.multi.gmm_init import Random
-from fedtide.runs.build import host_of, preflight
+from fedtide.runs.build import host_of
+from fedtide.runs.preflight import preflight
 from helpers.answering import moving
 from helpers.toys import TOY, played, toy
 

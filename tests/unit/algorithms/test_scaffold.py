@@ -22,7 +22,8 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
-from fedtide.runs.build import host_of, preflight
+from fedtide.runs.build import host_of
+from fedtide.runs.preflight import preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after
 from helpers.studies import A, study

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.config import Experiment, from_dict, points, read
+from fedtide.config import Experiment, Local, from_dict, points, read
 from fedtide.core.errors import FedtideError
 from helpers.toys import TOY
 
@@ -89,7 +89,7 @@ def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_one_is_offered(pa
 
 def test_an_unknown_key_is_named_among_the_keys_of_its_own_table():
     assert said(made("data/partition/alpha", 0.3)) == (
-        "study.toml: data.partition.alpha: unknown key; allowed: clients, samples, kind"
+        "study.toml: data.partition.alpha: unknown key with this kind; allowed: clients, samples, kind"
     )
 
 
@@ -217,8 +217,9 @@ WRONG = [
     ("shift/who/period", 1e-300, r"shift: found who.period 1e-300, allowed: 1 round or more \(clock = 'rounds'\)"),
     ("data/source/classes", 1, "data.source.classes: found 1, allowed: 2 or more"),
     ("sweep/rounds", list(range(1, 1200)), "sweep: number of points: found 1199, allowed: at most 1000"),
-    ("fleet/address", "auto", "fleet: found address = 'auto' and kind = 'local', allowed: address with kind = 'ray'"),
-    ("fleet/gpus", 0.5, "fleet: found gpus = 0.5 and kind = 'local', allowed: gpus with kind = 'ray'"),
+    ("fleet/address", "auto", "fleet.address: unknown key with this kind; allowed: workers, channels_last, th"),
+    ("fleet", {"kind": "auto", "threads": 2}, "fleet.threads: unknown key with this kind; allowed: workers, chan"),
+    ("fleet/gpus", 0.5, "fleet.gpus: unknown key with this kind; allowed: workers, channels_last, threads, kind"),
     ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
     ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
     ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
@@ -243,8 +244,7 @@ def test_a_missing_key_is_named():
 
 def test_another_fleet_drops_what_was_said_of_a_cluster():
     raw = made("fleet", {"kind": "ray", "address": "auto", "gpus": 0.5})
-    fleet = from_dict(raw, sets=["fleet.kind=local"]).fleet
-    assert (fleet.kind, fleet.address, fleet.gpus) == ("local", None, 0.0)
+    assert from_dict(raw, sets=["fleet.kind=local"]).fleet == Local()
     assert from_dict(raw, sets=["fleet.kind=ray"]).fleet.address == "auto"
 
 

@@ -21,7 +21,8 @@ from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability, AvailabilityPlan, Timetable, read_timetable
-from fedtide.runs.build import digest_of, preflight
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import judge_of
 from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 

@@ -26,7 +26,7 @@ from fedtide.data.partition import (
     Partition,
 )
 from fedtide.data.rows import Rows
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.toys import PARTS
 
 WHOLE = Split(val=0.0, test=0.0)

@@ -30,7 +30,8 @@ from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs import runner
-from fedtide.runs.build import host_of, preflight
+from fedtide.runs.build import host_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
 from helpers.toys import played, toy

@@ -16,7 +16,7 @@ from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import Domains, Images
 from fedtide.data.sources.pictures import pixels as read_pixels
-from fedtide.runs.build import digest_of
+from fedtide.runs.digest import digest_of
 from helpers.idx_files import idx_bytes
 
 Pixels = dict[str, np.ndarray]

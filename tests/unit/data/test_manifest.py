@@ -20,7 +20,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.sources import Domains, Manifest, manifest
-from fedtide.runs.build import digest_of
+from fedtide.runs.digest import digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "fielding-data.md"
 

@@ -12,7 +12,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.types import Moment
 from fedtide.data.shift import Shift
-from fedtide.runs.build import cohort_size, host_of, population_of, preflight, task_of
+from fedtide.runs.build import cohort_size, host_of, population_of, task_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.shift import Python
 from helpers.toys import toy

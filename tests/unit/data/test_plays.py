@@ -16,7 +16,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, Split
 from fedtide.data.partition import Natural
 from fedtide.data.sources import PlayRoles
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.studies import A, study
 from helpers.toys import played
 

@@ -24,7 +24,9 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift import how as hows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, prepared, shape_after
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import digest_of, host_of, preflight, rows_of, spec_of, task_of
+from fedtide.runs.build import host_of, rows_of, spec_of, task_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.simulate import population
 from helpers.toys import played
 

@@ -16,7 +16,7 @@ from fedtide.evaluate import Metric
 from fedtide.report.measures import check_measures
 from fedtide.report.summary import read_study
 from fedtide.report.tables import brief_table, claims_table, metrics_table
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.toys import toy
 
 MINE = """

@@ -19,7 +19,8 @@ from fedtide.fleets.clock import DeviceClock
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
-from fedtide.runs.build import default_cost, digest_of
+from fedtide.runs.build import default_cost
+from fedtide.runs.digest import digest_of
 from fedtide.runs.runner import judge_of
 from helpers.handmade import client_of, fleet, people
 from helpers.studies import A, lines_of, record_of, run_of, study

@@ -12,7 +12,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.quadratics import TASK, at
 from helpers.toys import played, toy
 

@@ -28,9 +28,10 @@ from fedtide.fleets.ray_actor import packed, unpacked
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs import parallel
-from fedtide.runs.build import as_json, preflight, spec_of
+from fedtide.runs.build import as_json, spec_of
 from fedtide.runs.experiment import RunCall, execute
 from fedtide.runs.folder import create
+from fedtide.runs.preflight import preflight
 from helpers.studies import SCAFFOLD, A, record_of, study
 from helpers.toys import played, toy
 

@@ -23,7 +23,8 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.runs.build import digest_of, host_of
+from fedtide.runs.build import host_of
+from fedtide.runs.digest import digest_of
 from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 

@@ -19,7 +19,7 @@ from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.prior import Linear
-from fedtide.runs.build import preflight
+from fedtide.runs.preflight import preflight
 from helpers.studies import A
 from helpers.toys import played
 

@@ -13,7 +13,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Weights
 from fedtide.multi.branches import branch_of
-from fedtide.runs.build import digest_of, host_of, preflight, task_of
+from fedtide.runs.build import host_of, task_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 

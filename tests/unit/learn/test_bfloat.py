@@ -19,7 +19,8 @@ from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.branched import branched
 from fedtide.multi.expert_nets import Networks
-from fedtide.runs.build import digest_of, spec_of
+from fedtide.runs.build import spec_of
+from fedtide.runs.digest import digest_of
 from fedtide.runs.disk import needed
 from helpers.toys import played, toy
 

@@ -52,6 +52,18 @@ def text(root):
     return path.read_text(encoding="utf-8")
 
 
+def test_a_report_at_the_end_of_a_run_reads_no_file_of_the_package(root, tmp_path, monkeypatch, text):
+    """Which may have been edited or upgraded since the run began."""
+    read, package = Path.read_text, Path(figures.__file__).parent
+
+    def read_elsewhere(path, *given, **named):
+        assert package not in path.parents
+        return read(path, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", read_elsewhere)
+    assert read(write_report([root], tmp_path / "again.html")) == text
+
+
 def test_the_page_loads_nothing_from_anywhere(text):
     page = Page(text)
     assert not {"script", "link", "iframe", "object", "embed", "img", "base"} & set(page.tags)

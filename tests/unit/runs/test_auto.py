@@ -9,7 +9,7 @@ import pytest
 from fedtide.cli import main
 from fedtide.config import to_toml
 from fedtide.runs import auto, folder
-from fedtide.runs.build import digest_of
+from fedtide.runs.digest import digest_of
 from helpers.toys import played, toy
 
 

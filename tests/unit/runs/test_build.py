@@ -12,19 +12,10 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment
 from fedtide.runs import build
-from fedtide.runs.build import (
-    cohort_size,
-    digest_of,
-    host_from,
-    host_of,
-    population_of,
-    preflight,
-    rows_of,
-    spec_of,
-    task_in,
-    task_of,
-)
+from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of
+from fedtide.runs.digest import digest_of
 from fedtide.runs.disk import needed
+from fedtide.runs.preflight import preflight
 from helpers.studies import MOMENTUM, STEADY, A, raw, study
 
 NOW = Moment(0, 6)
@@ -296,7 +287,7 @@ def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_
 
 def test_only_a_few_data_sets_are_kept():
     """Processes that play many seeds do not pile up rows."""
-    assert build._rows.cache_info().maxsize <= 4
+    assert build.load_rows.cache_info().maxsize <= 4
 
 
 def test_steady_devices_written_by_hand_are_the_default_and_say_how_long_seconds_last():

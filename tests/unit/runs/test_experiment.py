@@ -12,9 +12,9 @@ import pytest
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder, parallel
-from fedtide.runs.build import preflight
 from fedtide.runs.experiment import Display, execute
 from fedtide.runs.parallel import Stop
+from fedtide.runs.preflight import preflight
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 

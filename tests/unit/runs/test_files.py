@@ -8,7 +8,9 @@ from safetensors.torch import save_file
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.runs.build import digest_of, host_of, preflight, task_of
+from fedtide.runs.build import host_of, task_of
+from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}

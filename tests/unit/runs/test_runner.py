@@ -20,7 +20,7 @@ from fedtide.evaluate.rounds import losses
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.simulated import Query
 from fedtide.runs import runner
-from fedtide.runs.build import digest_of
+from fedtide.runs.digest import digest_of
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
 from helpers.toys import TOY

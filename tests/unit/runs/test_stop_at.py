@@ -14,7 +14,8 @@ from fedtide.report.figures import together
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import read_study
-from fedtide.runs.build import digest_of, host_of, task_in
+from fedtide.runs.build import host_of, task_in
+from fedtide.runs.digest import digest_of
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from fedtide.runs.runner import Run, reached

@@ -8,7 +8,8 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import preflight, spec_of
+from fedtide.runs.build import spec_of
+from fedtide.runs.preflight import preflight
 from helpers.studies import A, lines_of, raw, run_of, study
 from helpers.texts import chatter
 from helpers.toys import played

@@ -12,9 +12,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.report.summary import read_study
 from fedtide.runs import parallel
-from fedtide.runs.build import preflight
 from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
+from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
 from fedtide.tuning.tune import Display, execute

@@ -1,0 +1,83 @@
+"""Digest of all that a run's numbers depend on: its configuration, and the content of the files that it names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import Experiment, Local, Method, Stacked, is_own
+from fedtide.core.errors import FedtideError
+from fedtide.fleets.stacked import device
+from fedtide.learn.begin import file_of
+from fedtide.runs.build import place_of_weights, spec_of
+from fedtide.runs.files import located
+
+
+def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
+    """Return a short digest of all that a run's numbers depend on; checkpoints with another digest are refused."""
+    kind = Stacked if experiment.fleet.kind == "stacked" else Local  # others give the same bits
+    fleet = kind(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
+    silent = {
+        "checkpoint_every": None,
+        "average_last": None,
+        "claim": (),
+        "title": "",
+        "description": "",
+        "seeds": (seed,),
+    }
+    source = experiment.data.source.uncached()
+    data = experiment.data.model_copy(update={"directory": None, "source": source})
+    telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
+    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
+    if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
+        spec |= {"device": where}
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def known_digest_of(experiment: Experiment, method: Method, seed: int) -> str | None:
+    """Return the digest of a run; None if it is known only to an algorithm of the user's that was not imported."""
+    files = {"path", "weights"}  # options that may name files, whose content is part of the digest
+    if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
+        return None
+    return digest_of(experiment, method, seed)
+
+
+def _has_key(value: Any, keys: set[str]) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return (isinstance(value, dict) and not keys.isdisjoint(value)) or any(_has_key(each, keys) for each in inside)
+
+
+def _files(experiment: Experiment, method: Method) -> list[str]:
+    """Return the files beside the source's that a run reads: their content decides its numbers, wherever they lie.
+
+    The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
+    """
+    shift, data, found = experiment.shift_of(method), experiment.data, list[str]()
+    for key, value in method.settings().items() if experiment.imports or not is_own(method.algorithm) else ():
+        located(value, data.directory, f"method '{method.name}'.{key}", found)
+    if method.init_from is not None:
+        found.append(place_of_weights(method, data))
+    for name, part in (
+        ("shift.who", shift.who),
+        ("shift.what", shift.what),
+        ("data.partition", data.partition),
+        ("devices", experiment.devices),
+    ):
+        located(part, data.directory, name, found)
+    return found
+
+
+def _digest(path: str) -> str:
+    """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
+
+    Raises:
+        FedtideError: the file cannot be read.
+    """
+    file = file_of(Path(path))
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FedtideError(f"{file}: {said}; the configuration names it") from None

@@ -1,0 +1,96 @@
+"""Everything that an experiment names, built once before anything is written."""
+
+from __future__ import annotations
+
+from fedtide.config import Experiment, Method, points
+from fedtide.core.errors import refused
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Moment
+from fedtide.evaluate.forgetting import owners_of
+from fedtide.evaluate.judge import views
+from fedtide.fleets import ray_cluster
+from fedtide.fleets.stacked import stackable
+from fedtide.learn.fit import check_fit
+from fedtide.learn.local import LocalTrainer
+from fedtide.runs.build import (
+    clock_of,
+    cohort_size,
+    host_of,
+    load_rows,
+    metrics_of,
+    population_of,
+    task_of,
+)
+
+
+def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
+    """Build everything that an experiment names once, before anything is written.
+
+    Args:
+        experiment: what is to be run.
+        where: how messages call it.
+        fresh: read its data again, as files may have changed since this process last did.
+
+    Raises:
+        FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
+    """
+    if fresh:
+        load_rows.cache_clear()
+    _check_ray(experiment, where)
+    metrics_of(experiment)
+    dealt = set[tuple[str, str]]()
+    for point in points(experiment, where):
+        _check_clock(point.experiment, where)
+        for method in point.experiment.method:
+            _build(point.experiment, method)
+        for method in point.experiment.method if point.experiment.data.seed is None else ():
+            # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
+            shift = point.experiment.shift_of(method)
+            key = point.experiment.data.model_dump_json(), repr(shift)
+            if key not in dealt:
+                dealt.add(key)
+                for seed in point.experiment.seeds[1:]:
+                    population_of(point.experiment, shift, seed)
+
+
+def _build(experiment: Experiment, method: Method) -> None:
+    """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
+    seed, rounds = experiment.seeds[0], experiment.rounds
+    host = host_of(experiment, method, seed, MemoryStore(None))
+    population = host.population
+    population.check(rounds)
+    clock_of(experiment, method, host.algorithm, population)
+    local = method.settings().get("local")
+    parts = (local.local_steps or local.epochs or 1) if isinstance(local, LocalTrainer) else 0
+    if experiment.timing.partial_work and parts == 1:
+        allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
+        raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
+    check_fit(task_of(experiment, method, population.rows), *population.few(), local, f"method '{method.name}'.local")
+    if experiment.fleet.kind == "stacked":
+        stackable(host, f"method '{method.name}': fleet.kind")
+    views(population, named=experiment.eval_splits)
+    if experiment.forgetting is not None:
+        owners_of(population, experiment.forgetting.part, None, seed)
+    last = Moment(rounds - 1, rounds, 0.0)
+    population.expected(last)
+    population.arrivals(cohort_size(method, population.registered), last)
+
+
+def _check_ray(experiment: Experiment, where: str) -> None:
+    """Raise for a Ray cluster that does not answer, and for GPUs without an algorithm that computes on them."""
+    fleet = experiment.fleet
+    if fleet.kind != "ray":
+        return
+    ray_cluster.check(fleet.address)
+    named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
+    if fleet.gpus and named is not None:
+        allowed = "0, or algorithms of your own alone (module:function)"
+        raise refused(f"{where}: fleet.gpus", fleet.gpus, allowed, f"'{named}' computes on the CPU")
+
+
+def _check_clock(experiment: Experiment, where: str) -> None:
+    """Raise if a shift reads seconds and no devices say how long a round takes."""
+    clocks = {experiment.shift_of(method).clock for method in experiment.method}
+    if experiment.devices is None and "seconds" in clocks:
+        allowed = "'rounds', or [devices], such as devices = 'steady'"
+        raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
