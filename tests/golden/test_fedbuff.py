@@ -138,7 +138,7 @@ def test_oort_learns_how_long_a_client_takes_in_all_and_not_in_its_last_round():
         fleet.clock = DeviceClock(compute, ENDLESS, ENDLESS, lambda question, rows: torch.ones(len(rows)))
         return fleet
 
-    options = {"cohort": {"kind": "oort", "clients_per_round": 6}, "buffer": 1}
+    options = {"cohort": {"kind": "oort", "clients_per_round": 8}, "buffer": 1}
     run = played(toy("fedbuff", options, rounds=40, shift={"who": "always"}), fleet=clocked)
     memo = run.state.cohort
     assert max(step.facts["stalest"] for step in run.steps) > 2

@@ -140,13 +140,12 @@ def shares_of(sizes: list[int], ask: int) -> list[int]:
 
 
 def asked_of(cluster: list[int], clusters: int, ask: int, key: Rng) -> list[int]:
-    """Whose exponential times are the first within each cluster: a draw without replacement, all alike."""
+    """Whose exponential times, one for each client, are the first within its cluster: a draw without replacement."""
     members = [[i for i, its in enumerate(cluster) if its == k] for k in range(clusters)]
+    waits = key.at("select").numpy().standard_exponential(len(cluster))
     out: list[int] = []
     for k, count in enumerate(shares_of([len(each) for each in members], ask)):
-        if count:
-            waits = (key.at("cluster", k) if k else key).at("select").numpy().standard_exponential(len(members[k]))
-            out += [members[k][place] for place in np.argsort(waits, kind="stable")[:count]]
+        out += sorted(members[k], key=lambda client: waits[client])[:count]
     return sorted(out)
 
 

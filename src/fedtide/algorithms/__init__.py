@@ -339,6 +339,7 @@ REGISTRY: Mapping[str, Entry] = {
                 "cohort": {"kind": "by-size", "clients_per_round": 4},
                 **DRIFT,
             },
+            "gain": {"clustering": FEW_CLUSTERS, "trigger": "gain", **DRIFT},
             "gradient": {
                 "representation": {"kind": "gradient", "at": "global", "sketch": 8},
                 "clustering": FEW_CLUSTERS,
@@ -381,6 +382,7 @@ REGISTRY: Mapping[str, Entry] = {
             Reduction(ONE_CLUSTER, "fedavg", UNIFORM),
             Reduction({**ONE_CLUSTER, "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3}),
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
+            Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
             Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),
             Reduction(

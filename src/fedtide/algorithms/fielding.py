@@ -42,10 +42,13 @@ Choices:
     their cluster's model in every round and report its accuracy on their validation samples: a question that costs
     bytes, and as many seconds as a forward pass over the training samples. Under k-center clustering, too, centers are
     means of members, participants are drawn without replacement, and each takes one or more steps of local training.
-    Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. Squared distances and cosines, for
-    embeddings and gradients, are compared with tau theta without a square root: a third of theta is 58 % of the way
-    between two centers. With `reporters = "participants"` the participants are drawn before they move.
-    `cohort = "nearest"` takes distances (its own `distance`) to the mean report of a cluster's reachable members.
+    Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. How far centers moved and theta are
+    lengths: roots of distances that grow with the square, as those of embeddings and gradients. A third of a mean
+    squared distance would be 58 % of the way between two centers, and a mass event moves them by about half.
+    `trigger = "gain"` is our own. With one cluster participants are those that FedAvg with the same cohort has; with
+    several, first those of them whom the clusters' shares allow. With `reporters = "participants"` they are drawn
+    before they move. `cohort = "nearest"` takes distances (its own `distance`) to the mean report of a cluster's
+    reachable members.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -59,7 +62,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -93,6 +96,7 @@ from fedtide.parts.drift import (
     Adaptive,
     Event,
     FixedFraction,
+    Gain,
     Learned,
     Trigger,
     center_moves,
@@ -102,10 +106,10 @@ from fedtide.parts.drift import (
     move_to_nearest,
     theta,
 )
-from fedtide.parts.recluster import Clusterer, KMeans
+from fedtide.parts.recluster import Clusterer, Clustering, KMeans
 from fedtide.parts.weighting import Weighting
 
-Triggers = Annotated[FixedFraction | Adaptive | Learned, Field(discriminator="kind")]
+Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class State:
 
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
     first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
-    clustering. trigger, cohort: their memos.
+    clustering. trigger, cohort: their memos. silhouette: the mean
+    silhouette of the last clustering, None if its number of clusters was no choice.
     """
 
     weights: tuple[Weights, ...]
@@ -126,6 +131,7 @@ class State:
     distance: Distance
     trigger: Any = None
     cohort: Any = None
+    silhouette: float | None = None
 
     @property
     def known(self) -> Tensor:
@@ -195,7 +201,9 @@ def fielding(
         state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
                       representation.distance_of(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
-        return cluster_anew(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
+        if not len(drifted):
+            return state
+        return adopt(state, cluster_reports(state, clustering, rng.at("cluster")))  # Algorithm 1, line 1
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
@@ -235,8 +243,8 @@ def fielding(
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
-            if len(state.weights) == 1 and clustering.k_max > 1:
-                state = cluster_anew(state, clustering, rng)
+            if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
+                state = adopt(state, cluster_reports(state, clustering, rng))
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
                 state, facts = reassign_clients(state, movers, clustering, trigger, drift_baseline, rng)
@@ -244,6 +252,8 @@ def fielding(
             reclustered = facts["reclustered"] * len(state.known)
             fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
         facts |= {"clusters": len(state.weights), "members": state.members}
+        if state.silhouette is not None:
+            facts["silhouette"] = state.silhouette
         if reporters != "once":  # else reports are old
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
         return state, facts
@@ -292,19 +302,18 @@ def reassign_clients(
 ) -> tuple[State, dict[str, Any]]:
     """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
     distance = state.distance
-    cluster = move_to_nearest(
-        state.reported, state.cluster, movers, state.centers, distance, state.members > 0
-    )  # line 2
-    moved = (state.cluster >= 0) & (cluster != state.cluster)
-    known, reported = cluster >= 0, state.reported[cluster >= 0]
-    filled = torch.bincount(cluster[known], minlength=len(state.weights)) > 0
-    centers = means(reported, cluster[known], len(filled), state.centers, distance, clustering.center)  # line 3
+    label = move_to_nearest(state.reported, state.cluster, movers, state.centers, distance, state.members > 0)  # line 2
+    moved = (state.cluster >= 0) & (label != state.cluster)
+    known, reported = label >= 0, state.reported[label >= 0]
+    filled = torch.bincount(label[known], minlength=len(state.weights)) > 0
+    centers = means(reported, label[known], len(filled), state.centers, distance, clustering.center)  # line 3
     since = state.centers if baseline == "last-event" else state.baseline
-    fired = clustering.k_max > 1 and trigger.fires(
-        state.trigger, Event(since, centers, filled, reported, cluster[known], distance)
-    )  # lines 4 and 5
-    state = replace(state, cluster=cluster, centers=centers, trigger=trigger.after(state.trigger, fired))
-    return cluster_anew(state, clustering, rng) if fired else state, {
+    state = replace(state, cluster=label, centers=centers)
+    anew = cache(lambda: cluster_reports(state, clustering, rng))
+    event = Event(since, centers, filled, reported, label[known], distance, lambda: anew().label)
+    fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
+    state = replace(state, trigger=trigger.after(state.trigger, fired))
+    return adopt(state, anew()) if fired else state, {
         "moved": int(moved.sum()),
         "reclustered": int(fired),
         "theta": theta(centers, filled, distance),
@@ -312,12 +321,16 @@ def reassign_clients(
     }
 
 
-def cluster_anew(state: State, clustering: Clusterer, rng: Rng) -> State:
-    """Re-cluster (Algorithm 3; Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
+def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering:
+    """Cluster the last reports of all clients (Algorithm 3)."""
+    return clustering.fit(state.reported[state.known], state.distance, rng)
+
+
+def adopt(state: State, found: Clustering) -> State:
+    """Adopt a clustering (Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
-    found = clustering.fit(state.reported[known], state.distance, rng)
     share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
     weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
-    cluster = state.cluster.index_copy(0, known, found.label)
-    after = replace(state, weights=weights, server=server, cluster=cluster, distance=found.distance)
-    return replace(after, centers=found.centers, baseline=found.centers)
+    label = state.cluster.index_copy(0, known, found.label)
+    state = replace(state, weights=weights, server=server, cluster=label, silhouette=found.silhouette.get(found.k))
+    return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)

@@ -61,12 +61,14 @@ def fill_unknown(values: Tensor, known: Tensor) -> Tensor:
 def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
     """Draw `m` clients without replacement in proportion to exp(`likely`), sorted.
 
-    Those of probability zero (minus infinity) are drawn uniformly once all others are taken.
+    Those of probability zero (minus infinity) are drawn uniformly once all others are taken. A client's luck is of its
+    id alone: with equal weights, draws in each of several clusters take first whom a draw among all would take.
 
     >>> draw_clients(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
     [4, 9]
     """
-    waits = rng.numpy().standard_exponential(len(among))  # the first of exponential times: draws without replacement
+    every = rng.numpy().standard_exponential(int(among.max()) + 1 if len(among) else 0)
+    waits = every[among.numpy()]  # the first of exponential times: draws without replacement
     key = np.log(waits) - likely.double().numpy()
     return among[torch.from_numpy(np.lexsort((waits, key))[:m])].sort().values
 

@@ -24,9 +24,5 @@ class Uniform(Sized):
         self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
-        m = self.asked() if m is None else m
-        if among is not None:
-            return draw_clients(among, torch.zeros(len(among)), m, rng.at("select"))
-        reachable = fleet.reachable
-        drawn = rng.at("cohort").numpy().choice(len(reachable), min(m, len(reachable)), replace=False)
-        return reachable[torch.from_numpy(drawn)].sort().values
+        among = fleet.reachable if among is None else among
+        return draw_clients(among, torch.zeros(len(among)), self.asked() if m is None else m, rng.at("select"))

@@ -155,7 +155,7 @@ def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
 def pick_per_cluster(
     cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
 ) -> Tensor:
-    """Pick equally many participants from each cluster (clients,), sorted.
+    """Pick equally many participants from each cluster (clients,), sorted; for one cluster those of the cohort.
 
     Args:
         cohort: the selection of participants.
@@ -170,8 +170,8 @@ def pick_per_cluster(
     each = [reachable[cluster[reachable] == k] for k in range(count)]
     wanted = cohort.asked(len(reachable))
     picked = [
-        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, serve, among, m)
-        for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))
+        cohort.pick(memo, fleet, rng, serve, among, m)
+        for among, m in zip(each, quotas([len(among) for among in each], wanted), strict=True)
     ]
     return torch.cat(picked).sort().values
 

@@ -149,6 +149,16 @@ def pairs(
     return torch.from_numpy(out)
 
 
+def lengths(far: Tensor, kind: Distance) -> Tensor:
+    """Return distances as lengths, which half of a way halves: the roots of those that grow with the square.
+
+    >>> lengths(torch.tensor([4.0]), "sq-l2"), lengths(torch.tensor([4.0]), "l1")
+    (tensor([2.]), tensor([4.]))
+    """
+    squared = kind in ("sq-l2", "cosine") or (isinstance(kind, Joint) and not kind.root)
+    return far.sqrt() if squared else far
+
+
 def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
     """Return distances of corresponding rows; `a` is overwritten. numpy is faster than torch here."""
     if kind == "cosine":

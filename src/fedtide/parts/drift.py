@@ -23,10 +23,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
+from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Holdings
-from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, sum_distances
+from fedtide.parts.distance import CELLS, Distance, Joint, between, lengths, pairs, sum_distances
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
@@ -59,7 +59,7 @@ def move_to_nearest(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, ki
 
 
 def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
-    """Return the mean distance between the centers of clusters with members; 0 for a single one.
+    """Return the mean length of the way between the centers of clusters with members; 0 for a single one.
 
     Args:
         centers: (K, d).
@@ -74,17 +74,17 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     if len(some) < 2:
         return 0.0
     first, second = torch.triu_indices(len(some), len(some), 1)
-    return float(pairs(some, first, some, second, kind).mean(dtype=torch.float64))
+    return float(lengths(pairs(some, first, some, second, kind), kind).mean(dtype=torch.float64))
 
 
 def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
-    """Return the distance that each center moved (K,).
+    """Return the length of the way that each center moved (K,).
 
     >>> center_moves(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
     tensor([1.])
     """
     here = torch.arange(len(before))
-    return pairs(before, here, after, here, kind)
+    return lengths(pairs(before, here, after, here, kind), kind)
 
 
 def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
@@ -175,7 +175,8 @@ class Event:
     """A round in which clients drifted, after their moves.
 
     before, after: (K, d) the centers before, and the means of the current members; filled: (K,) bool, mask of clusters
-    with members; x: (rows, d) the last report of every client; label: (rows,) int64; kind: the distance.
+    with members; x: (rows, d) the last report of every client; label: (rows,) int64; kind: the distance; anew: returns
+    the labels (rows,) of a clustering of all clients.
     """
 
     before: Tensor
@@ -184,6 +185,7 @@ class Event:
     x: Tensor
     label: Tensor
     kind: Distance
+    anew: Callable[[], Tensor]
 
 
 class Trigger(Protocol):
@@ -193,6 +195,8 @@ class Trigger(Protocol):
     """Name of the kind in a configuration."""
     uses_accuracy: ClassVar[bool] = False
     """Tell whether the trigger uses validation accuracies."""
+    splits_one: ClassVar[bool] = True
+    """Tell whether any event re-clusters where there is one cluster only."""
 
     def start(self) -> Any:
         """Return the memo before the first event."""
@@ -231,7 +235,8 @@ class FixedFraction(Trigger):
             none.
 
     >>> x = torch.tensor([[0.0], [6.0]])
-    >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), torch.tensor([True, True]), x, torch.tensor([0, 1]), "l1")
+    >>> label = torch.tensor([0, 1])
+    >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), label >= 0, x, label, "l1", lambda: label)
     >>> FixedFraction().fires(None, event), FixedFraction(tau=2 / 3).fires(None, event)
     (True, False)
     """
@@ -242,6 +247,33 @@ class FixedFraction(Trigger):
     def fires(self, kept: None, event: Event) -> bool:
         """Tell whether a center moved as far as the threshold."""
         return _far(event, self.tau)
+
+
+@ingredient
+class Gain(Trigger):
+    """Re-cluster if that makes clusters tighter by `least` or more; our own.
+
+    At every event the server clusters the last reports anew, and compares the mean distance of clients from the other
+    members of their clusters. A ratio of two such means has no unit, so that one threshold is right for every distance,
+    and as clients are where they were if the new clusters are no better, it is quiet where there are no groups.
+
+    Args:
+        least: smallest part by which that mean distance has to fall.
+
+    >>> x, label = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 0, 1])
+    >>> event = Event(x[:2], x[:2], torch.ones(2).bool(), x, label, "l1", lambda: torch.tensor([0, 0, 1, 1]))
+    >>> Gain().fires(None, event), Gain(least=0.8).fires(None, event)
+    (True, False)
+    """
+
+    least: OpenFraction = 0.1
+    kind: Literal["gain"] = "gain"
+    splits_one: ClassVar[bool] = False
+
+    def fires(self, kept: None, event: Event) -> bool:
+        """Tell whether new clusters are so much tighter."""
+        now, anew = (heterogeneity(event.x, label, event.kind) for label in (event.label, event.anew()))
+        return anew < (1 - self.least) * now
 
 
 @dataclass(frozen=True)

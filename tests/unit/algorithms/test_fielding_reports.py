@@ -312,11 +312,15 @@ def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
     assert two.known.tolist() == [0, 1, 2, 3, 4]
 
 
+def unasked() -> torch.Tensor:
+    raise AssertionError("clustered anew")
+
+
 def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
     """Of two clusters the second creeps by 1 and empties; the first never moves: nothing is far, at any tau but 0."""
     before, after = torch.tensor([[0.0], [5.0]]), torch.tensor([[0.0], [6.0]])
     event = Event(
-        before, after, torch.tensor([True, False]), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), "l1"
+        before, after, torch.tensor([True, False]), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), "l1", unasked
     )
     both = replace(event, filled=torch.tensor([True, True]))
     assert FixedFraction(0.1).fires(None, both)
@@ -328,6 +332,7 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
         torch.zeros(3, 1),
         torch.tensor([0, 0, 2]),
         "l1",
+        unasked,
     )
     assert not FixedFraction(0.01).fires(None, three)
 

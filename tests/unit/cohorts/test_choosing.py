@@ -131,6 +131,16 @@ def test_draws_are_in_proportion_and_the_hopeless_come_last():
     assert abs(last[2] - 200) < 50
 
 
+def test_draws_in_clusters_take_first_whom_a_draw_among_all_takes():
+    """Of ten, 4 are drawn; of those among 0 to 4 as many as fit are drawn there, too, whatever the others are."""
+    likely = torch.zeros(10)
+    for seed in range(50):
+        whole = set(draw_clients(torch.arange(10), likely, 4, Rng(seed)).tolist())
+        part = set(draw_clients(torch.arange(5), likely[:5], 2, Rng(seed)).tolist())
+        first = {client for client in whole if client < 5}
+        assert part <= first or first <= part
+
+
 # -- by size -----------------------------------------------------------------------------------------------------------
 
 
@@ -292,8 +302,8 @@ def naive(known, rng, t, among, k, percent, s):
         return sorted(mixed, key=lambda c: -value[c])
 
     def draw(clients, value, n, rng):
-        waits = rng.numpy().standard_exponential(len(clients))
-        late = {c: w / value[c] if value[c] else math.inf for c, w in zip(clients, waits, strict=True)}
+        waits = rng.numpy().standard_exponential(max(clients, default=-1) + 1)
+        late = {c: waits[c] / value[c] if value[c] else math.inf for c in clients}
         return sorted(clients, key=late.get)[:n]
 
     picked = []

@@ -13,6 +13,7 @@ from fedtide.parts.drift import (
     Adaptive,
     Event,
     FixedFraction,
+    Gain,
     Learned,
     Width,
     center_moves,
@@ -34,13 +35,18 @@ def corners(each: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.arange(3).repeat_interleave(each)
 
 
+def unasked() -> torch.Tensor:
+    """What would cluster anew, for triggers that do not ask."""
+    raise AssertionError("clustered anew")
+
+
 def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: torch.Tensor) -> Event:
     """Clients report, move, and centers follow; the centers before are those of the labels and rows given."""
     before, filled = means(x, label, 3, x[:3]), label.bincount(minlength=3) > 0
     anew = x.clone()
     anew[drifted] = moved
     label = move_to_nearest(anew, label, drifted, before, "l1", filled)
-    return Event(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1")
+    return Event(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1", unasked)
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ def test_theta_is_the_mean_over_pairs_of_clusters_with_members():
     centers = torch.tensor([[0.0], [1.0], [5.0]])
     assert theta(centers, YES, "l1") == pytest.approx((1 + 5 + 4) / 3)
     assert theta(centers, torch.tensor([True, False, True]), "l1") == 5
-    assert theta(centers, YES, "sq-l2") == pytest.approx((1 + 25 + 16) / 3)
+    assert theta(centers, YES, "sq-l2") == pytest.approx((1 + 5 + 4) / 3)  # lengths, not squares
 
 
 def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
@@ -133,7 +139,7 @@ def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
     moved = x.clone()
     moved[0] = torch.tensor([0.52, 0.48])
     label, filled = torch.zeros(4, dtype=torch.int64), torch.tensor([True])
-    its = Event(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1")
+    its = Event(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1", unasked)
     assert FixedFraction().fires(None, its)
     assert not FixedFraction(float("inf")).fires(None, its)
 
@@ -147,6 +153,44 @@ def test_a_threshold_is_not_negative(tau):
 def test_what_a_fraction_keeps_is_nothing():
     trigger = FixedFraction()
     assert trigger.start() is trigger.after(None, True) is trigger.record(None, 0.5) is None
+
+
+def test_a_third_of_the_way_is_a_third_by_every_distance():
+    """Centers 0 and 9 on a line; the first goes to 3.1, so theta is 5.9: .525 of it, and .276 by squares."""
+    label = torch.tensor([0, 1])
+    for kind in ("l1", "l2", "sq-l2"):
+        before, after = torch.tensor([[0.0], [9.0]], dtype=f64), torch.tensor([[3.1], [9.0]], dtype=f64)
+        its = Event(before, after, label >= 0, after, label, kind, unasked)
+        assert FixedFraction().fires(None, its)
+        assert FixedFraction(0.52).fires(None, its)
+        assert not FixedFraction(0.53).fires(None, its)
+
+
+# -- the trigger by gain ----------------------------------------------------------------------------------------------
+
+
+def regrouped(label: list[int], anew: list[int], kind: str = "l1") -> Event:
+    """Clients at 0, 1, 8 and 9, in these clusters; and what clustering them anew gives."""
+    x = torch.tensor([[0.0], [1.0], [8.0], [9.0]], dtype=f64)
+    return Event(x[:2], x[:2], torch.ones(2).bool(), x, torch.tensor(label), kind, lambda: torch.tensor(anew))
+
+
+def test_clusters_are_made_anew_if_they_get_a_tenth_tighter():
+    """(0, 1, 8), (9): means of 0 and 1, 8 are 4.5, of 1 4, of 8 7.5, of 9 0: 4. Anew all have 1: a quarter."""
+    its = regrouped([0, 0, 0, 1], [0, 0, 1, 1])
+    assert Gain().fires(None, its)
+    assert Gain(0.74).fires(None, its)
+    assert not Gain(0.75).fires(None, its)
+    assert not Gain().fires(None, regrouped([0, 0, 1, 1], [1, 1, 0, 0]))
+    assert not Gain(0.0).fires(None, regrouped([0, 0, 1, 1], [0, 0, 1, 1]))
+    assert not Gain().fires(None, regrouped([0, 1, 2, 3], [0, 0, 1, 1]))  # each alone: nothing is tighter
+
+
+def test_its_threshold_has_no_unit():
+    """By squares (0 + 1 + 64)/2, (1 + 49)/2, (64 + 49)/2 and 0: mean 28.5, anew 1: 1 - 1/28.5 is .965 less."""
+    its = regrouped([0, 0, 0, 1], [0, 0, 1, 1], "sq-l2")
+    assert Gain(0.96).fires(None, its)
+    assert not Gain(0.966).fires(None, its)
 
 
 # -- the adaptive one of F.2 ------------------------------------------------------------------------------------------
@@ -167,7 +211,7 @@ def test_delta_is_doubled_after_two_events_in_a_row_and_falls_to_c():
 
 def test_the_adaptive_trigger_looks_at_pairs_in_one_cluster():
     x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], dtype=f64)
-    its = Event(x[:2], x[:2], torch.tensor([True, True]), x, torch.tensor([0, 0, 1]), "l1")
+    its = Event(x[:2], x[:2], torch.tensor([True, True]), x, torch.tensor([0, 0, 1]), "l1", unasked)
     assert Adaptive().fires(Width(0.19), its)
     assert not Adaptive().fires(Width(0.21), its)
 
