@@ -100,7 +100,7 @@ def test_ragged_clients_are_trained_as_one_by_one(case):
 @pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
-    whole = engines.together
+    whole = engines.train_stacked
     monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(1) or whole(*given))
     options = {"mu": 0.5} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
     alone, together = both(*ragged(options, algorithm))
@@ -315,7 +315,7 @@ def by_torch(weights, shard, rng, settings, mu):
 def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
     """Rows of 16 bytes, room for 30: clients of 53, 20, 9, 7, 4, 4, 1 rows are cut after each thirty that is full."""
     experiment, host = ragged()
-    sizes, together = [], engines.together
+    sizes, together = [], engines.train_stacked
 
     def counted(held, local, term, received, shards, *others):
         sizes.append([len(shard) for shard in shards])

@@ -45,7 +45,7 @@ class Kept:
     delta: Weights
     loss: float
     steps: int
-    stepped: float
+    lr_sum: float
 
 
 def fit(solver: LocalTrainer, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):

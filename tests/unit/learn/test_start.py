@@ -81,7 +81,7 @@ def test_without_answers_or_by_choice_the_means_are_drawn():
     task = Task(lambda: torch.nn.Linear(2, 2), example=torch.zeros(1, 2))
     for how in (Random(), KMeansPlusPlus(rounds=4)):
         opening = GaussianSetup(how, task, Identity(), 30)
-        mu, var = opening.first(None, Rng(0))
+        mu, var = opening.initial(None, Rng(0))
         assert mu.shape == var.shape == (30, 2)
         assert 0.05 < float(mu.std()) < 0.15
         assert bool((var == 1).all())
@@ -91,7 +91,7 @@ def test_without_answers_or_by_choice_the_means_are_drawn():
 def test_public_rows_may_tell():
     public = torch.cat([blob(0, 30, 0), blob(9, 30, 1)])
     task = Task(lambda: torch.nn.Linear(2, 2), example=public[:1], public=public)
-    mu, _ = GaussianSetup(Public(), task, Identity(), 2).first(None, Rng(0))
+    mu, _ = GaussianSetup(Public(), task, Identity(), 2).initial(None, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
