@@ -68,11 +68,10 @@ from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, label_shares
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import at_most_registered, mix_models, predict_by_cluster, serve_clusters, train_clusters
-from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
 

@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.task import Task, classes_of, row_losses
+from fedtide.learn.task import Task, classes_of, label_shares, row_losses
 from fedtide.learn.training import Training, training_loss
 
 P = TypeVar("P", bound=Any)
@@ -129,8 +129,7 @@ def label_question(classes: int) -> Work:
     """Build the question "labels": the fraction of each of `classes` classes among a client's labels that count."""
 
     def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        y = shard.labels
-        return Answer({}, {"labels": torch.bincount(y, minlength=classes).double() / len(y)}) if len(y) else None
+        return Answer({}, {"labels": label_shares(shard, classes)}) if len(shard.labels) else None
 
     return labels
 

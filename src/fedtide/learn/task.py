@@ -285,3 +285,14 @@ def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         return losses
     # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
     return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def label_shares(shard: Shard, classes: int = 0) -> Tensor:
+    """Return the share of each label (labels,) float64; for sequences, among the steps that count.
+
+    Args:
+        shard: a client's samples.
+        classes: number of labels; 0 means up to the client's largest label.
+    """
+    counts = torch.bincount(shard.labels, minlength=classes).double()
+    return counts / counts.sum().clamp(min=1)

@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
-from fedtide.learn.task import Task, classes_of
+from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.multi.features import FrozenInputs, feature_width
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 
@@ -268,17 +268,6 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
         return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=kept)
 
     return report
-
-
-def label_shares(shard: Shard, classes: int = 0) -> Tensor:
-    """Return the share of each label (labels,) float64; for sequences, among the steps that count.
-
-    Args:
-        shard: a client's samples.
-        classes: number of labels; 0 means up to the client's largest label.
-    """
-    counts = torch.bincount(shard.labels, minlength=classes).double()
-    return counts / counts.sum().clamp(min=1)
 
 
 def permutation(n: int, rng: Rng) -> Tensor:

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_POSTERIOR = 1e-12
-EVERY, FEW = 16, 500
-"""Above 500 participants, one in 16 is placed first, for a nearly correct start."""
 
 
 def capacities(shares: Tensor, m: int) -> Tensor:
@@ -108,8 +106,8 @@ def assign_by_cost(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
 
     Ties are broken by the sum of log-joints, then by sum_i i*k(i): lower ids go to lower components. Method: successive
     shortest paths. All participants start in their preferred component; then one at a time leaves an overfull
-    component along the cheapest chain of moves. O(m K^3 + m K log m). In a large cohort a subset is assigned first, and
-    its prices determine the preferred components of all.
+    component along the cheapest chain of moves. O(m K^3 + m K log m): a fifth of a second for 5,000
+    participants and five components. (SciPy's solvers compute in floats, where sums decide ties by rounding.)
 
     Arguments and result are those of `assign`.
 
@@ -156,30 +154,16 @@ def best_assignment(values: np.ndarray, room: list[int]) -> list[int]:
     >>> best_assignment(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
     [0, 1]
     """
-    return _placed(values, room)[0]
-
-
-def _placed(values: np.ndarray, room: list[int]) -> tuple[list[int], list[list[int | None]]]:
-    """Assign like `best_assignment`; also return the cost of moving one participant between components (from, to).
-
-    Prices may be subtracted from the values of components. Whatever the prices are, if all participants are in their
-    preferred components, no other placement with the same counts has a larger value: its prices have the same sum. So
-    the start is exact with any prices, and with good prices few participants are left to move.
-    """
     components, worth = range(len(room)), values.tolist()
-    wanted = (values - _sampled(values, room)).tolist() if len(worth) > FEW else worth
-    place = [row.index(max(row)) for row in wanted]
+    place = [row.index(max(row)) for row in worth]
     free = [room[k] - place.count(k) for k in components]
     # The cost of moving participant i from k to another component, with i as the last binary digits.
     digits = len(place).bit_length()
     last = 2**digits - 1
     # For each pair the members of k, cheapest first; participants that have left k are removed once they reach the top.
     moves = [[_costs(values, np.equal(place, k), k, to, digits) for to in components] for k in components]
-    while True:
-        prices = [[heap[0] >> digits if heap else None for heap in heaps] for heaps in moves]
-        if min(free) >= 0:
-            return place, prices
-        path = _cheapest(prices, free)
+    while min(free) < 0:
+        path = _cheapest([[heap[0] >> digits if heap else None for heap in heaps] for heaps in moves], free)
         for i, k in [(moves[k][to][0] & last, to) for k, to in pairwise(path)]:
             place[i] = k
             for to in components:
@@ -191,17 +175,7 @@ def _placed(values: np.ndarray, room: list[int]) -> tuple[list[int], list[list[i
                     heapq.heappop(heap)
         free[path[0]] += 1
         free[path[-1]] -= 1
-
-
-def _sampled(values: np.ndarray, room: list[int]) -> np.ndarray:
-    """Return prices (K,) at which preferences match capacities about, exactly so for one participant in `EVERY`."""
-    few = values[::EVERY]
-    upto = [sum(room[: k + 1]) * len(few) // len(values) for k in range(len(room))]
-    _, prices = _placed(few, [end - begin for begin, end in pairwise([0, *upto])])
-    # No participant may want to leave: the price of k exceeds that of another by at most the cost of a move there.
-    cost: list[int | None] = [0] * len(room)
-    _relax(cost, prices)
-    return -np.array(cost, dtype=object)
+    return place
 
 
 def _costs(values: np.ndarray, members: np.ndarray, k: int, to: int, digits: int) -> list[int]:
@@ -221,23 +195,17 @@ def _cheapest(prices: list[list[int | None]], free: list[int]) -> list[int]:
         prices: cost of moving one participant from a component (row) to another (column); None if there is none.
         free: remaining room of each component, negative if it is overfull.
     """
-    cost = [0 if n < 0 else None for n in free]
-    before = _relax(cost, prices)
-    path = [min((c, k) for k, c in enumerate(cost) if c is not None and free[k] > 0)[1]]
-    while path[-1] in before:
-        path.append(before[path[-1]])
-    return path[::-1]
-
-
-def _relax(cost: list[int | None], prices: list[list[int | None]]) -> dict[int, int]:
-    """Lower each cost to that of the cheapest chain leading there (Bellman-Ford); return each predecessor."""
+    cost: list[int | None] = [0 if n < 0 else None for n in free]
     before: dict[int, int] = {}
     edges = [(k, to, price) for k, row in enumerate(prices) for to, price in enumerate(row) if price is not None]
     changed = True
-    while changed:
+    while changed:  # Bellman-Ford
         changed = False
         for k, to, price in edges:
             here, there = cost[k], cost[to]
             if here is not None and (there is None or here + price < there):
                 cost[to], before[to], changed = here + price, k, True
-    return before
+    path = [min((c, k) for k, c in enumerate(cost) if c is not None and free[k] > 0)[1]]
+    while path[-1] in before:
+        path.append(before[path[-1]])
+    return path[::-1]
