@@ -34,7 +34,7 @@ from fedtide.multi.branches import (
     BranchLoss,
     ChoosePer,
     branch_update,
-    least_loss,
+    losses_of,
     predict_by_certainty,
     step_branches,
     with_branches,
@@ -69,7 +69,7 @@ def minloss(
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        k = least_loss(task, payload, shard)
+        k = int(losses_of(task, payload, shard).mean(1).argmin())
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
         if not fitted.steps:
             return None

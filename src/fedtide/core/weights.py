@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,6 +42,31 @@ def div(weights: Tree, divisor: float) -> Tree:
 def zeros_like(weights: Tree) -> Tree:
     """Return zeros in the shapes and types of `weights`."""
     return map_leaves(torch.zeros_like, weights)
+
+
+def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
+    """Return the entries of weights that `names` has, under its new names.
+
+    >>> renamed(Weights({"w": torch.ones(1), "b": torch.ones(1)}), {"w": "layer.w"}).params
+    {'layer.w': tensor([1.])}
+    """
+    params, buffers = (
+        {names[old]: value for old, value in held.items() if old in names} for held in (weights.params, weights.buffers)
+    )
+    return Weights(params, buffers)
+
+
+def united(parts: Iterable[Weights]) -> Weights:
+    """Return the entries of several weights together; the last of equal names counts.
+
+    >>> list(united([Weights({"a": torch.ones(1)}), Weights({"b": torch.ones(1)})]).params)
+    ['a', 'b']
+    """
+    params, buffers = dict[str, Tensor](), dict[str, Tensor]()
+    for part in parts:
+        params |= part.params
+        buffers |= part.buffers
+    return Weights(params, buffers)
 
 
 def flat(params: Mapping[str, Tensor]) -> Tensor:

@@ -35,7 +35,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.core.weights import zeros_like
+from fedtide.core.weights import renamed, united, zeros_like
 from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
@@ -355,14 +355,13 @@ def send_models(models: Sequence[Weights], own_layer: str) -> list[Weights]:
     """Return K models as they are sent: shared layers only in the first."""
     if own_layer == WHOLE:
         return list(models)
-    rest = [{name: p for name, p in model.params.items() if in_layer(name, own_layer)} for model in models[1:]]
-    return [models[0], *(Weights(params) for params in rest)]
+    own = {name: name for name in models[0].params if in_layer(name, own_layer)}
+    return [models[0], *(renamed(model, own) for model in models[1:])]
 
 
 def receive_models(models: Sequence[Weights]) -> list[Weights]:
     """Return K models as a client uses them: the reverse of `send_models`."""
-    first = models[0]
-    return [first, *(Weights(first.params | model.params, first.buffers | model.buffers) for model in models[1:])]
+    return [models[0], *(united([models[0], model]) for model in models[1:])]
 
 
 def join_models(models: Sequence[Weights], layer: str) -> Weights:
@@ -378,12 +377,11 @@ def join_models(models: Sequence[Weights], layer: str) -> Weights:
     >>> list(join_models([one, two], "head").params)
     ['model.conv.w', 'model.head.copies.0.w', 'model.head.copies.1.w']
     """
-    params: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
-    for k, model in enumerate(models):
-        params |= {_in_branch(name, layer, k): p for name, p in model.params.items() if not k or _own(name, layer)}
-        buffers |= {_in_branch(name, layer, k): b for name, b in model.buffers.items() if not k or _own(name, layer)}
-    return Weights(params, buffers)
+    names = [*models[0].params, *models[0].buffers]
+    return united(
+        renamed(model, {name: _in_branch(name, layer, k) for name in names if not k or _own(name, layer)})
+        for k, model in enumerate(models)
+    )
 
 
 def split_models(weights: Weights, like: Weights, layer: str, count: int) -> list[Weights]:
@@ -391,11 +389,9 @@ def split_models(weights: Weights, like: Weights, layer: str, count: int) -> lis
 
     Shared layers are in all of them.
     """
+    names = [*like.params, *like.buffers]
     return [
-        Weights(
-            {name: weights.params[_in_branch(name, layer, k if _own(name, layer) else 0)] for name in like.params},
-            {name: weights.buffers[_in_branch(name, layer, k if _own(name, layer) else 0)] for name in like.buffers},
-        )
+        renamed(weights, {_in_branch(name, layer, k if _own(name, layer) else 0): name for name in names})
         for k in range(count)
     ]
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, OfShift, ingredient
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Fleet, Holdings, Memory, Moment, Reply, Shard, Weighted, Weights, Work
 from fedtide.learn.task import Task
@@ -122,10 +122,8 @@ class GaussianSetup:
     def __post_init__(self) -> None:
         public = 0 if self.task.public is None else len(self.task.public)
         if isinstance(self.how, Public) and public < self.count:
-            raise FedtideError(
-                f"gaussian_init: 'public' needs {self.count} public rows or more, found {public}; allowed: "
-                f"data.public_samples of {self.count} or more, or gaussian_init = 'random'"
-            )
+            allowed = f"data.public_samples of {self.count} or more, or gaussian_init = 'random'"
+            raise refused("gaussian_init", "public", allowed, f"there are {public} public rows")
 
     @cached_property
     def extract(self) -> Extract:

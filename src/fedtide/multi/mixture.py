@@ -19,6 +19,7 @@ from fedtide.core.config_types import Flag, OpenFraction, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
+from fedtide.core.weights import renamed, united
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Columns
 from fedtide.learn.task import Task, row_losses
@@ -132,19 +133,18 @@ def split_for_gate(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
 
 def merge_networks(parts: dict[str, Weights]) -> Weights:
     """Merge weights of several networks into those of one network with these parts."""
-    params = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.params.items()}
-    buffers = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.buffers.items()}
-    return detached(Weights(params, buffers))
+    return detached(
+        united(
+            renamed(each, {key: f"{name}.{key}" for key in (*each.params, *each.buffers)})
+            for name, each in parts.items()
+        )
+    )
 
 
 def split_networks(weights: Weights, parts: int) -> list[Weights]:
     """Return the gate's weights, then those of each expert: the reverse of `merge_networks`."""
-    names = ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
-
-    def under(values: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        return {key.removeprefix(name): value for key, value in values.items() if key.startswith(name)}
-
-    return [Weights(under(dict(weights.params), name), under(dict(weights.buffers), name)) for name in names]
+    keys, names = [*weights.params, *weights.buffers], ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
+    return [renamed(weights, {key: key.removeprefix(name) for key in keys if key.startswith(name)}) for name in names]
 
 
 def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
