@@ -588,10 +588,10 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
     ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
      r"method 'A'.representation.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
     ("pfedem", {"features": {"kind": "network"}, "gaussian_init": "public"},
-     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r"method 'A'.gaussian_init: found 'public', but the task has 1 public rows;"
      r" allowed: data.public_samples of 2 or more"),
     ("pfedem", {"gaussian_init": "public"},
-     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r"method 'A'.gaussian_init: found 'public', but the task has 1 public rows;"
      r" allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip
 def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):

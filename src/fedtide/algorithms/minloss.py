@@ -34,7 +34,7 @@ from fedtide.multi.branches import (
     BranchLoss,
     ChoosePer,
     branch_update,
-    losses_of,
+    least_loss,
     predict_by_certainty,
     step_branches,
     with_branches,
@@ -69,7 +69,7 @@ def minloss(
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        k = int(losses_of(task, payload, shard).mean(1).argmin())
+        k = least_loss(task, payload, shard)
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
         if not fitted.steps:
             return None

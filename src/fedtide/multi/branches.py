@@ -139,6 +139,11 @@ def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
     return torch.cat([z for _, z in task.outputs(weights, x)])
 
 
+def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
+    """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
+    return int(losses_of(task, weights, shard).mean(1).argmin())
+
+
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
     """Return the plain cross-entropy (K, rows) of each branch on a client's samples, computed pass by pass."""
     losses, done = [], 0

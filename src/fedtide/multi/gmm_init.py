@@ -123,7 +123,7 @@ class GaussianSetup:
         public = 0 if self.task.public is None else len(self.task.public)
         if isinstance(self.how, Public) and public < self.count:
             allowed = f"data.public_samples of {self.count} or more, or gaussian_init = 'random'"
-            raise refused("gaussian_init", "public", allowed, f"there are {public} public rows")
+            raise refused("gaussian_init", "public", allowed, f"the task has {public} public rows")
 
     @cached_property
     def extract(self) -> Extract:

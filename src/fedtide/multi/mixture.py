@@ -133,12 +133,8 @@ def split_for_gate(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
 
 def merge_networks(parts: dict[str, Weights]) -> Weights:
     """Merge weights of several networks into those of one network with these parts."""
-    return detached(
-        united(
-            renamed(each, {key: f"{name}.{key}" for key in (*each.params, *each.buffers)})
-            for name, each in parts.items()
-        )
-    )
+    longer = [{key: f"{name}.{key}" for key in (*each.params, *each.buffers)} for name, each in parts.items()]
+    return detached(united(map(renamed, parts.values(), longer)))
 
 
 def split_networks(weights: Weights, parts: int) -> list[Weights]:

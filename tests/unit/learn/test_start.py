@@ -94,5 +94,5 @@ def test_public_rows_may_tell():
     mu, _ = GaussianSetup(Public(), task, Identity(), 2).initial(None, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
-    with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
+    with pytest.raises(FedtideError, match="found 'public', but the task has"):
         GaussianSetup(Public(), none, Identity(), 3)
