@@ -18,13 +18,13 @@ from fedtide.config.schema import (
     maker,
     options_model,
 )
-from fedtide.config.sweep import Point, matching, points
+from fedtide.config.sweep import Point, axes, matching, points
 from fedtide.config.tune import Range, Tune, TuneStage
 
 __all__ = [
     "Auto", "Claim", "Data", "Experiment", "FleetSettings", "Forgetting", "Local", "Method", "Point", "Range", "Ray",
-    "Stacked", "StopAt", "Tune", "TuneStage", "Workers", "from_dict", "is_own", "maker", "matching", "options_model",
-    "points", "read", "resolved", "slug", "to_toml",
+    "Stacked", "StopAt", "Tune", "TuneStage", "Workers", "axes", "from_dict", "is_own", "maker", "matching",
+    "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip
 
 

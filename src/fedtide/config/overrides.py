@@ -50,14 +50,14 @@ def seed_list(text: str) -> str:
 
 
 def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
-    """(path, value) of everything below a table; a table with `kind` is a value, as it replaces a choice.
+    """(path, value) of everything below a table; one with `kind`, or of a sweep, is a value, as it replaces another.
 
     >>> flat({"rounds": 4, "data": {"partition": {"kind": "iid"}}})
     [(['rounds'], 4), (['data', 'partition'], {'kind': 'iid'})]
     """
     out: list[tuple[list[str], Any]] = []
     for key, value in table.items():
-        if isinstance(value, Mapping) and "kind" not in value and value:
+        if isinstance(value, Mapping) and "kind" not in value and value and key != "sweep":
             out += flat(value, (*above, key))
         else:
             out.append(([*above, key], value))

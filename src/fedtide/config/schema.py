@@ -239,7 +239,8 @@ class Experiment(Strict):
         fleet: what runs the clients' work.
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
-        sweep: a grid: dotted keys, each with a list of values.
+        sweep: a grid: dotted keys, each with a list of values. Keys that change together stand side by side,
+            `"shift.what.cycles, rounds" = [[3, 60], [10, 200]]`; the first names the points.
         claim: what the experiment set out to see.
         tune: what `fedtide tune` searches; None means nothing.
     """

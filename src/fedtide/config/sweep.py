@@ -41,18 +41,20 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     for key in experiment.sweep:
         if key.startswith("defaults."):
             raise FedtideError(f"{where}: sweep.{key}: name the methods' own keys, 'method.{key[9:]}'")
-    last = [key.rpartition(".")[2] for key in experiment.sweep]
+    along = axes(experiment, where)
+    last = [key.rpartition(".")[2] for key in along]
     said = {
-        key: end if last.count(end) == 1 else key.removeprefix("method.")
-        for key, end in zip(experiment.sweep, last, strict=True)
+        key: end if last.count(end) == 1 else key.removeprefix("method.") for key, end in zip(along, last, strict=True)
     }
     out: list[Point] = []
-    for chosen in itertools.product(*experiment.sweep.values()):
+    for chosen in itertools.product(*map(range, map(len, along.values()))):
         values = copy.deepcopy(base)
-        for key, value in zip(experiment.sweep, chosen, strict=True):
-            assign(values, key.split("."), copy.deepcopy(value))
-        parts = zip(experiment.sweep.items(), chosen, strict=True)
-        name = ", ".join(f"{said[key]} {_shown(value, choices)}" for (key, choices), value in parts)
+        for (keys, choices), place in zip(experiment.sweep.items(), chosen, strict=True):
+            coupled = keys.split(", ")
+            for key, value in zip(coupled, choices[place] if len(coupled) > 1 else choices[place:], strict=False):
+                assign(values, key.split("."), copy.deepcopy(value))
+        parts = zip(along.items(), chosen, strict=True)
+        name = ", ".join(f"{said[key]} {_shown(choices[place], choices)}" for (key, choices), place in parts)
         folder, taken = slug(name), {point.folder for point in out}
         if name in {point.name for point in out}:  # choices of one kind that differ in a value
             name = f"{name} ({len(out) + 1})"
@@ -60,6 +62,26 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
         made = from_dict(values, where=f"{where}: sweep point '{name}'", imports=experiment.imports)
         out.append(Point(name, folder, made))
     _known_parts(experiment, [point.name for point in out], where)
+    return out
+
+
+def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[Any, ...]]:
+    """Return the swept keys with their values; of keys that change together the first, which names the points.
+
+    Raises:
+        FedtideError: keys that change together have not a value each, or a key stands in two places.
+    """
+    every = [key for keys in experiment.sweep for key in keys.split(", ")]
+    if twice := [key for key in every if every.count(key) > 1]:
+        raise refused(f"{where}: sweep", f"{twice[0]} twice", "each once")
+    out: dict[str, tuple[Any, ...]] = {}
+    for keys, choices in experiment.sweep.items():
+        first, *others = keys.split(", ")
+        for choice in choices if others else ():
+            if not isinstance(choice, list | tuple) or len(choice) != 1 + len(others):
+                allowed = f"a list of {1 + len(others)} values, one for each key"
+                raise refused(f"{where}: sweep.'{keys}'", choice, allowed)
+        out[first] = tuple(choice[0] for choice in choices) if others else choices
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedtide.config import Claim, Experiment, matching
+from fedtide.config import Claim, Experiment, axes, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
@@ -124,7 +124,7 @@ def read_study(root: Path) -> Study:
     swept = bool(experiment.sweep)
     units = own_units(experiment)
     claims = [across(summaries, claim, units) for claim in experiment.claim if swept and claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep), is_nano(root))
+    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root))
 
 
 def summarize(record: ExperimentRecord) -> Summary:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
-from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.config import Experiment, Point, axes, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.config_types import BIDIRECTIONAL
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
@@ -480,6 +480,21 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
         assert (point.rounds, point.seeds) == (made.rounds, made.seeds)
 
 
+def test_keys_that_change_together_are_one_axis_named_after_the_first():
+    made = experiment(sweep={"data.partition.clients, rounds": [[4, 3], [8, 6]], "method.local.lr": [0.1, 0.5]})
+    swept = points(made)
+    assert [point.name for point in swept] == [f"clients {n}, lr {lr}" for n in (4, 8) for lr in (0.1, 0.5)]
+    assert [point.experiment.rounds for point in swept] == [3, 3, 6, 6]
+    assert [point.experiment.data.partition.clients for point in swept] == [4, 4, 8, 8]
+    assert axes(made) == {"data.partition.clients": (4, 8), "method.local.lr": (0.1, 0.5)}
+
+
+@pytest.mark.parametrize("choice", [3, [3], [3, 4, 5]])
+def test_keys_that_change_together_have_a_value_each(choice):
+    with pytest.raises(FedtideError, match=r"sweep\.'data\.partition\.clients, rounds': found .*a list of 2 values"):
+        points(experiment(sweep={"data.partition.clients, rounds": [[4, 3], choice]}))
+
+
 def test_a_sweep_may_reach_one_method():
     made = experiment(*THREE, sweep={"method.A.local.lr": [0.5, 0.6]})
     rates = [[m.settings()["local"].lr for m in point.method] for point in (p.experiment for p in points(made))]
@@ -490,6 +505,10 @@ def test_a_sweep_may_reach_one_method():
     ("sweep", "said"),
     [
         ({"rounds": []}, r"f.toml: sweep.rounds: found \[\], allowed: one value or more"),
+        (
+            {"rounds": [1, 2], "seeds, rounds": [[[0], 1]]},
+            "f.toml: sweep: found 'rounds twice', allowed: each key once",
+        ),
         ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
         (
             {"method.local.lr": [0.1, -1]},
