@@ -102,14 +102,11 @@ def fedem(
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights = whole(rng) if component_layer == WHOLE else task.init(rng)
+        whole = component_layer == WHOLE
+        weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
         return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
-
-    def whole(rng: Rng) -> Weights:
-        """Initialize K whole models."""
-        return join_models(init_models(plain, rng, components), component_layer)
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})

@@ -207,8 +207,7 @@ def flexcfl(
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
 
-    works: dict[str, Work] = {"cold": cold, **({} if migrate is None else {"shifted": shifted})}
-    works["train"] = Training(task, local, weighting, extra)
+    works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting, extra)}
     reveals = ("update",) if migrate is None else ("update", "shifted")
 
     def cost(question: str, rows: Tensor) -> Tensor:

@@ -137,9 +137,8 @@ def ifca(
         return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(
-            cohort, fleet, state, rng, serve, {"models": send_models(state.weights, cluster_layer)}
-        )
+        payload = {"models": send_models(state.weights, cluster_layer)}
+        state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {}
         state = step_models(state, server, reply.total["delta"], normalize_by, cluster_layer)
@@ -153,9 +152,11 @@ def ifca(
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     cost = training_cost(local, {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}, once)
-    works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
-    check = at_most_registered(clusters)
-    made = Algorithm(
-        "ifca", init, works, round, serve, predict_by_cluster(task), adapt=adapt, compute_cost=cost, check=check
+    works, adapt, predict = (
+        {"train": train, "fit": fit_question(task)},
+        find_model(task, choose_on),
+        predict_by_cluster(task),
     )
+    check = at_most_registered(clusters)
+    made = Algorithm("ifca", init, works, round, serve, predict, adapt, compute_cost=cost, check=check)
     return with_cohort(made, cohort, task, local)

@@ -82,9 +82,8 @@ def oracle(
         return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
     works, predict = {"train": Training(task, local, weighting, extra)}, predict_by_cluster(task)
-    made = Algorithm(
-        "oracle", init, works, round, serve, predict, reveals=("true_groups",), compute_cost=training_cost(local, {})
-    )
+    cost, reveals = training_cost(local, {}), ("true_groups",)
+    made = Algorithm("oracle", init, works, round, serve, predict, reveals=reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

@@ -228,9 +228,8 @@ def pfedem(
         even_gamma = posteriors(z, mu, var, even)[0]
         others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(x), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
-        logp, labels = blend_branches(
-            whole, join_models(models, component_layer), x, shares, others if components > 1 else None
-        )
+        joined = join_models(models, component_layer)
+        logp, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     parts = partial(split_samples, local, components)

@@ -106,9 +106,8 @@ def scaffold(
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(
-            cohort, fleet, state, rng, shared_weights, {"weights": state.weights, "control": state.control}
-        )
+        payload = {"weights": state.weights, "control": state.control}
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, payload)
         if reply.total is None:
             return state, {}
         # The sum over the cohort divided by the number of all clients: not the mean over the cohort.

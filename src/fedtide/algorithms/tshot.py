@@ -147,9 +147,8 @@ def tshot(
         return {"weights": state.weights, "centers": state.centers}, None
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        return predict_chosen(
-            logits_and_features(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centers"])
-        )
+        logits, _ = logits_and_features(task, payload["weights"], x)
+        return predict_chosen(logits, nearest(x.flatten(1), payload["centers"]))
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")

@@ -53,7 +53,7 @@ class FrozenInputs:
     Args:
         layer: the layer, in a network of the task's architecture.
         weights: a safetensors file with the network's weights by name; None draws random ones.
-        seed: seed of random weights.
+        seed: seed of random weights, without a file.
         width: number of principal components of the public samples' features to keep; None keeps the features.
     """
 
@@ -61,6 +61,10 @@ class FrozenInputs:
     weights: WeightsFile | None = None
     seed: Whole = 0
     width: Count | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.seed:
+            raise ValueError(f"found seed {self.seed} and weights, allowed: one of the two")
 
     def extractor(self, task: Task, key: str) -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""

@@ -100,3 +100,8 @@ def test_what_cannot_be_is_said_in_one_line(make, line, tmp_path):
         make(tmp_path)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_seed_beside_a_file_of_weights_is_refused():
+    with pytest.raises(FedtideError, match="found seed 3 and weights, allowed: one of the two"):
+        Frozen(weights="net.safetensors", seed=3)

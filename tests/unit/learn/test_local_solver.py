@@ -487,3 +487,9 @@ def test_judging_what_was_fitted_leaves_it_as_it_is(task):
     assert same(fitted.weights, kept)
     assert same(detached(fitted.delta), sub(kept, start))
     assert torch.equal(before, task.logits(kept, held.x))
+
+
+def test_epochs_beside_steps_are_refused():
+    with pytest.raises(FedtideError, match="found epochs 2 and local_steps 3, allowed: one of the two"):
+        LocalTrainer(epochs=2, local_steps=3)
+    assert LocalTrainer().samples(torch.tensor([7])).tolist() == [7]
