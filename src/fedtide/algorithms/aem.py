@@ -60,7 +60,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -279,12 +279,9 @@ def aem(
         return renumber(found, payload["numbers"], clusters, own=personal.own_expert)
 
     # As if no client explored, and no model were frozen or out of use.
-    cost = training_cost(local, {"train": clusters, "loss": clusters + 1})
-    made = Algorithm(
-        "aem", init, {"train": train}, round, serve, predict, adapt, own_expert=personal.own_expert, compute_cost=cost,
-        check=at_most_registered(clusters),
-    )  # fmt: skip
-    return with_cohort(made, cohort, task, local)
+    forward, own, check = {"train": clusters, "loss": clusters + 1}, personal.own_expert, at_most_registered(clusters)
+    made = Algorithm("aem", init, {"train": train}, round, serve, predict, adapt, own_expert=own, check=check)
+    return with_cohort(made, cohort, task, local, forward=forward)
 
 
 def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:

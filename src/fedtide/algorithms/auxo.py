@@ -54,7 +54,7 @@ from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whol
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.weights import flat
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -203,9 +203,8 @@ def auxo(
             state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual
         )
 
-    works, adapt, cost = {"train": train}, find_model(task), training_cost(local, {})
-    predict = predict_by_cluster(task)
-    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
+    predict, adapt = predict_by_cluster(task), find_model(task)
+    made = Algorithm("auxo", init, {"train": train}, round, serve, predict, adapt, reveals=("sketch",))
     return with_cohort(made, cohort, task, local, adapt=False)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, ComputeCost, Facts, Fleet, Weights, Work, shared_weights
+from fedtide.core.types import Algorithm, Facts, Fleet, Weights, Work, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
@@ -70,7 +70,7 @@ def average_updates(
     step: Callable[[State, Server, Any], tuple[State, Facts]] = step_server,
     totals: Callable[[Any], Any] = lambda total: total,
     predict: Any = None,
-    cost: ComputeCost | None = None,
+    **cost: Any,
 ) -> Algorithm[State]:
     """Build FedAvg, or an algorithm with one network that differs in what follows.
 
@@ -84,7 +84,7 @@ def average_updates(
         step: (state, server optimizer, means or None) -> the next state and facts.
         totals: transforms the sums, or None, before their mean is taken.
         predict: prediction of the network; None for one without branches.
-        cost: cost of its questions; None for local training.
+        cost: `forward` or `trained` of `with_cohort`.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -96,6 +96,5 @@ def average_updates(
         state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
         return step(state, server, mean(totals(reply.total)))
 
-    works, predict = {"train": train}, predict or task.predict
-    made = Algorithm(name, init, works, round, shared_weights, predict, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    made = Algorithm(name, init, {"train": train}, round, shared_weights, predict or task.predict)
+    return with_cohort(made, cohort, task, local, **cost)

@@ -48,7 +48,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge, scaled
 from fedtide.core.trees import Tree
 from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Weights, shared_weights
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
@@ -157,7 +157,7 @@ def fedbuff(
         return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
-    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, compute_cost=training_cost(local, {}))
+    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict)
     return with_cohort(made, cohort, task, local)
 
 

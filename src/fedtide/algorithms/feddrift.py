@@ -71,7 +71,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -282,9 +282,9 @@ def feddrift(
         return serve_clusters(state.weights, model, clients, there, int(usual))
 
     works, predict = {"train": train, "judge": judge}, predict_by_cluster(task)
-    cost = training_cost(local, {})  # as if no samples were kept
     reveals, adapt = ("bad", "rows"), find_model(task)
-    made = Algorithm("feddrift", init, works, round, serve, predict, adapt, reveals, compute_cost=cost)
+    made = Algorithm("feddrift", init, works, round, serve, predict, adapt, reveals)
+    # On a clock it costs what it would without kept samples.
     return with_cohort(made, cohort, task, local, adapt=False)
 
 

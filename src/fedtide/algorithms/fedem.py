@@ -52,7 +52,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
@@ -160,8 +160,6 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    cost = training_cost(
-        local, {"train": models, "weigh": 0, "loss": 2 * models}, lambda rows: models * local.samples(rows)
-    )
-    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    forward = {"train": models, "weigh": 0, "loss": 2 * models}
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))

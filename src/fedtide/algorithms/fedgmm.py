@@ -60,7 +60,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -220,10 +220,9 @@ def fedgmm(
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     forward = {"train": models + once, "collect": once, "loss": 2 * (models + once)}
-    cost = training_cost(local, forward, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
-        compute_cost=cost, check=enough_rows_for(components=components, gaussians=gaussians),
+        check=enough_rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))

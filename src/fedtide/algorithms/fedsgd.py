@@ -25,7 +25,7 @@ from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, gradient_step, training_cost
+from fedtide.learn.local import LocalTrainer, gradient_step
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -53,6 +53,4 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    return average_updates(
-        "fedsgd", task, local, server, cohort, train, cost=training_cost(local, {}, lambda rows: rows)
-    )
+    return average_updates("fedsgd", task, local, server, cohort, train, trained=lambda rows: rows)

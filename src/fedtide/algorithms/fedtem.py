@@ -69,7 +69,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -218,9 +218,8 @@ def fedtem(
         return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    cost = training_cost(local, {"train": 2})  # features before training and after it
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals)
+    return with_cohort(made, cohort, task, local, forward={"train": 2})  # features before training and after it
 
 
 def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

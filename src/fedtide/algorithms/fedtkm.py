@@ -59,7 +59,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, clip, training_cost
+from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -209,10 +209,9 @@ def fedtkm(
     def served(state: State) -> Payload:
         return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
 
-    cost = training_cost(local, {"train": 2})  # features before training and after it
     serve = to_everyone(served)
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict)
+    return with_cohort(made, cohort, task, local, forward={"train": 2})  # features before training and after it
 
 
 def nearest(far: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Timed, Weights
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -281,10 +281,9 @@ def fielding(
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
-        compute_cost=training_cost(local, {"train": train.forward_passes, "report": passes}),
     )  # fmt: skip
     asks = [question for question in cohort.asks if question not in cohort.recorded]
-    return with_cohort(made, cohort, task, local, adapt=False, asks=asks)
+    return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 
 
 def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:

@@ -43,7 +43,7 @@ from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Payload, Shard, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, training_cost
+from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -151,12 +151,12 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}, once)
+    forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
     works, adapt, predict = (
         {"train": train, "fit": fit_question(task)},
         find_model(task, choose_on),
         predict_by_cluster(task),
     )
     check = at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, predict, adapt, compute_cost=cost, check=check)
-    return with_cohort(made, cohort, task, local)
+    made = Algorithm("ifca", init, works, round, serve, predict, adapt, check=check)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=once)

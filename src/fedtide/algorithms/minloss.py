@@ -25,7 +25,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
@@ -77,6 +77,6 @@ def minloss(
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     step = partial(step_branches, lam=lam, normalize_by=normalize_by)
-    cost = training_cost(local, {"train": 1})  # a forward pass of all branches
+    forward = {"train": 1}  # of all branches
     predict = predict_by_certainty(task, choose_per)
-    return average_updates("min-loss", task, local, server, cohort, train, step, predict=predict, cost=cost)
+    return average_updates("min-loss", task, local, server, cohort, train, step, predict=predict, forward=forward)

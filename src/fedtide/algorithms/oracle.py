@@ -33,7 +33,7 @@ from torch import Tensor
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -82,8 +82,7 @@ def oracle(
         return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
     works, predict = {"train": Training(task, local, weighting, extra)}, predict_by_cluster(task)
-    cost, reveals = training_cost(local, {}), ("true_groups",)
-    made = Algorithm("oracle", init, works, round, serve, predict, reveals=reveals, compute_cost=cost)
+    made = Algorithm("oracle", init, works, round, serve, predict, reveals=("true_groups",))
     return with_cohort(made, cohort, task, local)
 
 

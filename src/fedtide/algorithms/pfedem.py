@@ -68,7 +68,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, split_samples, training_cost
+from fedtide.learn.local import LocalTrainer, split_samples
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -238,7 +238,6 @@ def pfedem(
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
-        compute_cost=training_cost(local, forward, parts),
         check=enough_rows_for(components=components),
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=parts)

@@ -43,7 +43,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, div, mul, sub, zeros_like
-from fedtide.learn.local import LocalTrainer, plain_sgd, training_cost
+from fedtide.learn.local import LocalTrainer, plain_sgd
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
@@ -115,7 +115,6 @@ def scaffold(
         return step_server(replace(state, control=control), server, mean(reply.total))
 
     # A pass forward and back costs three forward passes.
-    cost = training_cost(local, {"train": 3 if variant == "I" else 0})
-    works = {"train": train}
-    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    forward = {"train": 3 if variant == "I" else 0}
+    made = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, keeps=1)
+    return with_cohort(made, cohort, task, local, forward=forward)

@@ -40,7 +40,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -152,9 +152,9 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
-    before, cost = int(need_period(shots, "shots")), training_cost(local, {"collect": 0})
-    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, compute_cost=cost)
-    return with_cohort(made, cohort, task, local)
+    before = int(need_period(shots, "shots"))
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before)
+    return with_cohort(made, cohort, task, local, forward={"collect": 0})
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ def with_cohort(
     task: Task,
     local: LocalTrainer,
     *,
+    forward: Mapping[str, float] | None = None,
+    trained: Callable[[Tensor], Tensor] | None = None,
     adapt: bool = True,
     asks: Sequence[str] | None = None,
 ) -> Algorithm[S]:
@@ -43,6 +45,8 @@ def with_cohort(
         cohort: the selection of participants.
         task: model and loss.
         local: local training, for the number of samples used in a round.
+        forward: passes without gradients of the algorithm's questions, for the clock; see `training_cost`.
+        trained: samples held -> samples that "train" trains on, for the clock; None means those of `local`.
         adapt: whether clients adapt before they tell a loss. Where the server knows which model a client has they do
             not: that would train a client without one, or try all models.
         asks: questions of the cohort that the algorithm asks; None for all.
@@ -52,9 +56,8 @@ def with_cohort(
     """
     works, train = dict(algorithm.works), algorithm.works["train"]
     asks = cohort.asks if asks is None else asks
-    base = algorithm.compute_cost or training_cost(
-        local, {"train": train.forward_passes if isinstance(train, Training) else 0}
-    )
+    passes = {"train": train.forward_passes} if isinstance(train, Training) else {}
+    base = algorithm.compute_cost or training_cost(local, {**passes, **(forward or {})}, trained)
     if "count" in asks:
         works["count"] = count_question(local.distinct)
     if "labels" in asks:
@@ -63,12 +66,12 @@ def with_cohort(
         works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None))
     if "utility" in cohort.reveals:
         works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
-    forward = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
+    looked = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
 
     def cost(question: str, rows: Tensor) -> Tensor:
         if question in asks and question != "loss":
             return rows * 0.0
-        return base(question, rows) + rows * forward / 3 if question == "train" else base(question, rows)
+        return base(question, rows) + rows * looked / 3 if question == "train" else base(question, rows)
 
     reveals = (*algorithm.reveals, *(name for name in (*asks, *cohort.reveals) if name not in algorithm.reveals))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
