@@ -200,6 +200,11 @@ class Claim(Strict):
     at: str | None = None
     beyond: str | None = None
 
+    def gap(self, number: float) -> float:
+        """Return how far a number lies on the claimed side of the bound; below zero it lies on the other side."""
+        above = number - self.bound
+        return self.within - abs(above) if self.within is not None else -above if self.less else above
+
     @model_validator(mode="after")
     def _says_one_thing(self) -> Claim:
         if self.less and self.within is not None:

@@ -18,7 +18,7 @@ Curve = Sequence[float] | Sequence[int] | np.ndarray
 """Axis of a curve: rounds, times or values."""
 
 
-Unit = Literal["share", "points", "number", "count", "seconds", "bytes"]
+Unit = Literal["share", "points", "number", "count", "seconds", "rounds", "bytes"]
 """Unit of a quantity, for its format in reports: a share is written as percent, a difference of shares as points."""
 
 

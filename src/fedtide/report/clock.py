@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import matplotlib
@@ -19,25 +18,12 @@ SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1
 """Units of time: shortest time written in it, its seconds, its name."""
 
 
-def timed(record: ExperimentRecord) -> bool:
-    """Tell whether seconds differ from rounds: devices differ, or the shift reads seconds."""
-    clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
-    return record.experiment.timing.seconds is None or "seconds" in clocks
-
-
-def round_seconds(record: ExperimentRecord) -> float | None:
-    """Return the simulated seconds of every round; None where rounds differ."""
-    each = None if timed(record) else record.experiment.timing.seconds
-    ends = [line for method in record.methods for run in method.runs for line in run.lines[-1:]]
-    return each if each and all(math.isclose(end["seconds"], each * (end["round"] + 1)) for end in ends) else None
-
-
 def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     """Build the table of simulated times and late clients, a row per method; None without such a clock.
 
     A client that was asked to train but not counted was late, was not among the first, or did not answer.
     """
-    if not timed(record) and not any(_short(method.measures.get("counted")) for method in summary.methods):
+    if not record.timed and not any(_short(method.measures.get("counted")) for method in summary.methods):
         return None
     header = ["method", "simulated time", "asked to train, in a round", "counted, in a round", "counted of those asked"]
     rows = [
@@ -60,7 +46,7 @@ def _short(counted: Measure | None) -> bool:
 def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
     """Draw accuracy over the simulated clock, a mean over seeds; None where all rounds take equally long."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
-    if not timed(record) or not drawn:
+    if not record.timed or not drawn:
         return None
     curves = {number: _curves(record, method) for number, method in drawn}
     longest = max(float(at[-1]) for times in curves.values() for at, _ in times if len(at))

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import stdtrit
 
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
 from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, mean_and_error
 
-SURE = 2.0
-"""Number of standard errors from a bound at which a value surely lies on one side of it."""
+CONFIDENCE = 0.95
+"""Of the intervals by which reports judge: where there is no difference, one in twenty of them says that there is."""
+
+Clarity = Literal["clear", "unclear", "too few seeds"]
+"""What seeds say of a number beside a bound."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,48 @@ class Measure:
         mean, error = mean_and_error(finite if len(finite) == len(values) else [])
         return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
 
-    def side(self, bound: float = 0.0) -> int:
-        """Return 1 for a mean two or more standard errors above the bound, -1 for one as far below, else 0.
+    @property
+    def margin(self) -> float | None:
+        """Half the width of the confidence interval of the mean, by Student's t; None where seeds cannot tell it.
 
-        >>> [Measure(mean, 0.1, []).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
+        Two equal values may be equal by chance: only from three on do equal values have a margin, of 0.
+
+        >>> round(Measure.of([0.1, 0.2, 0.3]).margin, 3), Measure.of([0.2]).margin, Measure.of([0.2, 0.2]).margin
+        (0.248, None, None)
+        """
+        seeds = len(self.values)
+        if self.mean is None or self.error is None or seeds < 2:
+            return None
+        if self.error <= self._rounding:
+            return 0.0 if seeds > 2 else None
+        return float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * self.error
+
+    @property
+    def _rounding(self) -> float:
+        return 1e-12 * max(1.0, abs(self.mean or 0.0))
+
+    def clarity(self, gap: float) -> Clarity:
+        """Tell whether a mean that is `gap` away from a bound is clearly so: the interval does not reach the bound.
+
+        Seeds are too few where many of the same mean and spread would be clear, at two standard errors, and always
+        where there are fewer than three.
+        """
+        if self.mean is None:
+            return "unclear"
+        away = abs(gap) if abs(gap) > self._rounding else 0.0
+        if self.margin is not None and away and away >= self.margin:
+            return "clear"
+        few = len(self.values) < 3 or self.error is None or (away and away >= 2 * self.error)
+        return "too few seeds" if few else "unclear"
+
+    def side(self, bound: float = 0.0) -> int:
+        """Return 1 for a mean clearly above the bound, -1 for one clearly below, else 0.
+
+        >>> [Measure(mean, 0.1, [0.0] * 5).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
         ([1, 0, -1], 0)
         """
-        if self.mean is None or self.error is None or self.mean == bound:
-            return 0
-        return int(math.copysign(abs(self.mean - bound) >= SURE * self.error, self.mean - bound))
+        gap = (self.mean or 0.0) - bound
+        return int(math.copysign(1, gap)) if self.clarity(gap) == "clear" else 0
 
 
 Written = Callable[[Measure | None], str]
@@ -116,23 +155,41 @@ def size(measure: Measure | None) -> str:
     return f"{left:.3g} {unit}" if abs(left) < 1000 else f"{left:.0f} {unit}"
 
 
-def seconds(measure: Measure | None) -> str:
-    """Format a time in seconds or minutes, or the number of seeds that never reached it, if any."""
-    if measure is None or measure.mean is None:
-        never = sum(value == math.inf for value in measure.values) if measure else 0
-        return f"not reached ({never} of {len(measure.values)} seeds)" if measure and never else "-"
-    return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
+def seconds(measure: Measure | None, *, signed: bool = False) -> str:
+    """Format a time in seconds, or from ten minutes on in minutes, with its standard error.
+
+    >>> seconds(Measure(12.5, 0.5, [12.0, 13.0])), seconds(Measure(1230.0, None, [1230.0]))
+    ('12.5 ± 0.5 s', '20.5 min')
+    """
+    long = measure is not None and measure.mean is not None and abs(measure.mean) >= 600
+    return _with_error(measure, 1, "min" if long else "s", 1 / 60 if long else 1.0, signed=signed)
 
 
-def rounds(measure: Measure | None, second: float = 1.0) -> str:
-    """Format a number of rounds of `second` each, or the number of seeds that never reached it, if any.
+def rounds(measure: Measure | None, *, signed: bool = False) -> str:
+    """Format a number of rounds with its standard error.
 
-    >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(None, None, [12.0, math.inf]))
-    ('12.5', 'not reached (1 of 2 seeds)')
+    >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(-2.0, 0.0, [-2.0, -2.0]), signed=True)
+    ('12.5 ± 0.5 rounds', '-2 rounds')
     """
     if measure is None or measure.mean is None:
-        return seconds(measure)
-    return f"{measure.mean / second:.4g}"
+        return "-"
+    whole = not measure.error and measure.mean.is_integer()
+    unit = "round" if whole and abs(measure.mean) == 1 else "rounds"
+    return _with_error(measure, 0 if whole else 1, unit, signed=signed)
+
+
+def arrival(time: Measure | None, reached: Measure | None, written: Written) -> str:
+    """Format a time until a target; where some seeds never arrive it is at least so long, and says how many do.
+
+    >>> arrival(Measure(7.5, None, [5.0, 10.0]), Measure(0.5, None, [1.0, 0.0]), rounds)
+    '≥ 7.5 rounds (1 of 2 seeds)'
+    """
+    if time is None or reached is None or time.mean is None:
+        return "-"
+    there, seeds = int(sum(reached.values)), len(reached.values)
+    if there == seeds:
+        return written(time)
+    return f"≥ {written(time)} ({there} of {seeds} seeds)" if there else "not reached"
 
 
 def count(measure: Measure | None) -> str:
@@ -141,7 +198,8 @@ def count(measure: Measure | None) -> str:
 
 
 FORMATS: dict[Unit, Written] = {
-    "share": percent, "points": points, "number": number, "count": count, "seconds": seconds, "bytes": size,
+    "share": percent, "points": points, "number": number, "count": count, "seconds": seconds, "rounds": rounds,
+    "bytes": size,
 }  # fmt: skip
 """Format of each unit."""
 
@@ -162,6 +220,9 @@ UNITS: dict[str, Written] = {
             "events_recovered",
             "events_detected",
             "counted",
+            "reached_accuracy",
+            "reached_target",
+            "commonest_class",
         ),
         percent,
     ),
@@ -248,8 +309,16 @@ NAMES = {
 }
 """What measures without a unit are called after their number, in claims."""
 
-IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay", "rounds_to_target")
+IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay")
 """Measures in rounds, whose differences are written with that unit."""
+
+ARRIVALS = {
+    "time_to_accuracy": "reached_accuracy", "rounds_to_target": "reached_target", "time_to_target": "reached_target",
+}  # fmt: skip
+"""Times until something that a seed may never reach, each with the measure that is 1 where it does, else 0.
+
+A seed that does not counts with the time at which its run ended.
+"""
 
 BY_GROUP = ("accuracy", "swing", "forgetting")
 """Measures that also exist for every group of clients, as `accuracy_day`."""
@@ -268,19 +337,18 @@ def unit_of(name: str) -> Written | None:
     return UNITS.get(name, UNITS.get(base))
 
 
-def difference(name: str, measure: Measure, written: Written = number) -> str:
-    """Format a difference of two measures of this name, signed but for sizes and times; `written` is for unknown names.
+def difference(name: str, measure: Measure, written: Written) -> str:
+    """Format a difference of two measures of this name and format, signed but for sizes.
 
-    >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
+    >>> difference("accuracy", Measure(0.017, 0.002, []), percent), difference("down", Measure(-2e6, None, []), size)
     ('+1.7 ± 0.2 points', '-2 MB')
-    >>> difference("event_recovery", Measure(-2.5, 0.5, [-2.0, -3.0]))
+    >>> difference("event_recovery", Measure(-2.5, 0.5, []), count)
     '-2.5 ± 0.5 rounds'
     """
-    if name in IN_ROUNDS:
-        whole = not measure.error and (measure.mean or 0.0).is_integer()
-        unit = "round" if whole and abs(measure.mean or 0.0) == 1 else "rounds"
-        return _with_error(measure, 0 if whole else 1, unit, signed=True)
-    written = unit_of(name) or written
+    if name in IN_ROUNDS or written is rounds:
+        return rounds(measure, signed=True)
+    if written is seconds:
+        return seconds(measure, signed=True)
     if written is number:
         return _with_error(measure, signed=True)
     return signed_points(measure) if written in (percent, points, signed_points) else written(measure)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
 from fedtide.report.alarms import broken
@@ -50,17 +48,16 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
 
 def _to_target(method: MethodSummary) -> str:
     """Describe when a method reached the accuracy at which runs stop; "" without such a target."""
-    rounds, seconds = (method.measures.get(name) for name in (TARGET, "time_to_target"))
-    if rounds is None:
+    rounds, reached, seconds = (method.measures.get(name) for name in (TARGET, "reached_target", "time_to_target"))
+    if rounds is None or reached is None or rounds.mean is None:
         return ""
-    if rounds.mean is None or not math.isfinite(rounds.mean):
-        there = sum(math.isfinite(value) for value in rounds.values)
-        return (
-            f"It gets to the target in {there} of {len(rounds.values)} runs. "
-            if there
-            else ("It does not get to the target. ")
-        )
-    took = "" if seconds is None or seconds.mean is None else f", {seconds.mean:.3g} simulated seconds"
+    there, runs = int(sum(reached.values)), len(reached.values)
+    if not there:
+        return "It does not get to the target. "
+    if there < runs:
+        return f"It gets to the target in {there} of {runs} runs. "
+    timed = "simulated_seconds" in method.measures and seconds is not None and seconds.mean is not None
+    took = f", {seconds.mean:.3g} simulated seconds" if timed and seconds else ""
     return f"It gets to the target after {_plural_of(rounds.mean, 'round')}{took}. "
 
 
@@ -151,18 +148,25 @@ def _against(summary: Summary, method: MethodSummary) -> str:
     pair = next((p for p in summary.paired if p.name == method.name), None)
     if pair is None:
         return "The others are compared with it." if summary.paired else ""
-    mean, error = pair.difference.mean, pair.difference.error
+    mean, base = pair.difference.mean, pair.baseline
+    signed = points(pair.difference, signed=True)
     if mean is None:
         return ""
-    if error is None:
-        return f"That is {points(pair.difference, signed=True)} against {pair.baseline}, from one seed."
-    clear = pair.difference.side() != 0
-    amount = points(Measure(abs(mean), error, []))
-    if clear:
-        return (
-            f"Its accuracy is {amount} {'higher' if mean > 0 else 'lower'} than that of {pair.baseline}, seed by seed."
-        )
-    return f"Against {pair.baseline} that is no clear difference: {points(pair.difference, signed=True)}, seed by seed."
+    if pair.same_run:
+        return f"It is the same run as {base}, to the last digit at every seed."
+    if len(pair.difference.values) == 1:
+        return f"That is {signed} against {base}, from one seed."
+    clarity = pair.difference.clarity(mean)
+    if clarity == "clear":
+        higher = f"{points(_size(pair.difference))} {'higher' if mean > 0 else 'lower'}"
+        return f"Its accuracy is {higher} than that of {base}, seed by seed."
+    if clarity == "unclear":
+        return f"Against {base} that is no clear difference: {signed}, seed by seed."
+    return f"Against {base} that is {signed}, seed by seed: too few seeds to tell."
+
+
+def _size(difference: Measure) -> Measure:
+    return Measure(abs(difference.mean or 0.0), difference.error, difference.values)
 
 
 # -- settings and headlines --------------------------------------------------------------------------------------------
@@ -253,15 +257,18 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     done = {m.name: m for m in summary.methods if not broken(m)}
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
-        said = f"The shift costs {points(_difference(steady, shifted, 'accuracy'))} of accuracy on average"
+        cost = steady.against(shifted, "accuracy")
+        said = f"The shift costs {points(cost)} of accuracy on average"
         if _known(shifted.measures.get("swing")) and _known(steady.measures.get("swing")):
-            said += f" and {points(_difference(steady, shifted, 'worst_point'))} at the worst moment"
+            said += f" and {points(steady.against(shifted, 'worst_point'))} at the worst moment{_doubt(cost)}"
             apart = [
                 f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "
                 f"{points(steady.measures[f'swing_{group}'])}"
                 for group in summary.groups
             ]
             said += f". Within every period accuracy swings: {listed(apart)}" if apart else ""
+        else:
+            said += _doubt(cost)
         return f"{said}. {_cure(done, shifted, steady)}".strip()
     ranked = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
     if not ranked:
@@ -273,34 +280,48 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     )
 
 
+def _doubt(difference: Measure) -> str:
+    """Return what is to be said of a difference that is not clear; "" for one that is."""
+    words = {"clear": "", "unclear": ", no clear difference", "too few seeds": ", from too few seeds to tell"}
+    one = ", from one seed" if len(difference.values) == 1 else ""
+    return one or words[difference.clarity(difference.mean or 0.0)]
+
+
 def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
     got = f"{percent(first.measures['accuracy'])} over {summary.span}"
-    if not others:
-        return f"{first.name} has an accuracy of {got}."
-    ahead = _difference(first, others[0], "accuracy")
+    twins = [method.name for method in others if method.same_run(first)]
+    rivals = [method for method in others if method.name not in twins]
+    who = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
+    has = "have" if twins else "has"
+    if not rivals:
+        return f"{who} {has} an accuracy of {got}."
+    rival, ahead = rivals[0].name, first.against(rivals[0], "accuracy")
     if ahead.side() > 0:
-        return f"{first.name} came out first, with {got}: {points(ahead)} more than {others[0].name}, seed by seed."
-    return f"{first.name} has the highest mean, {got}, and no clear lead over {others[0].name}."
+        return f"{who} came out first, with {got}: {points(ahead)} more than {rival}, seed by seed."
+    lead = "and no clear lead" if ahead.clarity(ahead.mean or 0.0) == "unclear" else "from too few seeds to tell a lead"
+    return f"{who} {has} the highest mean, {got}, {lead} over {rival}."
 
 
 def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
     """Describe the best method that clearly gains over the shifted one, and compare it with no shift."""
-    gains = {name: _difference(m, shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
+    gains = {name: m.against(shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
     clear = {name: gain for name, gain in gains.items() if gain.side() > 0}
     if not clear:
-        return "None of the others clearly gains on that." if gains else ""
+        few = any(gain.mean and gain.mean > 0 and gain.clarity(gain.mean) == "too few seeds" for gain in gains.values())
+        return f"None of the others clearly gains on that{': too few seeds to tell' * few}." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
-    rest = _difference(done[best], steady, "accuracy")
-    level = [name for name in clear if name != best and _difference(done[best], done[name], "accuracy").side() <= 0]
+    rest = done[best].against(steady, "accuracy")
+    level = [name for name in clear if name != best and done[best].against(done[name], "accuracy").side() <= 0]
     said = f"{best} copes best: it wins back {points(clear[best])}"
     if level:
         both = f"{listed([best, *level])} cope best, without a clear difference between them"
         said = f"{both}: {best} wins back {points(clear[best])}"
-    if rest.mean is None or not rest.side():
-        return f"{said}, about all that the shift costs."
-    more = "more" if rest.mean > 0 else "less"
-    return f"{said}, which is {points(Measure(abs(rest.mean), rest.error, []))} {more} than without the shift."
+    if rest.mean is None:
+        return f"{said}."
+    if not rest.side():
+        return f"{said}; beside no shift that is {points(rest, signed=True)}{_doubt(rest)}."
+    return f"{said}, which is {points(_size(rest))} {'more' if rest.mean > 0 else 'less'} than without the shift."
 
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
@@ -314,10 +335,6 @@ def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
             if same and shifted.shifted and not steady.shifted:
                 return shifted.name, steady.name
     return None
-
-
-def _difference(left: MethodSummary, right: MethodSummary, name: str) -> Measure:
-    return Measure.of(list(left.minus(right, name).values()))
 
 
 def _source(experiment: Experiment) -> str:

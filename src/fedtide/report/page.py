@@ -29,9 +29,20 @@ from fedtide.report.render import (
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
 VERDICTS = (
-    "What this study set out to see. A claim holds, or does not, where its number lies two standard errors or more "
-    "beyond the bound; in between it is not seen."
+    "What this study set out to see. A claim holds, or does not, where the 95 % confidence interval of its number over "
+    "seeds (Student's t) lies beyond the bound, or short of it; in between it is not seen. Too few seeds: one or two, "
+    "or so few that two standard errors, enough with many, are not enough. The same run: both methods predict the same "
+    "to the last digit. Each claim is judged by itself: with nothing behind them, one in twenty would be clear."
 )
+
+MARKS = {
+    tables.HIGHER: "clearly higher than {}",
+    tables.LOWER: "clearly lower",
+    tables.MARKS["unclear"]: "no clear difference",
+    tables.MARKS["too few seeds"]: "too few seeds to tell",
+    tables.SAME: "the same run, to the last digit",
+}
+"""What the signs in the first table mean."""
 
 
 @dataclass(frozen=True)
@@ -203,18 +214,14 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
 
 def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: bool) -> Section:
     marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
-    marked = [pair.difference for pair in summary.paired if pair.difference.error is not None]
-    about = (
-        f"▲ clearly higher than {summary.paired[0].baseline}, ▼ clearly lower, ≈ no clear difference: at two standard "
-        "errors, seed by seed." if marked else ""
-    )  # fmt: skip
+    methods = tables.methods_table(summary)
     return Section(
         heading,
         anchored(heading) if heading else "",
         narrative.setting(record),
         alarms(summary),
         narrative.headline(record, summary),
-        Part("", tables.methods_table(summary), about, anchored("Methods", heading), marks),
+        Part("", methods, _about_marks(methods, summary), anchored("Methods", heading), marks),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
@@ -223,6 +230,17 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
         _parts(record, summary, heading, nano=nano),
         to_toml(record.experiment),
     )  # fmt: skip
+
+
+def _about_marks(methods: tables.Table, summary: Summary) -> str:
+    """Return the legend of the signs that there are in the first table."""
+    if not summary.paired:
+        return ""
+    base = summary.paired[0].baseline
+    found = [
+        f"{mark} {word.format(base)}" for mark, word in MARKS.items() if any(r[2][0] == mark for r in methods.rows)
+    ]
+    return f"{', '.join(found)}: by 95 % confidence intervals over seeds (Student's t), seed by seed." if found else ""
 
 
 def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano: bool = False) -> list[Part]:
@@ -285,8 +303,8 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
         ("The simulated clock", clock.clock_table(record, summary),
          "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
          "first that were wanted, or never answered."),
-        ("Cost", tables.cost_table(summary, clock.round_seconds(record)),
-         "Bytes and wall-clock seconds of one run, over the whole run."),
+        ("Cost", tables.cost_table(summary),
+         "Bytes and wall-clock seconds of one run, over the whole run." + _about_arrivals(summary)),
     ]  # fmt: skip
     return [Part(title, table, caption, anchored(f"table {title}", place)) for title, table, caption in found if table]
 
@@ -365,6 +383,16 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
          + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
          figures.client_distribution(record)),
     ]  # fmt: skip
+
+
+def _about_arrivals(summary: Summary) -> str:
+    """Return what the times in the table of costs mean."""
+    if not summary.paired:
+        return ""
+    return (
+        f" The final accuracy is that of {summary.paired[0].baseline} after its last round, at the same seed; a method "
+        "is there once it stays there to the end. A seed that never gets there counts with the end of its run (≥)."
+    )
 
 
 def _every(rounds: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +36,10 @@ CLIENTS = {
     "val": "clients on their validation rows",
 }
 """Words for the clients of a view."""
+
+
+Clock = Literal["rounds", "seconds"]
+"""What times are in: simulated seconds, or rounds where all rounds take equally long."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,11 @@ class RunRecord:
         shares = [np.nan if not table else np.array(table)[:, own].sum() / np.sum(table)
                   if own < len(table[0]) else 0.0 for table in tables]  # fmt: skip
         return np.array(shares, dtype=np.float64)
+
+    def times(self, clock: Clock) -> np.ndarray:
+        """Return the time at the end of every round: simulated seconds, or how many rounds are done."""
+        seconds = self.every_round(lambda line: line["seconds"])
+        return seconds if clock == "seconds" else np.arange(1.0, len(seconds) + 1)
 
     def total(self, name: str) -> float:
         """Return the sum of a number over all rounds."""
@@ -325,6 +335,22 @@ class ExperimentRecord:
         """Names of the domains of the source; empty for a single domain."""
         saved = (run.domain_names for method in self.methods for run in method.runs)
         return next((names for names in saved if len(names) > 1), [])
+
+    @property
+    def timed(self) -> bool:
+        """True if devices differ, or the shift reads seconds."""
+        clocks = {self.experiment.shift_of(method.method).clock for method in self.methods}
+        return self.experiment.timing.seconds is None or "seconds" in clocks
+
+    @cached_property
+    def clock(self) -> Clock:
+        """What times are in: rounds, unless they differ in length."""
+        each = self.experiment.timing.seconds
+        ends = [line for method in self.methods for run in method.runs for line in run.lines[-1:]]
+        if self.timed or each is None:
+            return "seconds"
+        equal = all(math.isclose(end["seconds"], each * (end["round"] + 1)) for end in ends)
+        return "rounds" if equal else "seconds"
 
     @property
     def blended(self) -> bool:

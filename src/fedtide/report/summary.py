@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedtide.config import Claim, Experiment, axes, matching
+from fedtide.config import Claim, axes, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
@@ -21,9 +21,12 @@ from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
 from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
-from fedtide.report.measures import BY_WAY, Measure
-from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
+from fedtide.report.measures import ARRIVALS, BY_WAY, Measure
+from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
 from fedtide.runs.folder import load
+
+OF_A_RUN = ("accuracy", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
+"""Measures of predictions, equal at a seed only where all evaluations are."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +45,54 @@ class MethodSummary:
         return {} if measure is None else dict(zip(self.seeds, measure.values, strict=True))
 
     def minus(self, other: MethodSummary, name: str) -> dict[int, float]:
-        """Return the measure minus that of another method, seed by seed."""
+        """Return the measure minus that of another method, seed by seed.
+
+        Of times until a target, nothing is known of a seed beyond the end of a run that never arrived: both times are
+        cut there, so that the difference is at least what is returned.
+        """
         ours, theirs = self.by_seed(name), other.by_seed(name)
-        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+        seeds = [seed for seed in ours if seed in theirs]
+        if name in ARRIVALS:
+            for seed in seeds:
+                runs = ((self, ours), (other, theirs))
+                ends = [times[seed] for run, times in runs if not run.by_seed(ARRIVALS[name])[seed]]
+                ours[seed], theirs[seed] = (min([times[seed], *ends]) for times in (ours, theirs))
+        return {seed: ours[seed] - theirs[seed] for seed in seeds}
+
+    def against(self, other: MethodSummary, name: str) -> Measure:
+        """Return the difference to the measure of another method over the seeds that both have."""
+        return Measure.of(list(self.minus(other, name).values()))
+
+    def same_run(self, other: MethodSummary) -> bool:
+        """Tell whether two methods are one: what they predict is equal to the last digit at every seed of both."""
+        seeds = set(self.seeds) & set(other.seeds)
+        mine, others = ({name: m.by_seed(name) for name in OF_A_RUN if name in m.measures} for m in (self, other))
+        return (
+            bool(seeds) and "accuracy" in mine and mine.keys() == others.keys()
+            and all(mine[name][seed] == others[name][seed] for name in mine for seed in seeds)
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Difference of a method's late accuracy to the baseline's, seed by seed."""
+    """Difference of a method's late accuracy to the baseline's, seed by seed; `same_run` where the two are one."""
 
     name: str
     baseline: str
     difference: Measure
+    same_run: bool = False
 
 
-Verdict = Literal["holds", "does not hold", "not seen"]
+Verdict = Literal["holds", "does not hold", "not seen", "too few seeds", "the same run"]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its number (over seeds) and its verdict; the unit of a person's own metric."""
+    """A claim with its number (over seeds) and its verdict.
+
+    unit: that of a person's own metric, or of a time; None where the name of the measure says it. reached: where it is
+    a time that some seed never reaches, the seeds that do, of each method.
+    """
 
     claim: str
     measure: str
@@ -69,11 +100,15 @@ class Judged:
     verdict: Verdict
     paired: bool
     unit: Unit | None = None
+    reached: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of one experiment, or of one point of a sweep; `metrics` are the person's own, with their units."""
+    """Summary of one experiment, or of one point of a sweep.
+
+    metrics: the person's own, with their units. clock: what times are in.
+    """
 
     title: str
     point: str
@@ -86,6 +121,12 @@ class Summary:
     paired: list[Paired] = field(default_factory=list)
     claims: list[Judged] = field(default_factory=list)
     metrics: dict[str, Unit] = field(default_factory=dict)
+    clock: Clock = "seconds"
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        """Units of measures whose name does not say them."""
+        return {**self.metrics, "time_to_accuracy": self.clock, "time_to_target": self.clock}
 
     @property
     def span(self) -> str:
@@ -122,41 +163,35 @@ def read_study(root: Path) -> Study:
     summaries = [summarize(record) for record in records]
     experiment = load(root, imports=False)
     swept = bool(experiment.sweep)
-    units = own_units(experiment)
-    claims = [across(summaries, claim, units) for claim in experiment.claim if swept and claim.at is not None]
+    claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
     return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root))
 
 
 def summarize(record: ExperimentRecord) -> Summary:
     """Compute the summary of one experiment from its record files."""
     done = [method for method in record.methods if method.runs]
-    target = _target(record)
+    targets = _targets(record)
     methods = [
         MethodSummary(
             method.name,
             method.method.algorithm,
             [run.seed for run in method.runs],
             method.unfinished,
-            _measures(record, method, target),
+            _measures(record, method, targets),
         )
         for method in done
     ]
-    experiment, units = record.experiment, own_units(record.experiment)
-    return Summary(
+    experiment, own = record.experiment, {metric.key: metric.unit for metric in record.experiment.metrics}
+    made = Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
-        methods, _paired(record, methods), [judged(methods, claim, units) for claim in experiment.claim],
-        units,
+        methods, _paired(record, methods), metrics=own, clock=record.clock,
     )  # fmt: skip
+    return replace(made, claims=[judged(methods, claim, made.units) for claim in experiment.claim])
 
 
-def own_units(experiment: Experiment) -> dict[str, Unit]:
-    """Return the person's own metrics with their units."""
-    return {metric.key: metric.unit for metric in experiment.metrics}
-
-
-def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> dict[str, Measure]:
+def _measures(record: ExperimentRecord, method: MethodRecord, targets: Mapping[int, float]) -> dict[str, Measure]:
     per_run = [
-        _of_run(record, run, target)
+        _of_run(record, run, targets.get(run.seed, math.nan))
         | local_forgetting(run)
         | (over_time(record, run) if method.shifted else {})
         | blending(run, record.window)
@@ -174,7 +209,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     scored = [line["scores"][record.view] for line in run.judged if record.view in line["scores"]]
     without = [scores.get("accuracy") is None for scores in scored]
     costs = {name: run.total(name) for name in ("down", "up", "answered", "refused")}
-    costs |= {"diverged": float(sum(without)), **on_the_clock(run)}
+    costs |= {"diverged": float(sum(without)), **on_the_clock(record, run)}
     costs |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
     if not without or without[-1]:  # a mean over the evaluations before would be that of another model
         return {"accuracy": math.nan, **costs}
@@ -211,14 +246,17 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     at, val = run.accuracy("val")
     if len(at):
         out["val_accuracy"] = mean_of_last(at, val, window)
-    out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
+    times = run.times(record.clock)
+    if not math.isnan(target):
+        first = time_to_accuracy(times[rounds - 1], accuracy, target)
+        out |= {"time_to_accuracy": min(first, times[-1]), "reached_accuracy": float(math.isfinite(first))}
     out |= _to_target(record, run, rounds)
     return out
 
 
-def on_the_clock(run: RunRecord) -> dict[str, float]:
-    """Return the simulated duration, and the clients asked to train and counted in a round."""
-    out = {"simulated_seconds": float(run.lines[-1]["seconds"])}
+def on_the_clock(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
+    """Return the simulated duration where there is a clock, and the clients asked to train and counted in a round."""
+    out = {"simulated_seconds": float(run.lines[-1]["seconds"])} if record.clock == "seconds" else {}
     told = [line["trained"] for line in run.lines if "trained" in line]
     asked, counted = (sum(each) for each in zip(*told, strict=True)) if told else (0, 0)
     if asked:
@@ -228,16 +266,15 @@ def on_the_clock(run: RunRecord) -> dict[str, float]:
 
 
 def _to_target(record: ExperimentRecord, run: RunRecord, rounds: np.ndarray) -> dict[str, float]:
-    """Return rounds and simulated seconds until the target; infinity if not reached, empty without a target.
+    """Return rounds and time until the target, the end of a run that never reaches it; empty without a target.
 
     Where the target needs several evaluations in a row, the first of them counts.
     """
     if record.experiment.stop_at is None:
         return {}
-    if run.target is None:
-        return {"rounds_to_target": math.inf, "time_to_target": math.inf}
-    first = len(rounds) - run.target[1]
-    return {"rounds_to_target": float(rounds[first]), "time_to_target": _clock(run, rounds)[first]}
+    end = len(run.lines) if run.target is None else int(rounds[len(rounds) - run.target[1]])
+    time = float(run.times(record.clock)[end - 1])
+    return {"rounds_to_target": float(end), "time_to_target": time, "reached_target": float(run.target is not None)}
 
 
 def ways(run: RunRecord, view: str) -> list[str]:
@@ -246,18 +283,11 @@ def ways(run: RunRecord, view: str) -> list[str]:
     return list(dict.fromkeys(way for others in found for way in others))
 
 
-def _clock(run: RunRecord, rounds: np.ndarray) -> list[float]:
-    """Return the simulated clock at the end of each evaluation round."""
-    seconds = run.every_round(lambda line: line["seconds"])
-    return [float(seconds[r - 1]) for r in rounds]
-
-
-def _target(record: ExperimentRecord) -> float:
-    """Return the late accuracy of the baseline, the target of the other methods; NaN without a baseline."""
+def _targets(record: ExperimentRecord) -> dict[int, float]:
+    """Return for each seed the accuracy at which the baseline ends, the target of all methods; empty without one."""
     base = next((m for m in record.methods if m.name == record.experiment.baseline), None)
-    if base is None or not base.runs:
-        return math.nan
-    return float(np.mean([mean_of_last(*run.accuracy(record.view), record.window) for run in base.runs]))
+    curves = {} if base is None else {run.seed: run.accuracy(record.view)[1] for run in base.runs}
+    return {seed: float(accuracy[-1]) for seed, accuracy in curves.items() if len(accuracy)}
 
 
 def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Paired]:
@@ -265,20 +295,20 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
     if base is None:
         return []
     others = [method for method in methods if method is not base]
-    return [Paired(m.name, base.name, Measure.of(list(m.minus(base, "accuracy").values()))) for m in others]
+    return [Paired(m.name, base.name, m.against(base, "accuracy"), m.same_run(base)) for m in others]
 
 
 def judged(methods: list[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim.
 
-    It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
-    two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
+    It holds where the 95 % confidence interval of the mean over seeds (Student's t) lies beyond the bound, does not
+    hold where it lies short of it, and is not seen in between or where a method was not judged. Seeds may be too few to
+    tell (`Measure.clarity`), and two methods may be the same run.
     """
-    by_seed = _claimed({method.name: method for method in methods}, claim)
-    return _verdict(claim, by_seed, claim.versus is not None, units)
+    return _verdict(claim, _claimed({method.name: method for method in methods}, claim), units)
 
 
-def across(summaries: list[Summary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
+def across(summaries: list[Summary], claim: Claim) -> Judged:
     """Return the verdict on a claim about a part of a sweep, with every method at its chosen point of that part."""
     names = [summary.point for summary in summaries]
     found = []
@@ -286,10 +316,14 @@ def across(summaries: list[Summary], claim: Claim, units: Mapping[str, Unit] | N
         if part is not None:
             meant = set(matching(part, names))
             found.append(_claimed(_at_chosen([s for s in summaries if s.point in meant]), claim))
-    if claim.beyond is None:
-        return _verdict(claim, found[0], claim.versus is not None, units)
-    here, there = found
-    return _verdict(claim, {seed: here[seed] - there[seed] for seed in here if seed in there}, True, units)
+    here, *there = found
+    if there:
+        beyond = there[0]
+        difference = {
+            seed: here.by_seed[seed] - beyond.by_seed[seed] for seed in here.by_seed if seed in beyond.by_seed
+        }
+        here = _Claimed(difference, True, here.same_run and beyond.same_run, [*here.reached, *beyond.reached])
+    return _verdict(claim, here, summaries[0].units)
 
 
 def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
@@ -299,21 +333,55 @@ def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
     return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
 
 
-def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool, units: Mapping[str, Unit] | None) -> Judged:
-    number = Measure.of(list(by_seed.values()) or [math.nan])
-    side = -number.side(claim.bound) if claim.less else number.side(claim.bound)
-    if claim.within is not None and number.mean is not None and number.error is not None:
-        side = Measure(abs(number.mean - claim.bound), number.error, []).side(claim.within) * -1
-    verdict: Verdict = "holds" if side > 0 else "does not hold" if side < 0 else "not seen"
-    return Judged(claim.text, claim.measure, number, verdict, paired, (units or {}).get(claim.measure))
+@dataclass(frozen=True)
+class _Claimed:
+    """What a claim is about: the number of each seed, whether it is a difference, and of two methods that are one."""
+
+    by_seed: dict[int, float]
+    paired: bool
+    same_run: bool
+    reached: list[int]
 
 
-def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:
-    """Return the number of each seed: the method's value, minus the other method's where the claim names one."""
-    if claim.method not in done or (claim.versus is not None and claim.versus not in done):
-        return {}
-    ours = done[claim.method]
-    return ours.by_seed(claim.measure) if claim.versus is None else ours.minus(done[claim.versus], claim.measure)
+def _verdict(claim: Claim, found: _Claimed, units: Mapping[str, Unit] | None) -> Judged:
+    number = Measure.of(list(found.by_seed.values()) or [math.nan])
+    unit = (units or {}).get(claim.measure)
+    return Judged(claim.text, claim.measure, number, _said(claim, number, found), found.paired, unit, found.reached)
+
+
+def _said(claim: Claim, number: Measure, found: _Claimed) -> Verdict:
+    if number.mean is None:
+        return "not seen"
+    gap = claim.gap(number.mean)
+    clarity = number.clarity(gap)
+    if found.same_run and not (clarity == "clear" and gap > 0):
+        return "the same run"
+    if clarity == "clear":
+        return "holds" if gap > 0 else "does not hold"
+    return "not seen" if clarity == "unclear" else clarity
+
+
+def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
+    """Return the number of each seed: the method's value, minus the other method's where the claim names one.
+
+    A time that a seed did not reach in its run is no evidence that it is short: without a second method, a claim that
+    it is has no number for this seed.
+    """
+    paired = claim.versus is not None
+    methods = [done[name] for name in (claim.method, claim.versus) if name is not None and name in done]
+    if len(methods) < 1 + paired:
+        return _Claimed({}, paired, False, [])
+    arrived = [m.by_seed(ARRIVALS[claim.measure]) for m in methods] if claim.measure in ARRIVALS else []
+    short = any(not all(seeds.values()) for seeds in arrived)
+    reached = [int(sum(seeds.values())) for seeds in arrived] if short else []
+    ours = methods[0]
+    if paired:
+        by_seed, same = ours.minus(methods[1], claim.measure), ours.same_run(methods[1])
+        return _Claimed(by_seed, True, same, reached)
+    by_seed = ours.by_seed(claim.measure)
+    if short and (claim.less or claim.within is not None):
+        by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
+    return _Claimed(by_seed, False, False, reached)
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:

@@ -8,19 +8,22 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedtide.core.prose import listed
 from fedtide.evaluate.metrics import METRICS, mean_of_last
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
+    ARRIVALS,
     BY_WAY,
     FORMATS,
     NAMES,
+    Clarity,
     Measure,
     Written,
+    arrival,
     count,
     difference,
     nats,
@@ -34,7 +37,7 @@ from fedtide.report.measures import (
     unit_of,
 )
 from fedtide.report.reading import ExperimentRecord
-from fedtide.report.summary import Judged, Summary
+from fedtide.report.summary import Judged, Paired, Summary
 
 Column = tuple[str, str, Written]
 """A column of a table: title, measure, format."""
@@ -70,13 +73,13 @@ class Table:
                           r"\bottomrule", r"\end{tabular}", ""])  # fmt: skip
 
 
-CELL = re.compile(r"(?:([▲▼≈]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
+CELL = re.compile(r"(?:([▲▼≈?=]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
 """Number with its mark, error and unit."""
 
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "←": r"$\leftarrow$",
+    "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "≈": r"$\approx$", "≥": r"$\geq$", "←": r"$\leftarrow$",
 }  # fmt: skip
 """Characters that LaTeX does not print as they are."""
 
@@ -116,8 +119,14 @@ def accuracy_table(summary: Summary) -> Table:
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
 
 
-MARKS = {1: "▲", 0: "≈", -1: "▼"}
-"""Signs of clearly higher, not clearly different and clearly lower accuracy than the baseline's."""
+HIGHER, LOWER = "▲", "▼"
+"""Signs of clearly higher and clearly lower accuracy than the baseline's."""
+
+MARKS: dict[Clarity, str] = {"unclear": "≈", "too few seeds": "?"}
+"""Signs of no clear difference to the baseline."""
+
+SAME = "="
+"""Sign of a method that is the same run as the baseline."""
 
 
 def methods_table(summary: Summary) -> Table:
@@ -130,9 +139,16 @@ def methods_table(summary: Summary) -> Table:
     if any(each.values for m in summary.methods if (each := m.measures.get("refused")) and any(each.values)):
         columns.append(("refused answers", "refused", count))
     table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
-    marks = {p.name: MARKS[p.difference.side()] for p in summary.paired if p.difference.error is not None}
+    marks = {pair.name: _mark(pair) for pair in summary.paired if pair.difference.mean is not None}
     rows = [[*row[:2], f"{marks[row[0]]} {row[2]}", *row[3:]] if row[0] in marks else row for row in table.rows]
     return Table(table.header, rows)
+
+
+def _mark(pair: Paired) -> str:
+    if pair.same_run:
+        return SAME
+    side = pair.difference.side()
+    return (HIGHER if side > 0 else LOWER) if side else MARKS[pair.difference.clarity(pair.difference.mean or 0.0)]
 
 
 def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
@@ -370,37 +386,38 @@ def claims_by_point(summaries: Sequence[Summary], *, verdicts: bool = True) -> T
 
 
 def found(judged: Judged) -> str:
-    """Format the number of a claim."""
+    """Format the number of a claim, and how many seeds arrive where it is about a time that some never reach."""
+    seeds = len(judged.number.values)
+    arrive = f"{listed([str(count) for count in judged.reached])} of {seeds} seeds arrive" if judged.reached else ""
     if judged.number.mean is None:
-        return "-"
-    written = unit_of(judged.measure) or FORMATS[judged.unit or "number"]
+        return arrive or "-"
+    written = FORMATS[judged.unit] if judged.unit else unit_of(judged.measure) or number
     said = difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
-    return f"{said} {NAMES.get(judged.measure, '')}".rstrip()
+    said = f"{said} {NAMES.get(judged.measure, '')}".rstrip()
+    return f"{said}; {arrive}" if arrive else said
 
 
-def cost_table(summary: Summary, second: float | None = None) -> Table:
-    """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's accuracy.
-
-    Args:
-        summary: of the experiment.
-        second: simulated seconds of every round, where they are equal: the times are then told in rounds.
-    """
-    header = ["method", "to clients", "from clients", "training", "evaluation", "refused answers"]
-    names: list[tuple[str, Written]] = [
-        ("down", size), ("up", size), ("seconds", seconds), ("evaluation_seconds", seconds), ("refused", count),
+def cost_table(summary: Summary) -> Table:
+    """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's final accuracy."""
+    columns: list[Column] = [
+        ("to clients", "down", size), ("from clients", "up", size), ("training", "seconds", seconds),
+        ("evaluation", "evaluation_seconds", seconds), ("refused answers", "refused", count),
     ]  # fmt: skip
+    times: list[Column] = []
+    clock = FORMATS[summary.clock]
+    word = "rounds" if summary.clock == "rounds" else "simulated time"
     if summary.paired:
-        until = f"to the accuracy of {summary.paired[0].baseline}"
-        header.append(f"simulated time {until}" if second is None else f"rounds {until}")
-        names.append(("time_to_accuracy", seconds if second is None else partial(rounds, second=second)))
+        times.append((f"{word} to the final accuracy of {summary.paired[0].baseline}", "time_to_accuracy", clock))
     if any("time_to_target" in m.measures for m in summary.methods):
-        header.append("rounds to the target")
-        names.append(("rounds_to_target", rounds))
-        if second is None:
-            header.append("simulated time to the target")
-            names.append(("time_to_target", seconds))
-    rows = [[m.name, *(show(m.measures.get(name)) for name, show in names)] for m in summary.methods]
-    return Table(header, rows)
+        times.append(("rounds to the target", "rounds_to_target", rounds))
+        if summary.clock == "seconds":
+            times.append(("simulated time to the target", "time_to_target", clock))
+    rows = [
+        [m.name, *(show(m.measures.get(name)) for _, name, show in columns),
+         *(arrival(m.measures.get(name), m.measures.get(ARRIVALS[name]), show) for _, name, show in times)]
+        for m in summary.methods
+    ]  # fmt: skip
+    return Table(["method", *(title for title, _, _ in (*columns, *times))], rows)
 
 
 def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> Table:

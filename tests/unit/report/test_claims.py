@@ -38,26 +38,6 @@ def verdict(ours, theirs=None, measure: str = "accuracy", **said) -> str:
 
 
 @pytest.mark.parametrize(
-    ("by", "expected"),
-    [
-        (0.0, "holds"),
-        (0.08, "holds"),
-        (0.09, "not seen"),
-        (0.2, "not seen"),
-        (0.31, "not seen"),
-        (0.32, "does not hold"),
-        (1.0, "does not hold"),
-    ],
-)
-def test_a_difference_must_lie_two_standard_errors_beyond_the_bound(by, expected):
-    """Differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1/sqrt(3) = 0.0577, so two are 0.1155."""
-    ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
-    assert verdict(ours, theirs, bound=by) == expected
-    # Mirrored: theirs lies below ours by as much.
-    assert verdict(theirs, ours, bound=-by, less=True) == expected
-
-
-@pytest.mark.parametrize(
     ("by", "less", "expected"),
     [
         (0.85, False, "holds"),
@@ -70,17 +50,6 @@ def test_a_difference_must_lie_two_standard_errors_beyond_the_bound(by, expected
 )
 def test_a_number_by_itself_is_compared_with_the_threshold(by, less, expected):
     assert verdict([0.90, 0.91, 0.92], measure="branch_accuracy", bound=by, less=less) == expected
-
-
-def test_numbers_that_are_the_same_for_every_seed_need_no_margin():
-    assert verdict([0.5, 0.5], bound=0.4) == "holds"
-    assert verdict([0.5, 0.5], bound=0.6) == "does not hold"
-    assert verdict([0.5, 0.5], bound=0.5) == "not seen"
-
-
-def test_a_single_seed_shows_nothing():
-    assert verdict([0.9]) == "not seen"
-    assert verdict([0.9], [0.1]) == "not seen"
 
 
 def test_what_was_not_judged_is_not_seen():
@@ -97,11 +66,11 @@ def test_what_was_not_judged_is_not_seen():
 
 
 def test_only_seeds_that_both_have_are_compared():
-    """Seeds 1 and 2: differences 0.2 and 0.2; seed 0 and seed 3 would spoil it."""
-    ours = method("ours", [0.1, 0.7, 0.8], seeds=[0, 1, 2])
-    theirs = method("theirs", [0.5, 0.6, 0.99], seeds=[1, 2, 3])
+    """Seeds 1, 2 and 3: differences 0.2; seed 0 and seed 4 would spoil it."""
+    ours = method("ours", [0.1, 0.7, 0.8, 0.9], seeds=[0, 1, 2, 3])
+    theirs = method("theirs", [0.5, 0.6, 0.7, 0.99], seeds=[1, 2, 3, 4])
     found = judged([ours, theirs], Claim(text="x", method="ours", versus="theirs"))
-    assert found.number.values == pytest.approx([0.2, 0.2])
+    assert found.number.values == pytest.approx([0.2, 0.2, 0.2])
     assert found.number.mean == pytest.approx(0.2)
     assert found.verdict == "holds"
 
@@ -143,7 +112,7 @@ CLAIMS = [
     {"text": "It costs less", "method": "A", "versus": "FedTEM", "measure": "up", "less": True},
 ]
 EXPERIMENT = study(
-    A, TEM, MIN, rounds=8, seeds=[0, 1], eval_every=2, baseline="A", claim=CLAIMS, title="Claims of a toy"
+    A, TEM, MIN, rounds=8, seeds=[0, 1, 2], eval_every=2, baseline="A", claim=CLAIMS, title="Claims of a toy"
 )
 
 
@@ -176,7 +145,7 @@ def test_branch_accuracy_is_that_of_the_record(root, summary):
     assert "branch_accuracy" not in summary.method("A").measures
     for name in ("FedTEM", "Min Loss"):
         values = []
-        for seed in (0, 1):
+        for seed in (0, 1, 2):
             lines = [line for line in lines_of(root / name.lower().replace(" ", "-") / str(seed)) if line.get("scores")]
             tables = [line["scores"]["held_out_clients"]["choice"] for line in lines]
             assert len(tables) == 4
@@ -225,16 +194,6 @@ def test_without_claims_and_branches_there_is_no_such_section(tmp_path):
     page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
     assert "Which branch" not in page.text["h3"]
     assert "Claims" not in page.text["h2"]
-
-
-@pytest.mark.parametrize(
-    ("within", "expected"), [(0.32, "holds"), (0.31, "not seen"), (0.09, "not seen"), (0.08, "does not hold")]
-)
-def test_about_equal_is_a_claim_on_both_sides(within, expected):
-    """Differences 0.1, 0.2, 0.3: mean 0.2, and two standard errors are 0.1155."""
-    ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
-    assert verdict(ours, theirs, within=within) == expected
-    assert verdict(theirs, ours, within=within) == expected
 
 
 # -- claims about a sweep ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_bytes_are_said_in_the_unit_that_fits(size, said):
         (measure(599.9), "599.9 s"),
         (measure(600.0), "10.0 min"),
         (None, "-"),
-        (Measure(None, None, [1.0, math.inf, math.inf]), "not reached (2 of 3 seeds)"),
+        (Measure(12.5, 0.5, [12.0, 13.0]), "12.5 ± 0.5 s"),
         (Measure(None, None, [math.nan]), "-"),
     ],
 )
@@ -167,8 +168,8 @@ def test_a_method_that_was_never_judged_says_so():
     (measure(-0.05, 0.01), "Its accuracy is 5.0 ± 1.0 points lower than that of Base, seed by seed."),
     (measure(0.015, 0.01), "Against Base that is no clear difference: +1.5 ± 1.0 points, seed by seed."),
     (measure(-0.019, 0.01), "Against Base that is no clear difference: -1.9 ± 1.0 points, seed by seed."),
-    (measure(-0.02, 0.01), "Its accuracy is 2.0 ± 1.0 points lower than that of Base, seed by seed."),
-    (measure(0.05, None), "That is +5.0 points against Base, from one seed."),
+    (measure(-0.02, 0.01), "Against Base that is -2.0 ± 1.0 points, seed by seed: too few seeds to tell."),
+    (measure(0.05, None, 1), "That is +5.0 points against Base, from one seed."),
     (measure(None, None), ""),
 ])  # fmt: skip
 def test_a_method_is_compared_with_the_baseline(difference, said):
@@ -215,15 +216,21 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
 
 def test_who_copes_best_is_one_method_only_where_it_is_clearly_ahead():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}}, {**A, "name": "X"})
-    base, steady = ([0.5, 0.52], [0.8, 0.81])
+    base, steady = ([0.5, 0.52, 0.51], [0.8, 0.81, 0.82])
 
     def said(**others: list[float]) -> str:
         values = {"FedAvg": base, "Steady": steady, **others}
-        done = [MethodSummary(n, "fedavg", [0, 1], 0, {"accuracy": Measure.of(v)}) for n, v in values.items()]
+        done = [MethodSummary(n, "fedavg", [0, 1, 2], 0, {"accuracy": Measure.of(v)}) for n, v in values.items()]
         return narrative.headline(made, summary(*done))
 
-    assert "X copes best: it wins back 20.0" in said(X=[0.7, 0.72], Y=[0.6, 0.62])
-    assert "X and Y cope best, without a clear difference between them: X wins" in said(X=[0.7, 0.72], Y=[0.69, 0.72])
+    assert "X copes best: it wins back 20.0" in said(X=[0.7, 0.72, 0.71], Y=[0.6, 0.62, 0.61])
+    level = "X and Y cope best, without a clear difference between them: X wins"
+    assert level in said(X=[0.7, 0.72, 0.71], Y=[0.69, 0.72, 0.7])
+    # As good as without a shift is never what too few seeds or an unclear difference say.
+    assert said(X=[0.79, 0.83, 0.8]).endswith(
+        " points; beside no shift that is -0.3 ± 1.2 points, no clear difference."
+    )
+    assert said(X=[0.51, 0.60, 0.56]).endswith("None of the others clearly gains on that: too few seeds to tell.")
 
 
 def test_no_headline_praises_a_method_whose_training_went_wrong():
@@ -239,7 +246,9 @@ def test_no_headline_praises_a_method_whose_training_went_wrong():
 def test_with_one_seed_the_headline_has_no_errors():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
     both = method("FedAvg", 1, accuracy=0.8), method("Steady", 1, accuracy=0.9)
-    assert narrative.headline(made, summary(*both)) == "The shift costs 10.0 points of accuracy on average."
+    assert (
+        narrative.headline(made, summary(*both)) == "The shift costs 10.0 points of accuracy on average, from one seed."
+    )
 
 
 def test_the_difference_is_taken_over_the_seeds_that_both_have():
@@ -254,13 +263,31 @@ def test_the_difference_is_taken_over_the_seeds_that_both_have():
 def test_otherwise_the_headline_is_who_came_first():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Other", "algorithm": "fedavgm"})
     ours, theirs, near = (
-        MethodSummary(name, "fedavg", [0, 1], 0, {"accuracy": Measure.of(values)})
-        for name, values in (("Other", [0.90, 0.92]), ("FedAvg", [0.80, 0.81]), ("FedAvg", [0.80, 0.93]))
-    )
-    said = "Other has the highest mean, 91.0 ± 1.0 % over the last 64 rounds, and no clear lead over FedAvg."
+        MethodSummary(name, "fedavg", [0, 1, 2], 0, {"accuracy": Measure.of(values)})
+        for name, values in (
+            ("Other", [0.90, 0.92, 0.91]), ("FedAvg", [0.80, 0.81, 0.81]), ("FedAvg", [0.80, 0.93, 0.92]),
+        )
+    )  # fmt: skip
+    said = "Other has the highest mean, 91.0 ± 0.6 % over the last 64 rounds, and no clear lead over FedAvg."
     assert narrative.headline(made, summary(near, ours)) == said
-    said = "Other came out first, with 91.0 ± 1.0 % over the last 64 rounds: 10.5 ± 0.5 points more than FedAvg"
+    said = "Other came out first, with 91.0 ± 0.6 % over the last 64 rounds: 10.3 ± 0.3 points more than FedAvg"
     assert narrative.headline(made, summary(theirs, ours)).startswith(said)
+    few = [
+        replace(m, seeds=[0, 1], measures={"accuracy": Measure.of(values)})
+        for m, values in ((ours, [0.90, 0.92]), (theirs, [0.80, 0.84]))
+    ]
+    said = "Other has the highest mean, 91.0 ± 1.0 % over the last 64 rounds, from too few seeds to tell a lead over"
+    assert narrative.headline(made, summary(*few)).startswith(said)
+
+
+def test_methods_that_are_one_are_first_together():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Other", "algorithm": "fedavgm"})
+    values = {"FedAvg": [0.8, 0.9, 0.85], "Other": [0.8, 0.9, 0.85], "Third": [0.6, 0.7, 0.65]}
+    done = [MethodSummary(n, "fedavg", [0, 1, 2], 0, {"accuracy": Measure.of(v)}) for n, v in values.items()]
+    assert narrative.headline(made, summary(*done)).startswith(
+        "FedAvg and Other, which are the same run, came out first, with 85.0 ± 2.9 % over the last 64 rounds: 20.0 "
+    )
+    assert narrative.headline(made, summary(*done[:2])).startswith("FedAvg and Other, which are the same run, have an")
 
 
 def test_where_one_of_the_two_is_not_finished_the_headline_is_who_came_first():
@@ -434,12 +461,13 @@ def test_a_table_as_csv_and_latex():
 
 
 def test_the_cost_table():
-    costly = method("FedAvg", down=2e6, up=1e6, seconds=3.0, evaluation_seconds=1.0, refused=2.0, time_to_accuracy=40.0)
+    costly = method("FedAvg", down=2e6, up=1e6, seconds=3.0, evaluation_seconds=1.0, refused=2.0, time_to_accuracy=40.0,
+                    reached_accuracy=1.0)  # fmt: skip
     made = tables.cost_table(summary(costly, paired=PAIRED))
-    assert made.header[-1] == "simulated time to the accuracy of FedAvg"
+    assert made.header[-1] == "simulated time to the final accuracy of FedAvg"
     assert made.rows == [["FedAvg", "2 MB", "1 MB", "3.0 s", "1.0 s", "2", "40.0 s"]]
-    in_rounds = tables.cost_table(summary(costly, paired=PAIRED), second=2.0)
-    assert (in_rounds.header[-1], in_rounds.rows[0][-1]) == ("rounds to the accuracy of FedAvg", "20")
+    in_rounds = tables.cost_table(replace(summary(costly, paired=PAIRED), clock="rounds"))
+    assert (in_rounds.header[-1], in_rounds.rows[0][-1]) == ("rounds to the final accuracy of FedAvg", "40 rounds")
     assert len(tables.cost_table(summary(costly)).header) == 6
 
 

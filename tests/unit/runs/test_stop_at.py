@@ -132,8 +132,9 @@ def test_who_never_gets_there_plays_on_and_is_said_not_to(tmp_path):
     assert all(len(lines_of(run.folder)) == 4 for run in plan(experiment, tmp_path / "run"))
     page = write_report([tmp_path / "run"])
     measures = read_study(tmp_path / "run").summaries[0].methods[0].measures
-    assert measures["time_to_target"].values == [math.inf, math.inf]
-    assert "not reached (2 of 2 seeds)" in page.read_text()
+    assert measures["time_to_target"].values == [4.0, 4.0]  # the end of the run
+    assert measures["reached_target"].values == [0.0, 0.0]
+    assert "not reached" in page.read_text()
 
 
 def test_without_a_target_nothing_is_said_of_one(tmp_path):
