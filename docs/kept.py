@@ -43,7 +43,7 @@ def recipe(path: Path) -> str:
     ]
     points = kept["points"]
     if len(points) == 1:
-        parts += [as_markdown(**points[0]["results"]), as_markdown(**points[0]["claims"])]
+        parts += [as_markdown(**points[0]["results"]), _claims(points[0])]
         return "\n\n".join(part for part in parts if part)
     methods = list(points[0]["accuracy"])
     rows = [[name, *(_cell(point, name, kept["chosen"]) for point in points)] for name in methods]
@@ -51,11 +51,17 @@ def recipe(path: Path) -> str:
     said = [row[0] for row in points[0]["claims"]["rows"]]
     verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    parts.append(as_markdown(**kept.get("claims", {"header": [], "rows": []})))
+    parts.append(_claims(kept))
     for point in points:
         table = as_markdown(**point["results"])
         parts.append(f'<details markdown="1">\n<summary>More about {point["point"]}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join(part for part in parts if part)
+
+
+def _claims(found: dict[str, Any]) -> str:
+    """The table of the claims about a point, or about a whole sweep."""
+    kept = found.get("claims", {"header": [], "rows": []})
+    return as_markdown(kept["header"], kept["rows"])
 
 
 def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:

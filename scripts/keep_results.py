@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from fedtide.report.summary import read_study
+from fedtide.core.record import plain
+from fedtide.report.summary import Judged, read_study
 from fedtide.report.tables import brief_table, claims_table
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
@@ -37,16 +39,24 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
                 "point": summary.point,
                 "accuracy": {m.name: m.measures["accuracy"].mean for m in summary.methods},
                 "error": {m.name: m.measures["accuracy"].error for m in summary.methods},
+                "values": {m.name: dict(zip(m.seeds, m.measures["accuracy"].values, strict=True))
+                           for m in summary.methods},
                 "results": vars(brief_table(summary)),
-                "claims": vars(claims_table(summary.claims)),
+                "claims": claims(summary.claims),
             }
             for summary in study.summaries
         ],
         "chosen": {method: summary.point for method, summary in study.chosen.items()},
-        "claims": vars(claims_table(study.claims)),
-    }
+        "claims": claims(study.claims),
+    }  # fmt: skip
     DOCS.mkdir(exist_ok=True)
-    (DOCS / f"{recipe}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(plain(kept), indent=1, ensure_ascii=False)
+    (DOCS / f"{recipe}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def claims(judged: list[Judged]) -> dict[str, Any]:
+    """The table of claims, with the number of every seed, so that verdicts can be judged anew without a run."""
+    return {**vars(claims_table(judged)), "values": [claim.number.values for claim in judged]}
 
 
 def options(command: list[str]) -> list[str]:
