@@ -278,6 +278,14 @@ class Population:
         counts = torch.bincount(owner * self.rows.classes + labels, minlength=cells).reshape(len(clients), -1)
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
+    def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:
+        """Return the share of the commonest class among the rows of clients; None without rows, and of sequences."""
+        rows, owner = self.pooled(clients, moment, part)
+        if self.rows.steps is not None or not len(rows):
+            return None
+        labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
+        return float(torch.bincount(labels).max()) / len(rows)
+
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
         """Return the names of events since the previous round or `before`: "arrival", "drift", "swap", ..."""
         before = self._before(moment) if before is None else before

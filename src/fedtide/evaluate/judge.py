@@ -97,11 +97,13 @@ class Judge:
         rows = float(scores.rows.sum())
         return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
-    def line(self, scores: Scores) -> dict[str, Any]:
-        """Return the entry of one view in `rounds.jsonl`."""
+    def line(self, view: View, scores: Scores) -> dict[str, Any]:
+        """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
         population = self.fleet.population
         group, own = population.group[scores.clients], self.algorithm.own_expert
-        return summarized(scores, group, population.group_names, own_expert=own, metrics=self.metrics)
+        told = summarized(scores, group, population.group_names, own_expert=own, metrics=self.metrics)
+        commonest = population.commonest(scores.clients, self.fleet.moment, view.part)
+        return told if commonest is None else {**told, "commonest": commonest}
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of one view for `clients.csv`, one per client; slot -1 where its own expert answered.

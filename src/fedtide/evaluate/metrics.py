@@ -72,7 +72,7 @@ METRICS = (
 )
 """The metrics of every evaluation. A line here is all that a new one needs."""
 
-NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups")
+NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups", "commonest")
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 
 

@@ -86,8 +86,10 @@ def look(number: int) -> Look:
     return Look(COLORS[number % len(COLORS)], dashes, MARKERS[turn % len(MARKERS)])
 
 
-def accuracy_over_rounds(record: ExperimentRecord) -> Drawn:
+def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> Drawn:
     """Draw accuracy over rounds with a band over seeds, and below it participants, domains and drift.
+
+    Accuracy: also of the commonest class among the rows on which method `floor` is judged; None draws none.
 
     Participants: expected share of each group and the arrivals. Domains: share of each, where domains are blended.
     Drift: number of drifted clients in each round, with vertical lines at known events through both panels.
@@ -110,6 +112,11 @@ def accuracy_over_rounds(record: ExperimentRecord) -> Drawn:
             for axes in (top, below[-1]):
                 mark_events(axes, marks(drifting))
         _draw_accuracies(top, [(method.name, _accuracies(record, method)) for method in record.methods])
+        for method in record.methods:
+            if method.name == floor:
+                curves = [run.commonest(record.view) for run in method.runs]
+                band(top, curves, "commonest class, without training", Look("#666666", ":"))
+                legend_above(top)
         top.set_ylabel(f"accuracy of {record.whose}, %")
         over_rounds([top, *below][-1], 0, record.experiment.rounds)
         return svg(figure, "accuracy over rounds")

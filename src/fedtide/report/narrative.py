@@ -43,7 +43,12 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         said += "; nearly all clients ended up in one of its clusters"
     collapsed = _collapsed(measures.get("fullest_component"))
     drift = f"{_followed(method)}{_at_events(method)}"
-    return f"{said}. {_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
+    floor = f"That is no better than {_floor(method)}. " if method.no_better else ""
+    return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
+
+
+def _floor(method: MethodSummary) -> str:
+    return f"always answering the commonest class ({percent(method.measures['commonest_class'])})"
 
 
 def _to_target(method: MethodSummary) -> str:
@@ -290,6 +295,8 @@ def _doubt(difference: Measure) -> str:
 def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
     got = f"{percent(first.measures['accuracy'])} over {summary.span}"
+    if first.no_better:
+        return f"No method is better than {_floor(first)}: {first.name} has the highest mean, {got}."
     twins = [method.name for method in others if method.same_run(first)]
     rivals = [method for method in others if method.name not in twins]
     who = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name

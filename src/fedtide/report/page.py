@@ -214,6 +214,7 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
 
 def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: bool) -> Section:
     marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
+    floor = [Markup("")] if summary.floor else []
     methods = tables.methods_table(summary)
     return Section(
         heading,
@@ -221,7 +222,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
         narrative.setting(record),
         alarms(summary),
         narrative.headline(record, summary),
-        Part("", methods, _about_marks(methods, summary), anchored("Methods", heading), marks),
+        Part("", methods, _about_marks(methods, summary), anchored("Methods", heading), [*marks, *floor]),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
@@ -318,11 +319,12 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
     return [
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, {_every(record.experiment.eval_every)}.{band}"
+         + (" The dotted line is what always answering the commonest class gets." if summary.floor else "")
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
          + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
             f"{marked}." if any(m.drifts for m in record.methods) else "")
          + (" Below: of which domains participants' training rows were, in the first seed." if record.blended else ""),
-         figures.accuracy_over_rounds(record)),
+         figures.accuracy_over_rounds(record, next((m.name for m in summary.methods if m.no_better), None))),
         ("Accuracy over simulated time",
          f"The same against the clock of the simulation: how long clients compute and send.{band}",
          clock.accuracy_over_seconds(record)),

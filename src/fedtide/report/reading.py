@@ -152,6 +152,10 @@ class RunRecord:
             return self.curve(view, lambda scores: scores.get("accuracy"))
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
+    def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the curve of the share of the commonest class among the judged rows; empty in older records."""
+        return self.curve(view, lambda scores: scores.get("commonest"))
+
     def other_way(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the accuracy curve of another way to combine a method's models."""
         return self.curve(view, lambda scores: scores.get("others", {}).get(name))

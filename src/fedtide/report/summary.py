@@ -63,6 +63,16 @@ class MethodSummary:
         """Return the difference to the measure of another method over the seeds that both have."""
         return Measure.of(list(self.minus(other, name).values()))
 
+    @property
+    def no_better(self) -> bool:
+        """True if accuracy is not clearly above that of always answering the commonest class, which needs no training.
+
+        From fewer than three seeds the mean decides.
+        """
+        ours, floor = self.by_seed("accuracy"), self.by_seed("commonest_class")
+        lead = Measure.of([ours[seed] - floor[seed] for seed in floor if seed in ours])
+        return lead.mean is not None and (lead.mean <= 0 or lead.clarity(lead.mean) == "unclear")
+
     def same_run(self, other: MethodSummary) -> bool:
         """Tell whether two methods are one: what they predict is equal to the last digit at every seed of both."""
         seeds = set(self.seeds) & set(other.seeds)
@@ -133,6 +143,11 @@ class Summary:
         """What late means are averaged over, in words."""
         stops = any("rounds_to_target" in method.measures for method in self.methods)
         return span_of(self.window, self.rounds, stops=stops)
+
+    @property
+    def floor(self) -> Measure | None:
+        """Accuracy of always answering the commonest class, where a method is no better; None where all are."""
+        return next((method.measures["commonest_class"] for method in self.methods if method.no_better), None)
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""
@@ -237,6 +252,9 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     mixed = any(scores.get("weights", {}).get("own") for line in run.judged for scores in line["scores"].values())
     if len(record.groups) > 1 and len(at) and not mixed:  # a client's own expert belongs to no group
         out["branch_accuracy"] = mean_of_last(at, right, window)
+    at, commonest = run.commonest(record.view)
+    if len(at):
+        out["commonest_class"] = mean_of_last(at, commonest, window)
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)

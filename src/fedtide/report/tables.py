@@ -116,8 +116,11 @@ def accuracy_table(summary: Summary) -> Table:
         ("swing", "swing", points),
         *([] if summary.view == "val" else [("validation rows", "val_accuracy", percent)]),
     ]
-    return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
+    return _with_floor(_against_baseline(_known(summary, columns), summary, 2, "against {}, paired"), summary)
 
+
+FLOOR = "commonest class, without training"
+"""Name of the line that every method should be above."""
 
 HIGHER, LOWER = "▲", "▼"
 """Signs of clearly higher and clearly lower accuracy than the baseline's."""
@@ -141,7 +144,14 @@ def methods_table(summary: Summary) -> Table:
     table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
     marks = {pair.name: _mark(pair) for pair in summary.paired if pair.difference.mean is not None}
     rows = [[*row[:2], f"{marks[row[0]]} {row[2]}", *row[3:]] if row[0] in marks else row for row in table.rows]
-    return Table(table.header, rows)
+    return _with_floor(Table(table.header, rows), summary)
+
+
+def _with_floor(table: Table, summary: Summary) -> Table:
+    """Add a row for always answering the commonest class, where a method is no better; accuracy is the first column."""
+    if summary.floor is None:
+        return table
+    return Table(table.header, [*table.rows, [FLOOR, percent(summary.floor), *["-"] * (len(table.header) - 2)]])
 
 
 def _mark(pair: Paired) -> str:
@@ -369,7 +379,7 @@ def brief_table(summary: Summary) -> Table:
         *_own(summary),
     ]
     table = _known(summary, columns)
-    return _against_baseline(table, summary, len(table.header), "against {}")
+    return _with_floor(_against_baseline(table, summary, len(table.header), "against {}"), summary)
 
 
 def claims_table(claims: Sequence[Judged], *, verdicts: bool = True) -> Table:

@@ -252,7 +252,7 @@ def run_rounds(
         if judged is not None:
             line["scores"] = {}
             for view, scores, slot in judged:
-                line["scores"][view.name] = judge.line(scores)
+                line["scores"][view.name] = judge.line(view, scores)
                 clients += judge.rows(number, view, scores, slot)
                 if "heterogeneity" not in line and view.name != "held_out_clients":
                     line |= heterogeneity(judge, scores, slot)

@@ -77,11 +77,21 @@ def judge(algorithm: str = "fedavg", **changes):
     return run, Judge(run.host.algorithm, run.fleet, views(run.host.population))
 
 
+def test_the_commonest_class_of_the_judged_rows_by_hand():
+    run, who = judge()
+    population = run.host.population
+    for view, scores, _ in who.scores(run.state):
+        part = population.parts[view.part]
+        labels = [int(population.rows.y[row]) for client in view.clients.tolist() for row in part[client].tolist()]
+        most = max(labels.count(label) for label in set(labels))
+        assert who.line(view, scores)["commonest"] == most / len(labels)
+
+
 def test_a_line_is_what_the_rows_of_its_clients_say():
     run, who = judge()
     names = run.host.population.group_names
     for view, scores, slot in who.scores(run.state):
-        line, rows = who.line(scores), list(who.rows(7, view, scores, slot))
+        line, rows = who.line(view, scores), list(who.rows(7, view, scores, slot))
         assert {row[0] for row in rows} == {7}
         assert {row[1] for row in rows} == {view.name}
         assert [row[2] for row in rows] == view.clients.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedtide.report import clock, narrative, tables
-from fedtide.report.measures import Measure, difference
+from fedtide.report.measures import UNITS, Measure, difference
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarize
@@ -97,4 +97,4 @@ def test_given_weights_are_said(tmp_path):
     ("event_recovery", 1.0, "+1 round"), ("recovery_rounds", -2.5, "-2.5 rounds"), ("moves", 3.0, "3"),
 ])  # fmt: skip
 def test_a_difference_of_rounds_has_its_unit(name, value, said):
-    assert difference(name, Measure(value, None, [value])) == said
+    assert difference(name, Measure(value, None, [value]), UNITS[name]) == said

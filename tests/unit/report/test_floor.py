@@ -1,0 +1,77 @@
+"""The commonest class: the line that tables, sentences, headlines and pages have where a method is no better."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.config import from_dict
+from fedtide.report import narrative, tables
+from fedtide.report.measures import Measure
+from fedtide.report.page import write_report
+from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
+from fedtide.report.summary import MethodSummary, Paired, Summary, summarize
+from fedtide.runs import folder
+from fedtide.runs.experiment import execute
+from helpers.pages import Page
+from helpers.studies import A, lines_of, raw, study
+
+
+def method(name: str, values, floor=0.5) -> MethodSummary:
+    measures = {"accuracy": Measure.of(list(values)), "commonest_class": Measure.of([floor] * len(values))}
+    return MethodSummary(name, "fedavg", list(range(len(values))), 0, measures)
+
+
+def summary(*methods: MethodSummary) -> Summary:
+    pairs = [Paired(m.name, methods[0].name, m.against(methods[0], "accuracy")) for m in methods[1:]]
+    return Summary("", "", 100, "held_out_clients", 64, None, [], list(methods), pairs)
+
+
+@pytest.mark.parametrize(("values", "no_better"), [
+    ([0.6, 0.61, 0.62], False),
+    ([0.5, 0.5, 0.5], True),
+    ([0.4, 0.3, 0.2], True),
+    ([0.5, 0.52, 0.49], True),   # 0.0033, error 0.0088: not clear
+    ([0.51, 0.52, 0.54], False),  # two errors above: more seeds would do
+    ([0.6], False),
+    ([0.45], True),
+    ([0.9, 0.6], False),
+])  # fmt: skip
+def test_who_is_no_better_than_the_commonest_class(values, no_better):
+    assert method("A", values).no_better is no_better
+
+
+def test_without_labels_nobody_is_compared():
+    assert not MethodSummary("A", "fedavg", [0], 0, {"accuracy": Measure.of([0.1])}).no_better
+
+
+def test_the_line_stands_where_a_method_is_no_better():
+    good, bad = method("Good", [0.8, 0.81, 0.82]), method("Bad", [0.5, 0.5, 0.5])
+    made = summary(good, bad)
+    for table in (tables.methods_table(made), tables.accuracy_table(made), tables.brief_table(made)):
+        assert table.rows[-1][:2] == ["commonest class, without training", "50.0 %"]
+        assert len(table.rows[-1]) == len(table.header)
+    assert "no better than always answering the commonest class (50.0 %)." in narrative.sentence(made, bad)
+    assert "commonest" not in narrative.sentence(made, good)
+    assert [row[0] for row in tables.methods_table(summary(good)).rows] == ["Good"]
+
+
+def test_no_headline_praises_what_needs_no_training():
+    experiment = from_dict(raw(A))
+    record = ExperimentRecord("", experiment, [MethodRecord(m, experiment, [], 0) for m in experiment.method])
+    made = summary(method("A", [0.5, 0.5, 0.5]), method("B", [0.4, 0.4, 0.4]))
+    assert narrative.headline(record, made) == (
+        "No method is better than always answering the commonest class (50.0 %): A has the highest mean, 50.0 % over "
+        "the last 64 rounds."
+    )
+
+
+def test_the_page_has_the_line_of_the_record(tmp_path):
+    experiment = study({**A, "local": {"lr": 1e-6, "batch_size": 4}}, rounds=2, seeds=[0])
+    folder.create(experiment, tmp_path / "run")
+    assert execute(experiment, tmp_path / "run", workers=1)
+    line = lines_of(tmp_path / "run" / "a" / "0")[-1]
+    (record,) = read_experiment(tmp_path / "run")
+    made = summarize(record)
+    assert made.method("A").measures["commonest_class"].values == [line["scores"]["held_out_clients"]["commonest"]]
+    page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
+    assert ("commonest class, without training" in [row[0] for row in page.cells]) is made.method("A").no_better
