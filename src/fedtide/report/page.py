@@ -35,6 +35,11 @@ VERDICTS = (
     "to the last digit. Each claim is judged by itself: with nothing behind them, one in twenty would be clear."
 )
 
+CUT = (
+    " A time is cut at the end of a run that never arrives, so that a difference of times is at least what is written."
+)
+"""What is added where seeds never arrive."""
+
 MARKS = {
     tables.HIGHER: "clearly higher than {}",
     tables.LOWER: "clearly lower",
@@ -249,7 +254,7 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
     clustered, span = record.clustered, summary.span
     found = [
         ("Claims", tables.claims_table(summary.claims, verdicts=not nano) if summary.claims else None,
-         "What this study set out to see." if nano else VERDICTS),
+         "What this study set out to see." if nano else VERDICTS + CUT * any(each.reached for each in summary.claims)),
         ("Accuracy", tables.accuracy_table(summary),
          "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
          "compare means and worst points. A swing is the highest minus the lowest accuracy within a period."),
