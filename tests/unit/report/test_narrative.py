@@ -498,9 +498,8 @@ POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
     ({"what": {"kind": "stream", "intervals": 10, "gap": 50, "retention": 100, "empty": "wait"}},
      "The rows of every client come in 10 intervals, each some of its labels: one arrives every 50 rounds and expires "
      "100 rounds later. A client without rows waits. "),
-    ({"what": {"kind": "stream", "by": "order", "intervals": 4, "static": True, "shared": "half"}},
-     "each a piece of its rows in their order; all are there from the start. All clients hold a few shared rows at all "
-     "times, one of each label of the rarer half. "),
+    ({"what": {"kind": "stream", "by": "order", "intervals": 4, "shared": "half"}},
+     "All clients hold a few shared rows at all times, one of each label of the rarer half. "),
     ({"clock": "seconds", "what": {"kind": "change-points", "when": {"kind": "drawn", "every": 4, "fraction": 1.0}}},
      "A client holds its rows of one domain and every 4 seconds all of the clients change to another. "),
     ({"what": {"kind": "change-points", "when": "file:changes.csv"}},
