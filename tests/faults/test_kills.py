@@ -1,4 +1,9 @@
-"""kill -9 of a command and all of its processes at random moments: what is left in the end is the same."""
+"""kill -9 of a command and all of its processes at random moments: what is left in the end is the same.
+
+Commands are forked from a process that has loaded everything, and most of them fork their workers: a moment within the
+second in which an interpreter starts would find nothing. Kills of commands whose workers are started as users start
+them are in tests/cli/test_killed.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +23,56 @@ import pytest
 import tomli_w
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import to_toml
+from fedtide.config import Experiment, to_toml
+from fedtide.config.schema import FleetSettings
 from fedtide.runs.experiment import execute
-from fedtide.runs.folder import create, load
-from helpers.shell import Shell, contents, done
+from fedtide.runs.folder import create, plan
+from helpers.shell import Command, Shell, contents, done
 from helpers.studies import SCAFFOLD, A
 from helpers.toys import toy
 from helpers.tunings import tunable
 
-FEW = {("scaffold", "local"), ("fedbuff", "local"), ("fedavg", "stacked"), ("fedavg", "evaluating")}
-"""Those that `make test` kills."""
+from .conftest import limited
 
-PARALLEL = ("scaffold", "fedem", "fielding")
-"""Algorithms that are also killed with their clients in worker processes."""
+FLEETS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "workers": {"fleet": {"kind": "workers", "workers": 2}},
+    "stacked": {"fleet": {"kind": "stacked"}},
+    "evaluating": {"eval_every": 1, "forgetting": {"rounds": list(range(6))}},  # where most of the time is evaluation
+}
 
 STACKED = ("fedavg", "fedadam", "fedbuff", "oracle")
-EVALUATED = ("fedavg", "aem", "fielding")
+EVALUATED = ("fedavg", "scaffold", "aem", "fielding", "feddrift")
 
-KILLS = 5
-"""Kills of one run."""
+PAIRS = [
+    *((name, fleet) for name in REGISTRY for fleet in ("local", "workers")),
+    *((name, "stacked") for name in STACKED),
+    *((name, "evaluating") for name in EVALUATED),
+]
 
-START_SECONDS = 3.0
-"""Seconds within which two workers have begun, roughly."""
+FEW = {("scaffold", "local"), ("fedem", "workers"), ("fedbuff", "local"), ("fedavg", "stacked"), ("aem", "evaluating")}
+"""Those that `make test` kills."""
+
+KILLS = 8
+"""Kills of one experiment, whose undisturbed run they share; fewer in `make test`."""
+
+DEATHS = 5
+"""Deaths of workers in one experiment."""
+
+RAY_KILLS = 4
 
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(tmp_path_factory.mktemp("shell"))
+    made = Shell(tmp_path_factory.mktemp("shell"), ["torch.fx.experimental.symbolic_shapes", "fedtide.report.page"])
     yield made
     made.close()
+
+
+@pytest.fixture
+def many(request: pytest.FixtureRequest) -> bool:
+    """Whether this is `make faults`."""
+    return bool(request.config.getoption("--tries"))
 
 
 def kept(root: Path) -> dict[str, bytes]:
@@ -59,89 +86,191 @@ def kept(root: Path) -> dict[str, bytes]:
     }
 
 
-def kill_group(pid: int) -> None:
-    """Kill a command with all its workers, which have groups of their own in its session."""
-    group = [pid]
-    for process in psutil.process_iter():
+def members(session: int) -> list[int]:
+    """The processes of a session that are not over, which a command's workers are in whatever their groups."""
+    found = []
+    for process in psutil.pids():
         try:
-            if os.getsid(process.pid) == pid:
-                group.append(process.pid)
+            if os.getsid(process) == session and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    for member in group:
+    return found
+
+
+def kill(processes: list[int]) -> None:
+    for process in processes:
         try:
-            os.kill(member, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             continue
 
 
-def killed(shell: Shell, seconds: float, command: list[Any], cwd: Path) -> bool:
-    """Start a command and kill it after a while; tell whether it was still there."""
-    process = shell.start(*command, cwd=cwd)
-    time.sleep(seconds)
-    kill_group(process.pid)
+def killed(process: Command) -> bool:
+    """Kill a command with all its processes; tell whether it was still there."""
+    kill([process.pid, *members(process.pid)])
     status = process.wait()
+    kill(members(process.pid))  # what a process started while it was found
     assert "Traceback" not in process.err
     assert status in (0, -signal.SIGKILL), process.err
     return status == -signal.SIGKILL
 
 
-def timed(action: Callable[[], Any]) -> float:
-    """Do something that returns a true value; how many seconds it took."""
+def until(condition: Callable[[], bool], process: Command) -> float:
+    """Wait until something holds, or the command is over; how many seconds it took."""
     began = time.perf_counter()
-    assert action()
+    with limited():
+        while not condition() and not process.err:
+            time.sleep(0.002)
     return time.perf_counter() - began
 
 
-def fleets() -> list[tuple[str, str]]:
-    """Every algorithm in one process; some in workers, stacked, and where most of the time is evaluation."""
-    others = [*((name, "workers") for name in PARALLEL), *((name, "stacked") for name in STACKED)]
-    return [*((name, "local") for name in REGISTRY), *others, *((name, "evaluating") for name in EVALUATED)]
+def rounds_of(root: Path) -> int:
+    """How many lines the record of an experiment's only run has."""
+    return sum(path.read_bytes().count(b"\n") for path in root.glob("*/*/rounds.jsonl"))
 
 
-@pytest.mark.parametrize(("name", "fleet"), fleets())
-def test_killed_at_any_moment(shell, tmp_path, name, fleet, seed, tried: Counter[str], request):
-    if not request.config.getoption("--tries") and (name, fleet) not in FEW:
+def finished(experiment: Experiment, root: Path) -> bool:
+    """Whether the last round of an experiment's only run has a checkpoint."""
+    return all(run.finished for run in plan(experiment, root))
+
+
+def undisturbed(experiment: Experiment, folder: Path) -> Path:
+    """A study in a folder, and its run in this process without any trouble."""
+    (folder / "study.toml").write_text(to_toml(experiment))
+    create(experiment, folder / "whole")
+    assert execute(experiment, folder / "whole", workers=1)
+    return folder / "whole"
+
+
+def command(root: Path) -> list[Any]:
+    """The command that begins a study, or goes on."""
+    return ["resume", root] if root.exists() else ["run", root.parent / "study.toml", "--out", root]
+
+
+def gone_on_with(experiment: Experiment, root: Path) -> dict[str, bytes]:
+    """What is left of a run once the rest is played, in this process."""
+    if not root.exists():  # it was killed before it had a folder
+        create(experiment, root)
+    assert execute(experiment, root, workers=1)
+    return kept(root)
+
+
+@pytest.mark.parametrize(("name", "fleet"), PAIRS)
+def test_killed_at_any_moment(shell, tmp_path, name, fleet, seed, tried: Counter[str], many):
+    if not many and (name, fleet) not in FEW:
         pytest.skip("make faults kills them")
     draw = random.Random(f"{name} {fleet} {seed}")
-    changes: dict[str, Any] = {
-        "local": {},
-        "workers": {"fleet": {"kind": "workers", "workers": 2}},
-        "stacked": {"fleet": {"kind": "stacked"}},
-        "evaluating": {"eval_every": 1, "forgetting": {"rounds": list(range(6))}},
-    }[fleet]
-    experiment = toy(name, checkpoint_every=draw.choice([1, 2, 5]), seeds=[draw.randrange(100)], **changes)
-    (tmp_path / "study.toml").write_text(to_toml(experiment))
-    create(experiment, tmp_path / "whole")
-    lasts = timed(lambda: execute(experiment, tmp_path / "whole", workers=1))
-    lasts += START_SECONDS if fleet == "workers" else 0.1
-    root = tmp_path / "killed"
-    for _ in range(2 if fleet == "workers" or not request.config.getoption("--tries") else KILLS):
-        command = ["resume", root] if root.exists() else ["run", tmp_path / "study.toml", "--out", root]
-        tried[f"kills, {fleet}"] += killed(shell, draw.uniform(0, lasts), command, tmp_path)
-    if not root.exists():
-        create(experiment, root)
-    assert execute(load(root), root, workers=1)
-    assert kept(root) == kept(tmp_path / "whole")
+    every = draw.choice([1, 2, 5])
+    experiment = toy(name, checkpoint_every=every, seeds=[draw.randrange(100)], **FLEETS[fleet])
+    whole = undisturbed(experiment, tmp_path)
+    # How long it lasts is seen by one that is killed as soon as its last checkpoint is there.
+    root = tmp_path / "0"
+    process = shell.start(*command(root), cwd=tmp_path, forks=True)
+    lasts = until(lambda: finished(experiment, root), process)
+    tried[f"kills, {fleet}"] += killed(process)
+    for number in range(1, KILLS if many else 3):
+        if finished(experiment, root):
+            assert gone_on_with(experiment, root) == kept(whole)
+            root = tmp_path / str(number)
+        process = shell.start(*command(root), cwd=tmp_path, forks=True)
+        time.sleep(draw.uniform(0, lasts))
+        tried[f"kills, {fleet}"] += killed(process)
+    assert gone_on_with(experiment, root) == kept(whole)
     shutil.rmtree(tmp_path)
 
 
-test_killed_at_any_moment.each = KILLS * len(fleets())  # type: ignore[attr-defined]
+test_killed_at_any_moment.each = KILLS * len(PAIRS)  # type: ignore[attr-defined]
 
 
-def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counter[str], monkeypatch, request):
+@pytest.mark.parametrize("name", REGISTRY)
+def test_workers_killed_at_any_moment(shell, tmp_path, name, seed, tried: Counter[str], many):
+    """The command goes on by itself, or says in one line that it gives up and is gone on with."""
+    if not many and name != "scaffold":
+        pytest.skip("make faults kills them")
+    draw = random.Random(f"workers {name} {seed}")
+    experiment = toy(name, checkpoint_every=2, seeds=[draw.randrange(100)], rounds=20, **FLEETS["workers"])
+    whole = undisturbed(experiment, tmp_path)
+    root = tmp_path / "killed"
+    process = shell.start(*command(root), cwd=tmp_path, forks=True)
+
+    def workers() -> list[int]:
+        return sorted(set(members(process.pid)) - {process.pid})
+
+    for _ in range(DEATHS if many else 3):
+        until(lambda: bool(workers()) or finished(experiment, root), process)
+        time.sleep(draw.uniform(0, 0.1))
+        if now := workers():
+            kill([draw.choice(now)])
+            tried["kills of a worker"] += 1
+    with limited():
+        while not finished(experiment, root) and not process.err:
+            time.sleep(0.005)
+        if finished(experiment, root):
+            killed(process)
+        else:
+            assert process.wait() == 2
+            assert process.err == "fedtide: a worker process died 3 times on the same work; giving up\n"
+            tried["kills of a worker: given up in one line"] += 1
+    assert gone_on_with(experiment, root) == kept(whole)
+    shutil.rmtree(tmp_path)
+
+
+test_workers_killed_at_any_moment.each = DEATHS * len(REGISTRY)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_killed_with_or_without_its_ray(shell, tmp_path, seed, tried: Counter[str], many):
+    """Where the command alone is killed its cluster ends by itself."""
+    if not many:
+        pytest.skip("make faults kills them; tests/unit/fleets/test_ray_pool.py kills one")
+    draw = random.Random(f"ray {seed}")
+    experiment = toy("scaffold", checkpoint_every=1, rounds=40, fleet={"kind": "ray", "workers": 2})
+    local = experiment.model_copy(update={"fleet": FleetSettings()})
+    whole = undisturbed(local, tmp_path)
+    (tmp_path / "study.toml").write_text(to_toml(experiment))
+    root = tmp_path / "killed"
+    for number in range(RAY_KILLS):
+        process = shell.start(*command(root), cwd=tmp_path)
+        if number:  # else it is killed while Ray starts
+            before = rounds_of(root)
+            until(lambda before=before: rounds_of(root) > before, process)  # type: ignore[misc]
+        time.sleep(draw.uniform(0, 0.5 if number else 10))
+        session = members(process.pid)
+        kill([process.pid] if draw.random() < 0.5 else [process.pid, *session])
+        assert process.wait() == -signal.SIGKILL
+        tried["kills, ray"] += 1
+        with limited():
+            while members(process.pid):
+                time.sleep(0.1)
+        assert "Traceback" not in process.err
+    assert gone_on_with(local, root) == kept(whole)
+    shutil.rmtree(tmp_path)
+
+
+test_killed_with_or_without_its_ray.each = 250  # type: ignore[attr-defined]
+
+
+def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counter[str], monkeypatch, many):
     """The page is the old one, or the new one, and never a part of it."""
     monkeypatch.chdir(tmp_path)
     draw = random.Random(f"report {seed}")
     experiment, root = toy("fedavg"), tmp_path / "study"
     create(experiment, root)
     assert execute(experiment, root, workers=1)
-    lasts = timed(lambda: done("report", root) == 0)
+    assert done("report", root) == 0
     whole = {name: (root / name).read_bytes() for name in ("report.html", "summary.json")}
     for name in whole:
         (root / name).write_bytes(b"old")
-    for _ in range(KILLS if request.config.getoption("--tries") else 2):
-        tried["kills, reporting"] += killed(shell, draw.uniform(0, 1.5 * lasts), ["report", root], tmp_path)
+    process = shell.start("report", root, cwd=tmp_path)
+    lasts = until(lambda: all((root / name).read_bytes() != b"old" for name in whole), process)
+    process.wait()
+    for name in whole:
+        (root / name).write_bytes(b"old")
+    for _ in range(KILLS if many else 2):
+        process = shell.start("report", root, cwd=tmp_path)
+        time.sleep(draw.uniform(0, 1.1 * lasts))
+        tried["kills, reporting"] += killed(process)
         for name, page in whole.items():
             assert (root / name).read_bytes() in (page, b"old")
     assert done("report", root) == 0
@@ -149,28 +278,41 @@ def test_killed_while_the_report_is_written(shell, tmp_path, seed, tried: Counte
     shutil.rmtree(tmp_path)
 
 
-test_killed_while_the_report_is_written.each = 100  # type: ignore[attr-defined]
+test_killed_while_the_report_is_written.each = 10 * KILLS  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_while_it_searches(shell, tmp_path, workers, seed, tried: Counter[str], monkeypatch, request):
-    if not request.config.getoption("--tries"):
+def test_killed_while_it_searches(shell, tmp_path, workers, seed, tried: Counter[str], monkeypatch, many):
+    if not many:
         pytest.skip("make faults kills it; tests/cli/test_killed.py has one")
     monkeypatch.chdir(tmp_path)
     draw = random.Random(f"tune {workers} {seed}")
     (tmp_path / "study.toml").write_text(tomli_w.dumps(tunable(A, SCAFFOLD, rounds=3)))
-    lasts = timed(lambda: done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0)
-    root = tmp_path / "killed"
-    for _ in range(KILLS):
-        command = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
-        seconds = draw.uniform(0, lasts) + (START_SECONDS if workers > 1 else 0)
-        tried["kills, tuning"] += killed(shell, seconds, [*command, "--workers", workers], tmp_path)
-    command = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
-    assert done(*command, "--workers", 1) == 0
+    assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
+    trials, root = (tmp_path / "whole" / "trials.jsonl").read_bytes(), tmp_path / "killed"
+
+    def start() -> Command:
+        begin = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
+        return shell.start(*begin, "--workers", workers, cwd=tmp_path, forks=True)
+
+    def played() -> bool:
+        path = root / "trials.jsonl"
+        return path.is_file() and len(path.read_bytes()) >= len(trials)
+
+    process = start()
+    lasts = until(played, process)
+    tried["kills, tuning"] += killed(process)
+    shutil.rmtree(root)
+    for _ in range(KILLS - 1):
+        process = start()
+        time.sleep(draw.uniform(0, lasts / 2))
+        tried["kills, tuning"] += killed(process)
+    begin = ["resume", root] if root.exists() else ["tune", "study.toml", "--out", root]
+    assert done(*begin, "--workers", 1) == 0
     for name in ("trials.jsonl", "tuned.toml"):
         assert (root / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list(root.glob("memory-*"))
     shutil.rmtree(tmp_path)
 
 
-test_killed_while_it_searches.each = 200  # type: ignore[attr-defined]
+test_killed_while_it_searches.each = 10 * KILLS  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,38 +56,19 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: object
     return lines[0].removeprefix("fedtide: ")
 
 
-SERVER = """
-import json, os, resource, sys
-import fedtide.cli
-print("ready", flush=True)
-for line in sys.stdin:
-    order = json.loads(line)
-    if "wait" in order:
-        print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
-        continue
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-        continue
-    os.setsid()
-    os.chdir(order["cwd"])
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    if order["largest"] is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest"], order["largest"]))
-    sys.argv = ["fedtide", *order["argv"]]
-    fedtide.cli.main(order["argv"])
-"""
-
-
 class Shell:
-    """Starts commands as processes of their own; a server that has loaded everything forks for each of them."""
+    """Starts commands as processes of their own; a server that has loaded everything forks for each of them.
 
-    def __init__(self, scratch: Path) -> None:
+    Args:
+        scratch: where what they print is put.
+        modules: that commands import late, so that each of them would do it.
+    """
+
+    def __init__(self, scratch: Path, modules: Sequence[str] = ()) -> None:
         self.scratch, self.started = scratch, 0
         paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            [sys.executable, "-c", "from helpers.forked import serve; serve()", *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert self._told() == "ready"
@@ -101,12 +83,19 @@ class Shell:
         self._server.stdin.flush()
         return int(self._told())
 
-    def start(self, *arguments: object, cwd: Path, largest: int | None = None) -> Command:
-        """Start a command; `largest` is how many bytes a file may have, as on a disk that is nearly full."""
+    def start(self, *arguments: object, cwd: Path, largest: int | None = None, forks: bool = False) -> Command:
+        """Start a command.
+
+        Args:
+            arguments: of the command line.
+            cwd: its current folder.
+            largest: how many bytes a file may have, as on a disk that is nearly full.
+            forks: whether it forks its workers and starts no interpreter for them, which takes two seconds each.
+        """
         self.started += 1
         out, err = (self.scratch / f"{self.started}.{name}" for name in ("out", "err"))
         argv = [str(argument) for argument in arguments]
-        pid = self._order(argv=argv, cwd=str(cwd), out=str(out), err=str(err), largest=largest)
+        pid = self._order(argv=argv, cwd=str(cwd), out=str(out), err=str(err), largest=largest, forks=forks)
         return Command(self, pid, out, err)
 
     def wait(self, pid: int) -> int:
