@@ -23,8 +23,7 @@ import pytest
 import tomli_w
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, to_toml
-from fedtide.config.schema import FleetSettings
+from fedtide.config import Experiment, Local, to_toml
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from helpers.shell import Command, Shell, contents, done
@@ -226,7 +225,7 @@ def test_killed_with_or_without_its_ray(shell, tmp_path, seed, tried: Counter[st
         pytest.skip("make faults kills them; tests/unit/fleets/test_ray_pool.py kills one")
     draw = random.Random(f"ray {seed}")
     experiment = toy("scaffold", checkpoint_every=1, rounds=40, fleet={"kind": "ray", "workers": 2})
-    local = experiment.model_copy(update={"fleet": FleetSettings()})
+    local = experiment.model_copy(update={"fleet": Local()})
     whole = undisturbed(local, tmp_path)
     (tmp_path / "study.toml").write_text(to_toml(experiment))
     root = tmp_path / "killed"
