@@ -202,10 +202,10 @@ def run(
     folder.create(made.settings, made.root, made.where, scale)
     # Here and not above: worker processes show nothing.
     from fedtide.runs.display import Live
-    from fedtide.terminal import console, print_results
+    from fedtide.terminal import console, print_results, say
 
     screen = console(quiet=quiet)
-    screen.print(f"run folder: {made.root}", highlight=False, soft_wrap=True)
+    say(f"run folder: {made.root}", screen)
     finished = _done(play(made.settings, made.root, workers=made.workers, display=Live(screen)), made.root)
     print_results(finished.study, screen)
     return finished
@@ -283,9 +283,9 @@ def tune(
     """
     made = prepare_tuning(experiment, Request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    from fedtide.terminal import console
+    from fedtide.terminal import console, say
     from fedtide.tuning.display import LiveTuning
 
     screen = console(quiet=quiet)
-    screen.print(f"tune folder: {made.root}", highlight=False, soft_wrap=True)
+    say(f"tune folder: {made.root}", screen)
     return _done(play_tuning(made.root, workers=workers, display=LiveTuning(screen)), made.root)

@@ -29,7 +29,7 @@ from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
 from fedtide.runs.experiment import check_runs
-from fedtide.terminal import console, print_results, print_table
+from fedtide.terminal import console, print_results, print_table, say
 from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
 
@@ -344,7 +344,7 @@ def _print_keys(found: list[Key], screen: Console) -> None:
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     screen = console()
-    screen.print(f"run folder: {root}", highlight=False, soft_wrap=True)
+    say(f"run folder: {root}", screen)
     try:
         finished = api.play(settings, root, workers=workers, display=Live(screen))
     except KeyboardInterrupt:
@@ -352,7 +352,7 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     if finished is None:
         return _stopped(root, screen)
     print_results(finished.study, screen)
-    screen.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
+    say(f"report: {finished.report.resolve()}", screen)
     return 0
 
 
@@ -360,7 +360,7 @@ def _tune(root: Path, workers: int | None) -> int:
     from fedtide.report.tuning import found_table
 
     screen = console()
-    screen.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
+    say(f"tune folder: {root}", screen)
     try:
         finished = api.play_tuning(root, workers=workers, display=LiveTuning(screen))
     except KeyboardInterrupt:
@@ -368,13 +368,13 @@ def _tune(root: Path, workers: int | None) -> int:
     if finished is None:
         return _stopped(root, screen)
     print_table(found_table(finished.stages), screen)
-    screen.print(f"tuned: {finished.tuned}", highlight=False, soft_wrap=True)
-    screen.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
+    say(f"tuned: {finished.tuned}", screen)
+    say(f"report: {finished.report.resolve()}", screen)
     return 0
 
 
 def _stopped(root: Path, screen: Console) -> int:
-    screen.print(f"stopped and saved; go on with: {_resume(root)}", highlight=False, soft_wrap=True)
+    say(f"stopped and saved; go on with: {_resume(root)}", screen)
     return 130
 
 
@@ -405,7 +405,7 @@ def _positive(option: str, value: int | None) -> None:
 
 
 def _say(text: str) -> None:
-    console().print(text, highlight=False, soft_wrap=True)
+    say(text, console())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -414,6 +414,7 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write
     try:
+        _check_text(sys.argv[1:] if arguments is None else arguments)
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
         status = _fail(str(error))
@@ -429,9 +430,18 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:
         # Folders and files are made under another name first, which nobody has asked for.
-        name = re.sub(r"\.(making-\d+|\d+\.writing)$", "", str(error.filename or "input/output"))
+        name = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)$", "", str(error.filename or "input/output"))
         status = _fail(f"{name}: {error.strerror or error}")
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Raise for an argument that no file could hold: bytes that are no text where this process runs."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise FedtideError(f"{argument}: is not UTF-8, or no text in this locale; allowed: UTF-8") from None
 
 
 def _fail(line: str, status: int = 2) -> int:

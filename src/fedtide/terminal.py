@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from fedtide.core.errors import printable
+
 if TYPE_CHECKING:
     from fedtide.report.summary import Judged, Study
     from fedtide.report.tables import Table as Content
@@ -28,6 +30,11 @@ def console(*, quiet: bool = False) -> Console:
     if not made.is_terminal:
         made.width = 200  # a table must not be squeezed into 80 columns
     return made
+
+
+def say(line: str, screen: Console) -> None:
+    """Print a line as it is; folders may have names that a terminal would obey."""
+    screen.print(printable(line), highlight=False, soft_wrap=True)
 
 
 def print_results(made: Study, screen: Console) -> None:

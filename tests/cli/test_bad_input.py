@@ -362,6 +362,21 @@ def test_a_folder_with_the_character_nul(capsys, here):
     assert "has the character NUL" in run(capsys, here, "--out", "a\0b")
 
 
+@pytest.mark.parametrize("arguments", [("--set", "title=x\udcff"), ("--out", "x\udcff")])
+def test_bytes_that_are_no_text(capsys, here, arguments):
+    written(here / "study.toml", A)
+    assert "x\\udcff: is not UTF-8" in run(capsys, here, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"), [("local.lr", "1e+308"), ("local.weight_decay", "1e+308"), ("server.eps", "1.7e+308")]
+)
+def test_a_number_that_weights_cannot_hold(capsys, here, key, found):
+    written(here / "study.toml", {**A, "algorithm": "fedavgm", "server": {"kind": "yogi"}})
+    said = run(capsys, here, "--set", f"method.{key}={found}")
+    assert f"{key}: found {found}, allowed: at most 3.4e+38" in said
+
+
 def test_pictures_that_are_sound_are_run(here):
     pictures(here / "mine")
     on(here, "idx:mine")

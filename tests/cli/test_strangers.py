@@ -1,14 +1,22 @@
-"""A folder of a stranger: what its configuration names is a program, which `report` and `verify` do not start."""
+"""A folder of a stranger: what its configuration names is a program, which `report` and `verify` do not start.
+
+What else is in it is read as what it should be, or refused.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedtide.config import options_model
-from helpers.shell import done, written
+from fedtide.core import checkpoint
+from fedtide.core.atomic import replacing, sha256
+from helpers.shell import contents, done, written
 from helpers.studies import A
 
 EVIL = """
@@ -78,3 +86,172 @@ def test_a_configuration_that_was_changed_since_is_told_without_importing(here, 
     assert done("report", root) == 2
     assert "belongs to another configuration" in capsys.readouterr().err
     assert not executed.exists()
+
+
+# -- what may lie in a run folder --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    """A run folder that is finished."""
+    home = tmp_path_factory.mktemp("played")
+    written(home / "study.toml", A, rounds=2, checkpoint_every=1)
+    assert done("run", home / "study.toml", "--out", home / "x", "--workers", 1) == 0
+    return home / "x"
+
+
+@pytest.fixture
+def run(played, tmp_path) -> Path:
+    """A copy of it, and a file beside it that is nobody's but the user's."""
+    shutil.copytree(played, tmp_path / "x")
+    (tmp_path / "victim").write_text("precious")
+    return tmp_path / "x"
+
+
+def said(capsys, *arguments: object) -> str:
+    """The one line with which a folder is refused, or found damaged."""
+    capsys.readouterr()
+    status = done(*arguments)
+    out, err = capsys.readouterr()
+    line = err or out  # `verify` says what it finds where it says that all is well
+    assert status == (2 if err else 1), out + err
+    assert line.count("\n") == 1
+    return line
+
+
+COMMANDS = [("verify",), ("report",), ("resume",)]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ("resume", "--seeds", "0,1")])
+def test_a_link_is_refused_before_anything_is_written(run, capsys, command):
+    (run / "config.toml.17.writing").symlink_to(run.parent / "victim")
+    before = contents(run)
+    assert "config.toml.17.writing: is a link" in said(capsys, command[0], run, *command[1:])
+    assert (run.parent / "victim").read_text() == "precious"
+    assert contents(run) == before
+
+
+def test_a_temporary_name_cannot_be_known_before(tmp_path, monkeypatch):
+    """A link at the old one, with the number of the process, is not followed."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f"page.html.{os.getpid()}.writing").symlink_to(tmp_path / "victim")
+    names = []
+    for _ in range(2):
+        with replacing(tmp_path / "page.html") as temporary:
+            names.append(temporary.name)
+            temporary.write_text("<!doctype html>")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert len(set(names)) == 2
+
+
+def test_a_record_with_another_name_elsewhere_is_not_played(run, capsys):
+    record = run / "a" / "0" / "rounds.jsonl"
+    shutil.rmtree(run / "a" / "0" / "checkpoints")
+    record.unlink()
+    record.hardlink_to(run.parent / "victim")
+    assert "rounds.jsonl: is the same file under another name" in said(capsys, "resume", run)
+    assert (run.parent / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["a/0/rounds.jsonl", "shift/0.safetensors", "a/0/memory/x"])
+def test_a_pipe_is_refused_and_not_waited_for(run, capsys, command, name):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert f"{name}: is a pipe or a device" in said(capsys, *command, run)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_that_the_configuration_names_is_not_waited_for(run, capsys, command):
+    os.mkfifo(run.parent / "pipe")
+    config = run / "config.toml"
+    config.write_text(
+        config.read_text().replace('algorithm = "fedavg"', f'algorithm = "fedavg"\ninit_from = "{run.parent / "pipe"}"')
+    )
+    assert "pipe: is a pipe or a device" in said(capsys, *command, run)
+
+
+def test_what_a_person_puts_among_checkpoints_stays(run):
+    folder = run / "a" / "0" / "checkpoints"
+    for name in ("writing-my-thesis", "00000001"):
+        (folder / name).mkdir()
+        (folder / name / "x.txt").write_text("mine")
+    (folder / "00000001" / "state.safetensors").touch()  # as a process that was killed leaves it
+    assert done("resume", run) == 0
+    assert (folder / "writing-my-thesis" / "x.txt").read_text() == "mine"
+    assert [path.name for path in (folder / "00000001").iterdir()] == ["x.txt"]
+
+
+def test_the_name_of_a_folder_is_shown_and_not_obeyed(run, capsys):
+    named = run.rename(run.with_name("x\x1b[2J"))
+    assert done("report", named) == 0
+    assert done("resume", named) == 0
+    out, _ = capsys.readouterr()
+    assert "\x1b" not in out
+    assert "x\\x1b[2J" in out
+
+
+# -- what somebody may have written into it ----------------------------------------------------------------------------
+
+DEEP = "[" * 200_000
+
+
+def about_of(run: Path) -> Path:
+    return next(run.glob("a/0/checkpoints/*/checkpoint.json"))
+
+
+def forged(run: Path, **changes: object) -> None:
+    """Change what a checkpoint says of itself, and its digest with it."""
+    path = about_of(run)
+    about = {**json.loads(path.read_text()), **changes}
+    del about["sum"]
+    path.write_text(json.dumps({**about, "sum": checkpoint._sum(about)}))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": float("inf")}, {"seconds": 10**400}, {"before": 10**400}, {"marks": [[float("inf"), {}]]},
+        *({"marks": [[2, {name: {"length": length, "sha256": "x"}}]]} for name, length in (
+            ("rounds.jsonl", float("inf")), ("rounds.jsonl", -5), ("\ud800", 1), ("../../../../../../dev/zero", 10**13),
+            ("../../../victim", 8), ("../../shift/../../victim", 8), ("../../shift/..", 8),
+        )),
+    ],
+    ids=lambda changes: repr(changes)[:60],
+)  # fmt: skip
+def test_a_checkpoint_that_somebody_made_is_damaged(run, capsys, command, changes):
+    forged(run, **changes)
+    assert "checkpoint.json: damaged" in said(capsys, *command, run)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_checkpoint_without_an_end_is_damaged(run, capsys, command):
+    about_of(run).write_text(DEEP)
+    assert "checkpoint.json: damaged" in said(capsys, *command, run)
+
+
+@pytest.mark.parametrize("name", ["environment.json", "a/0/rounds.jsonl", "a/0/timings.jsonl"])
+def test_a_file_without_an_end_is_damaged_for_a_report(run, capsys, name):
+    (run / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
+    marks = {
+        file: {"length": (run / "a" / "0" / file).stat().st_size, "sha256": sha256(run / "a" / "0" / file)}
+        for file in ("rounds.jsonl", "timings.jsonl", "clients.csv")
+    }
+    forged(run, marks=[[2, marks]])
+    assert f"{name}: " in said(capsys, "report", run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"facts": None}, {"client_loss": {"q75": 10**30}}, {"scores": {"train_clients": {"accuracy": [[]]}}}],
+    ids=repr,
+)
+def test_a_line_that_somebody_made_is_damaged(run, capsys, change):
+    record = run / "a" / "0" / "rounds.jsonl"
+    first, *rest = [json.loads(line) for line in record.read_text().splitlines()]
+    record.write_text("".join(json.dumps(line) + "\n" for line in [{**first, **change}, *rest]))
+    marks = {"rounds.jsonl": {"length": record.stat().st_size, "sha256": sha256(record)}}
+    forged(run, marks=[[2, marks]])
+    assert "rounds.jsonl: line 1: damaged" in said(capsys, "report", run)

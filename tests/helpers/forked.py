@@ -19,7 +19,7 @@ from fedtide.fleets import pool
 
 
 def serve() -> None:
-    """Import the modules that the command line names, then take orders, one a line of standard input, until it closes."""
+    """Import what the command line names, then take orders, one a line of standard input, until it closes."""
     for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.freeze()  # else each fork copies what it never changes

@@ -68,7 +68,8 @@ class Shell:
         self.scratch, self.started = scratch, 0
         paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._server = subprocess.Popen(
-            [sys.executable, "-c", "from helpers.forked import serve; serve()", *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            [sys.executable, "-c", "from helpers.forked import serve; serve()", *modules],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert self._told() == "ready"

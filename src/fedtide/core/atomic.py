@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,8 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write to, which takes the place of `path` at the end, or disappears after an error.
 
+    Nobody can know the name before: a link that waits there would be followed.
+
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "x.txt"
     >>> with replacing(target) as temporary:
@@ -34,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise IsADirectoryError(21, "is a folder", str(path))
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.writing")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.writing")
     try:
         with naming(path):
             yield temporary

@@ -20,12 +20,13 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, sha256
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import Mark, check_marks
+from fedtide.core.record import Mark, check_marks, read_marks
 
 FILES = ("state.safetensors", "memory.safetensors")
+ABOUT = "checkpoint.json"
 
 FORMAT = 2
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
@@ -88,7 +89,7 @@ def save(
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
     about = {"format": FORMAT, **asdict(About(config, start.round, start.seconds, start.before, reached, digests))}
-    (temporary / "checkpoint.json").write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
+    (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         _flush(path)
     final = folder / f"{start.round:08d}"
@@ -100,8 +101,11 @@ def save(
 
 
 def _remove_old(folder: Path, keep: int) -> None:
-    for old in [*_written(folder)[:-keep], *folder.glob("writing-*")]:
-        shutil.rmtree(old)
+    for old in [*_written(folder)[:-keep], *_numbered(folder, "writing-")]:
+        for name in (*FILES, ABOUT):
+            (old / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody has put more into it
+            old.rmdir()
 
 
 def _flush(path: Path) -> None:
@@ -113,8 +117,12 @@ def _flush(path: Path) -> None:
 
 
 def _written(folder: Path) -> list[Path]:
-    found = folder.glob("[0-9]*") if folder.is_dir() else ()
-    return sorted(path for path in found if re.fullmatch("[0-9]{8,}", path.name) and path.is_dir())
+    return _numbered(folder, "")
+
+
+def _numbered(folder: Path, prefix: str) -> list[Path]:
+    found = folder.glob(f"{prefix}[0-9]*") if folder.is_dir() else ()
+    return sorted(path for path in found if re.fullmatch(prefix + "[0-9]{8,}", path.name) and path.is_dir())
 
 
 def newest_state(folder: Path) -> Path:
@@ -187,11 +195,11 @@ def whole_until(folder: Path, about: About) -> int:
 
 
 def _about(folder: Path) -> About:
-    path = folder / "checkpoint.json"
+    path = folder / ABOUT
     try:
         read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found, claimed = read["format"], read.pop("sum", None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
     if found != FORMAT:
         raise refused(f"{path}: format", found, str(FORMAT), "it was written by another version")
@@ -205,15 +213,11 @@ def _about(folder: Path) -> About:
             int(read["round"]),
             float(read["seconds"]),
             float(read["before"]),
-            tuple((int(number), _marks(marks)) for number, marks in read["marks"]),
+            tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None
-
-
-def _marks(read: Mapping[str, Any]) -> dict[str, Mark]:
-    return {name: Mark(int(mark["length"]), str(mark["sha256"])) for name, mark in read.items()}
 
 
 def _sum(about: Mapping[str, Any]) -> str:

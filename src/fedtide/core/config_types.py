@@ -30,6 +30,18 @@ StepCount = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 
 
+def _held_by_weights(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError(f"found {value:g}, allowed: at most {LARGEST:g}, as weights hold no larger number")
+    return value
+
+
+LARGEST = 3.4e38
+"""About the largest number that weights hold."""
+ForWeights = AfterValidator(_held_by_weights)
+"""Mark of a number that weights are multiplied by."""
+
+
 def _visible(text: str) -> str:
     """Refuse characters that a terminal obeys, or that turn the direction of what follows."""
     found = next((c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in BIDIRECTIONAL), None)

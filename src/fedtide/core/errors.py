@@ -135,9 +135,21 @@ class FedtideError(Exception):
 
     def __init__(self, line: str) -> None:
         words = (word if len(word) <= 400 else f"{word[:100]}..." for word in line.split())
-        # What a terminal would obey is shown as Python writes it.
-        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words))
+        shown = printable(" ".join(words))
         super().__init__(shown if len(shown) <= 900 else f"{shown[:500]} ... {shown[-390:]}")
+
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors of reading content that another program may have written."""
+
+
+def printable(text: object) -> str:
+    r"""Return a text, such as the name of a folder, without what a terminal would obey.
+
+    >>> print(printable("runs/a\x1b[2J"))
+    runs/a\x1b[2J
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:

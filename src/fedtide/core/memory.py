@@ -18,7 +18,7 @@ import torch
 
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, sha256
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.trees import Tree, detached, size_in_bytes
 
 Version = tuple[int, int]
@@ -170,7 +170,7 @@ class MemoryStore:
         saved = codec.from_file(file)
         try:
             self._rows = self._of(saved)
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, *UNREADABLE) as error:
             raise FedtideError(f"{file}: damaged ({type(error).__name__}: {error})") from None
 
     def _of(self, saved: Any) -> dict[int, list[tuple[Version, Tree | Stored]]]:

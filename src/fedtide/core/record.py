@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtide.core.atomic import check_sha256, naming, sha256
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 
 try:
     import fcntl
@@ -61,6 +62,21 @@ class Mark:
 
     length: int
     sha256: str
+
+
+def read_marks(read: Mapping[str, Any]) -> dict[str, Mark]:
+    """Return marks from JSON.
+
+    Raises:
+        ValueError: one is of a file that no run counts on; with it any file of the machine could be read.
+    """
+    marks = {name: Mark(int(mark["length"]), str(mark["sha256"])) for name, mark in read.items()}
+    for name, mark in marks.items():
+        if name not in (*FILES, FORGETTING) and not re.fullmatch(r"\.\./\.\./shift/[^/]+\.safetensors", name):
+            raise ValueError(f"{name!a} is no file of a record")
+        if mark.length < 0:
+            raise ValueError(f"a length of {mark.length}")
+    return marks
 
 
 NOTHING = Mark(0, hashlib.sha256().hexdigest())
@@ -201,6 +217,6 @@ def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]
     for number, line in enumerate(whole, start=1):
         try:
             lines.append(json.loads(line))
-        except ValueError:
+        except UNREADABLE:
             raise FedtideError(f"{path}: line {number} is damaged") from None
     return lines

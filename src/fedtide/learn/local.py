@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import NonNegative, OpenFraction, Positive, Spelled, StepCount, Whole, ingredient
+from fedtide.core.config_types import (
+    ForWeights,
+    NonNegative,
+    OpenFraction,
+    Positive,
+    Spelled,
+    StepCount,
+    Whole,
+    ingredient,
+)
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
@@ -81,13 +90,13 @@ class LocalTrainer:
         augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
     """
 
-    lr: Positive = 0.1
+    lr: Annotated[Positive, ForWeights] = 0.1
     epochs: StepCount | None = None
     local_steps: StepCount | None = None
     batch_size: Whole = 20
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: OpenFraction = 0.0
-    weight_decay: NonNegative = 0.0
+    weight_decay: Annotated[NonNegative, ForWeights] = 0.0
     max_grad_norm: Positive | None = None
     lr_schedule: Annotated[Schedule, Spelled] = Constant()
     augment: tuple[Annotated[Augment, Spelled], ...] = ()

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import NonNegative, OpenFraction, Positive, ingredient
+from fedtide.core.config_types import ForWeights, NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.trees import all_finite
 from fedtide.core.types import Facts, Weights
 from fedtide.core.weights import add, zeros_like
@@ -126,7 +126,7 @@ class Adagrad(_Adaptive):
     """
 
     lr: Positive = 0.1
-    eps: Positive = 1e-3
+    eps: Annotated[Positive, ForWeights] = 1e-3
     beta1: OpenFraction = 0.0
     kind: Literal["adagrad"] = "adagrad"
 
@@ -149,7 +149,7 @@ class Adam(_Adaptive):
     """
 
     lr: Positive = 0.01
-    eps: Positive = 1e-3
+    eps: Annotated[Positive, ForWeights] = 1e-3
     beta1: OpenFraction = 0.9
     beta2: OpenFraction = 0.99
     kind: Literal["adam"] = "adam"
@@ -173,7 +173,7 @@ class KerasAdam(_Adaptive):
     """
 
     lr: Positive = 0.01
-    eps: Positive = 1e-3
+    eps: Annotated[Positive, ForWeights] = 1e-3
     beta1: OpenFraction = 0.9
     beta2: OpenFraction = 0.999
     kind: Literal["keras-adam"] = "keras-adam"
@@ -204,7 +204,7 @@ class Yogi(_Adaptive):
     """
 
     lr: Positive = 0.01
-    eps: Positive = 1e-3
+    eps: Annotated[Positive, ForWeights] = 1e-3
     beta1: OpenFraction = 0.9
     beta2: OpenFraction = 0.99
     initial_accumulator: NonNegative | None = None

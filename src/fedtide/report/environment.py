@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 
 NANO = "played to see that it works; its numbers mean nothing"
 """Warning about folders of the scale nano."""
@@ -22,7 +22,7 @@ def environment_line(root: Path, name: str) -> str:
         packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
         machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
         return f"{name}: {about['made']}, {machine}; {packages}"
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except UNREADABLE:
         raise FedtideError(
             f"{path}: damaged; it is needed for the report's last line only and may be removed"
         ) from None
@@ -45,5 +45,5 @@ def is_nano(root: Path) -> bool:
     """Tell whether a folder was played at the scale that only shows that an experiment works."""
     try:
         return environment_of(root).get("scale") == "nano"
-    except ValueError:
+    except UNREADABLE:
         return False  # the line about the environment says that it is damaged

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.config import Experiment, Method
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
 from fedtide.data.saved import domains_of, groups_of, labels_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
@@ -228,7 +228,7 @@ class RunRecord:
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
             return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
-        except (ValueError, LookupError, TypeError):
+        except UNREADABLE:
             raise FedtideError(f"{path}: a line is damaged") from None
 
     def client_rows(self, view: str, since: int) -> list[dict[str, str]]:
@@ -243,7 +243,7 @@ class RunRecord:
                 if not numbered:
                     raise ValueError
                 return [row | {"accuracy": str(float(row["accuracy"] or "nan"))} for row in rows]
-            except (ValueError, LookupError, TypeError, AttributeError, csv.Error):
+            except (csv.Error, *UNREADABLE):
                 raise FedtideError(f"{path}: a line is damaged") from None
 
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
@@ -405,10 +405,12 @@ def _check(line: Any, wanted: Any, where: str) -> None:
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
     for key, known in (
         ("domains", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
-        ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart),
+        ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart), ("facts", _is_table),
     ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
+    if not all(_may_be_number(view.get("accuracy")) for view in scores.values()):
+        raise FedtideError(f"{where}: damaged: 'accuracy' is of another kind")
     if not all(_are_ways(view) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'others' or 'densities' is of another kind")
     if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
@@ -428,6 +430,10 @@ def _are_quantiles(found: Any) -> bool:
     """Tell whether `found` has the form of `fedtide.runs.runner.losses`; null where unknown."""
     names = {"min", "q25", "q50", "q75", "max"}
     return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
+
+
+def _is_table(found: Any) -> bool:
+    return isinstance(found, dict)
 
 
 def _is_count(found: Any) -> bool:
@@ -454,7 +460,7 @@ def _are_ways(view: dict[str, Any]) -> bool:
 
 
 def _may_be_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _are_weights(found: Any) -> bool:

@@ -76,8 +76,11 @@ def _digest(path: str) -> str:
         FedtideError: the file cannot be read.
     """
     file = file_of(Path(path))
+    if file.exists() and not file.is_file():
+        raise FedtideError(f"{file}: is a pipe or a device, allowed: a file; the configuration names it")
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        with open(file, "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()[:16]
     except OSError as error:
         said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise FedtideError(f"{file}: {said}; the configuration names it") from None

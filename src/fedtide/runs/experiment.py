@@ -16,7 +16,7 @@ from fedtide.core.record import check_marks
 from fedtide.fleets.pool import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, known_digest_of
-from fedtide.runs.folder import Planned, check_links, plan
+from fedtide.runs.folder import Planned, check_entries, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
@@ -61,7 +61,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         False if a person stopped it; everything is saved then.
     """
     display = display or Display()
-    check_links(root)
+    check_entries(root, played=True)
     runs = plan(experiment, root)
     check_runs(runs)
     left = [run for run in runs if not run.finished]

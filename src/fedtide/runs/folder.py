@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,16 +81,33 @@ def _methods(point: Point, root: Path) -> Sequence[Method]:
     ]
 
 
-def check_links(root: Path) -> None:
-    """Raise if there is a link in a run folder: what lies behind it may be another's, and a run overwrites and deletes.
+def check_entries(root: Path, *, played: bool = False) -> None:
+    """Raise unless all that is in a run folder are folders and files.
+
+    Behind a link may be what is not the run's, and a pipe or a device may never end.
+
+    Args:
+        root: the run folder.
+        played: whether it is to be played, which writes on in its files: none may have another name elsewhere.
 
     Raises:
-        FedtideError: it names the link.
+        FedtideError: it names what is there.
     """
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink():
+            try:
+                found = path.lstat()
+            except FileNotFoundError:  # a run that is being played removed it
+                continue
+            if stat.S_ISLNK(found.st_mode):
                 raise FedtideError(f"{path}: is a link, allowed: a file or folder of the run folder itself")
+            if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
+                raise FedtideError(f"{path}: is a pipe or a device, allowed: a file or folder")
+            if played and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                raise FedtideError(
+                    f"{path}: is the same file under another name, too (a hard link), and would change there; allowed: "
+                    "a file of the run folder alone"
+                )
 
 
 def shift_file(root: Path, method: Method, seed: int) -> Path:
@@ -121,7 +140,7 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
         FedtideError: there is already something at `root`; it is left as it is.
     """
     free(root)
-    making = root.with_name(f"{root.name}.making-{os.getpid()}")
+    making = root.with_name(f"{root.name}.making-{secrets.token_hex(8)}")
     about = environment() | ({"scale": scale} if scale else {})
     told = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
     try:
@@ -135,7 +154,12 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
 
 
 def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Experiment:
-    """The experiment of a run folder, with overrides `key=value`; see `fedtide.config.read` for `imports`."""
+    """The experiment of a run folder, with overrides `key=value`; see `fedtide.config.read` for `imports`.
+
+    Raises:
+        FedtideError: it is no run folder, or there is something else in it than folders and files.
+    """
+    check_entries(root)
     if not (root / "config.toml").is_file():
         raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
     return read(root / "config.toml", sets=sets, imports=imports)

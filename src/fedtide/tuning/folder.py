@@ -20,7 +20,7 @@ from fedtide.config import Experiment, from_dict, is_own, read, resolved, to_tom
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
-from fedtide.runs.folder import made
+from fedtide.runs.folder import check_entries, made
 from fedtide.tuning.plan import Place, Search, digest_of_tuning, stages, with_values
 from fedtide.tuning.trials import Trial, best_of, read_trial
 
@@ -44,7 +44,12 @@ def is_tuning(root: Path) -> bool:
 
 
 def load(root: Path, *, imports: bool = True) -> Experiment:
-    """Return the experiment of a tune folder, as read for tuning; see `fedtide.config.read` for `imports`."""
+    """Return the experiment of a tune folder, as read for tuning; see `fedtide.config.read` for `imports`.
+
+    Raises:
+        FedtideError: there is something else in it than folders and files.
+    """
+    check_entries(root)
     return read(root / "config.toml", timed=False, imports=imports)
 
 

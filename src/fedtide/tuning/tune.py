@@ -15,7 +15,7 @@ from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import run_lock
 from fedtide.fleets.pool import Processes
-from fedtide.runs.folder import check_links
+from fedtide.runs.folder import check_entries
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.tuning.folder import append_trial, of_search, read_trials, write_ready, write_trials
 from fedtide.tuning.plan import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
@@ -87,7 +87,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
     config = digest_of_tuning(experiment)
     with run_lock(root, "config.toml"), ExitStack() as stack:
-        check_links(root)
+        check_entries(root, played=True)
         for left in root.glob("memory-????????"):  # memory of killed trials, as tempfile names it
             rmtree(left)
         trials = _in_order(read_trials(root, planned, config), planned, tune.parallel_trials)

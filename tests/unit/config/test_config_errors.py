@@ -189,6 +189,7 @@ WRONG = [
     ("method/0/options", 3, "method 'A'.options"),
     ("method/1/shift", 3, "method 'B'.shift: found 3, allowed: a table"),
     ("defaults/local/lr", 0, "method 'A'.local.lr: found 0, allowed: greater than 0"),
+    ("defaults/local/lr", 1e308, "method 'A'.local.lr: found 1e\\+308, allowed: at most 3.4e\\+38, as weights hold"),
     ("defaults/local/lr", True, "method 'A'.local.lr: found True, allowed: a number"),
     ("defaults/local/lr", "0.1", "method 'A'.local.lr: found '0.1', allowed: a number"),
     ("defaults/local/epochs", 0, "method 'A'.local.epochs: found 0, allowed: 1 or more"),
