@@ -40,7 +40,7 @@ class Entry:
         make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
         sends: payloads down and up, in a few words.
         family: what it trains.
-    sees: values of a single client that the server sees, beside what the cohort asks.
+        sees: values of a single client that the server sees, beside what the cohort asks.
         keeps: memory of a client between rounds.
         exempt: laws that cannot hold for the algorithm, each with the reason.
         variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show

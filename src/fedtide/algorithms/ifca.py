@@ -50,7 +50,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     ChooseOn,
-    Divide,
+    Divisor,
     at_most_registered,
     best_set,
     check_layer,
@@ -83,7 +83,7 @@ def ifca(
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
-    normalize_by: Divide = "members",
+    normalize_by: Divisor = "members",
     choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
     n_init: ModelCount = 1,

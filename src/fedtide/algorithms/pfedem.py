@@ -74,7 +74,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blend_branches, with_branches
-from fedtide.multi.clusters import Divide, init_models, join_models, receive_models, send_models, step_models
+from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
 from fedtide.multi.mixture_loss import mixture_notes
@@ -114,7 +114,7 @@ def pfedem(
     gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: StepCount = 1,
     update: Update = Certainty(a0=0.3),
-    normalize_by: Divide = "members",
+    normalize_by: Divisor = "members",
     keep_mixture: Flag = False,
     inference: Inference = "posterior",
     var_floor: Positive = 1e-3,

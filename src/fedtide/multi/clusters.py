@@ -44,7 +44,7 @@ from fedtide.models.branched import WHOLE
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
 
-Divide = Literal["members", "participants"]
+Divisor = Literal["members", "participants"]
 """Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
 
 S = TypeVar("S", bound=Any)
@@ -297,7 +297,7 @@ def step_models(
     state: S,
     server: Server,
     sums: Sequence[Sum | None],
-    divide: Divide = "members",
+    normalize_by: Divisor = "members",
     own_layer: str = WHOLE,
     everyone: float | None = None,
 ) -> S:
@@ -307,7 +307,7 @@ def step_models(
         state: the state, with K models.
         server: the optimizer.
         sums: sums of the updates of each model's members; None if there are none.
-        divide: divide a model's update by the weights of its members, or by those of all participants.
+        normalize_by: divide a model's update by the weights of its members, or by those of all participants.
         own_layer: the only layer in which the models differ; "*" means all. Other layers move by the mean over all
             updates.
         everyone: total weight of all participants; None if each has trained one model, so that it is that of all
@@ -318,7 +318,7 @@ def step_models(
     deltas = [
         None
         if total is None or not total.weight
-        else mean(total if divide == "members" else replace(total, weight=everyone))
+        else mean(total if normalize_by == "members" else replace(total, weight=everyone))
         for total in sums
     ]
     if own_layer != WHOLE and everyone:

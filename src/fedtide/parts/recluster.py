@@ -463,10 +463,8 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
 
 def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
     """Return the mean silhouette of each labeling, over all rows or a random subset of size `rows`."""
-    if rows is not None and rows < len(x):
-        some = torch.from_numpy(np.sort(rng.numpy().choice(len(x), rows, replace=False)))
-        x, labels = x[some], labels[:, some]
-    return silhouettes(x, labels, kind).mean(1).tolist()
+    some = sample_rows(torch.arange(len(x)), rows, rng)
+    return silhouettes(x[some], labels[:, some], kind).mean(1).tolist()
 
 
 # -- k-center ---------------------------------------------------------------------------------------------------------
