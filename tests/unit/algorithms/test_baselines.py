@@ -297,7 +297,7 @@ def test_members_step_as_far_as_if_they_were_alone():
 
 def test_one_branch_of_vanilla_is_fedadam_bit_for_bit():
     ours = played(toy("vanilla", {"branches": 1, "server": {**KERAS, "lr": 0.02}}, data=DATA))
-    theirs = played(toy("fedadam", {"server": {"lr": 0.02, "eps": 1e-4, "style": "keras"}}, data=DATA))
+    theirs = played(toy("fedadam", {"server": {"kind": "keras-adam", "lr": 0.02, "eps": 1e-4}}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
 
