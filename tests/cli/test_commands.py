@@ -226,7 +226,7 @@ def test_a_nano_run_has_no_verdicts_in_the_terminal(capsys, here, scale):
     assert done("run", "study.toml", "--scale", scale, "--workers", 1, "--out", "x") == 0
     out = capsys.readouterr().out
     assert ("nano: played to see that it works; its numbers mean nothing" in out) is (scale == "nano")
-    assert ("not seen: Momentum helps (" in out) is (scale == "cpu")
+    assert ("too few seeds: Momentum helps (" in out) is (scale == "cpu")
     assert ("\nMomentum helps (" in out) is (scale == "nano")
 
 

@@ -413,6 +413,8 @@ def _check(line: Any, wanted: Any, where: str) -> None:
         raise FedtideError(f"{where}: damaged: 'accuracy' is of another kind")
     if not all(_are_ways(view) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'others' or 'densities' is of another kind")
+    if not all(_may_be_number(view.get("commonest")) for view in scores.values()):
+        raise FedtideError(f"{where}: damaged: 'commonest' is of another kind")
     if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
         raise FedtideError(f"{where}: damaged: 'weights' is of another kind")
 

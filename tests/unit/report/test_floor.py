@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
 from fedtide.report import narrative, tables
 from fedtide.report.measures import Measure
 from fedtide.report.page import write_report
@@ -75,3 +76,7 @@ def test_the_page_has_the_line_of_the_record(tmp_path):
     assert made.method("A").measures["commonest_class"].values == [line["scores"]["held_out_clients"]["commonest"]]
     page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
     assert ("commonest class, without training" in [row[0] for row in page.cells]) is made.method("A").no_better
+    path = tmp_path / "run" / "a" / "0" / "rounds.jsonl"
+    path.write_text(path.read_text().replace('"commonest": ', '"commonest": "so", "was": '))
+    with pytest.raises(FedtideError, match=r"line \d: damaged: 'commonest' is of another kind"):
+        write_report([tmp_path / "run"])
