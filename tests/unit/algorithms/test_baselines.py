@@ -587,3 +587,12 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
 def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
     with pytest.raises(FedtideError, match=r"lam: found 0.25, allowed: 0 with branch_layer = '\*'"):
         scsgd(task(), branch_layer="*", lam=0.25)
+
+
+@pytest.mark.parametrize(("name", "options", "meant"), [
+    ("min-loss", {"branch_average": "members"}, "normalize_by"),
+    ("fedavg", {"server": {"kind": "adam", "style": "keras"}}, "kind"),
+])  # fmt: skip
+def test_a_key_of_before_leads_to_that_of_now(name, options, meant):
+    with pytest.raises(FedtideError, match=f"did you mean '{meant}'"):
+        toy(name, options)
