@@ -152,11 +152,7 @@ def ifca(
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
-    works, adapt, predict = (
-        {"train": train, "fit": fit_question(task)},
-        find_model(task, choose_on),
-        predict_by_cluster(task),
-    )
-    check = at_most_registered(clusters)
+    works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
+    predict, check = predict_by_cluster(task), at_most_registered(clusters)
     made = Algorithm("ifca", init, works, round, serve, predict, adapt, check=check)
     return with_cohort(made, cohort, task, local, forward=forward, trained=once)
