@@ -66,6 +66,18 @@ def algorithm_table() -> str:
     return "\n".join(rows)
 
 
+def uses(family: str) -> str:
+    """When to use which algorithm of a family: what their pages say of it."""
+    rows = ["| use | when | the server sees |", "| --- | --- | --- |"]
+    for name, entry in REGISTRY.items():
+        blocks = inspect.cleandoc(module_of(entry).__doc__ or "").split("\n\n")
+        for said in (block.partition(": ")[2] for block in blocks if block.startswith("When to use it: ")):
+            if entry.family == family:
+                when = " ".join((said[:1].upper() + said[1:]).split())
+                rows.append(f"| [{title(name)}]({name}.md) | {when} | {entry.sees} |")
+    return "\n".join(rows)
+
+
 def navigation() -> str:
     """The pages of algorithms, in mkdocs.yml."""
     return "\n".join(f"      - {title(name)}: algorithms/{name}.md" for name in REGISTRY)
@@ -302,6 +314,7 @@ def documentable(thing: Any) -> bool:
 GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "algorithms": algorithm_table,
+    **{family: partial(uses, family) for family in ("global", "branches", "mixture", "clustered")},
     "laws": laws,
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),

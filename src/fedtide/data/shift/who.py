@@ -40,13 +40,13 @@ class Always(Arriving):
 
 
 class Turns(Arriving):
-    """Groups that take turns by a curve over a period."""
+    """Groups that take turns: what all kinds of turns share."""
 
     kind: str
-    curve: str
     period: float
-    exponent: float
     phase: float
+    blocks: ClassVar[bool] = False
+    """Tell whether one group at a time takes part."""
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Raise if there are fewer than two groups, or if one has no clients."""
@@ -60,7 +60,7 @@ class Turns(Arriving):
     def rhythm(self, turns: int) -> Rhythm:
         """Return the period, its whole rounds, and the rounds at which the first of `turns` turns starts and peaks."""
         # A block begins at its phase; curves with a peak have it in the middle of the block's rounds.
-        peak = self.phase + (self.period / turns - 1) / 2 if self.curve == "block" else self.phase
+        peak = self.phase + (self.period / turns - 1) / 2 if self.blocks else self.phase
         return {"period": self.period, "peak": peak, "start": self.phase, "rounds": max(round(self.period), 1)}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
@@ -73,12 +73,8 @@ class Turns(Arriving):
             turn = f"from {first} clients by way of {listed(others)} clients to {first} clients again"
         return (
             f"They belong to groups, {listed(groups)}, that take turns: every {self.period:g} {unit} the "
-            f"participants change {turn}{', from one block to the next' if self.curve == 'block' else ''}. "
+            f"participants change {turn}{', from one block to the next' if self.blocks else ''}. "
         )
-
-    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
-        return periodic_shares(self.curve, time - self.phase, self.period, self.exponent, len(sizes))
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
@@ -146,6 +142,10 @@ class Periodic(Turns):
     dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
 
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
+        return periodic_shares(self.curve, time - self.phase, self.period, self.exponent, len(sizes))
+
 
 @ingredient
 class BlockCyclic(Turns):
@@ -167,8 +167,11 @@ class BlockCyclic(Turns):
     phase: Finite = 0.0
     dropout_rate: OpenFraction = 0.0
     kind: Literal["block-cyclic"] = "block-cyclic"
-    curve: ClassVar[str] = "block"
-    exponent: ClassVar[float] = 1.0
+    blocks: ClassVar[bool] = True
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
+        return periodic_shares("block", time - self.phase, self.period, 1.0, len(sizes))
 
 
 Who = Annotated[Always | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]

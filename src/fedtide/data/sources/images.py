@@ -113,7 +113,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
             if file.suffix.lower() in ENDINGS and file.is_file():
                 yield file.relative_to(path).as_posix(), file.read_bytes()
         return
-    with reading(path, "a tar archive"), opened(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
+    with reading(path, "a tar archive"), opened(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
         for member in archive:
             if member.isfile() and PurePosixPath(member.name).suffix.lower() in ENDINGS:
                 check_unpacked(path, member.size)  # a sparse file may be of any size
@@ -134,6 +134,6 @@ def _fingerprint(path: Path) -> str:
             if file.suffix.lower() in ENDINGS:
                 found.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
     else:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, lambda: found).hexdigest()
+        with open(path, "rb") as archive:
+            hashlib.file_digest(archive, lambda: found)
     return found.hexdigest()
