@@ -16,6 +16,8 @@ SYNONYMS = {
     "over": ("over_selection",),
     "select": ("cohort",),
     "rows": ("samples",),
+    "held_out": ("held_out_clients", "test"),
+    "step": ("time",),
     "pool": ("domain",),
     "valid": ("val",),
     "validation": ("val",),

@@ -207,7 +207,7 @@ def test_gas_sensors_stream_batch_by_batch():
 
 
 def test_electricity_streams_by_the_order_of_its_half_hours():
-    rows = CSV("streams/elec.csv", label="class", step=1800.0).load(real("streams"), 0)
+    rows = CSV("streams/elec.csv", label="class", time={"every": 1800.0}).load(real("streams"), 0)
     assert (len(rows), rows.shape, rows.classes) == (45_312, (6,), 2)
     assert float(rows.time[-1]) == 45_311 * 1800
     population = build(rows, IID(clients=20), shift=Shift(what=Stream(by="time", intervals=10, gap=50)))

@@ -318,7 +318,7 @@ def test_several_files_are_one_table(tmp_path):
 
 
 def test_a_step_is_the_time_from_row_to_row_dropped_ones_included(tmp_path):
-    rows = stations(tmp_path, time=None, step=1800.0).load(None, 0)
+    rows = stations(tmp_path, time={"every": 1800.0}).load(None, 0)
     assert rows.time.tolist() == [0.0, 3600.0, 0.0]
 
 

@@ -123,7 +123,7 @@ def test_whole_texts_are_kept_apart(tmp_path):
 )
 def test_the_file_may_say_what_is_for_testing(tmp_path, flags):
     lines = [{"client": "a", "text": word, "part": flag} for word, flag in zip("xyz", flags, strict=True)]
-    rows = Text((written(tmp_path / "t.jsonl", lines),), held_out="part").load(None, 0)
+    rows = Text((written(tmp_path / "t.jsonl", lines),), test="part").load(None, 0)
     assert rows.held_out.tolist() == [False, True, False]
     assert rows.y[:, 0].tolist() == [4, 3, 5]
 
@@ -243,7 +243,7 @@ def test_a_shard_has_the_mask_of_its_rows(tmp_path):
 @pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, samples=3), Resample(clients=4, samples=5),
 Natural()],
                          ids=lambda p: p.kind)  # fmt: skip
-@pytest.mark.parametrize("test", [None, 0.0])
+@pytest.mark.parametrize("test", [0.2, 0.0])
 @pytest.mark.parametrize("unseen", [0, 2])
 def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unseen):
     rows = library(tmp_path, test=test).load(None, 0)
@@ -282,7 +282,7 @@ WRONG = {
     "word-time": (GOOD + '{"client": 1, "text": "b", "when": "noon"}\n', {"time": "when"},
                   "line 2: time: found 'noon', allowed: seconds or ISO 8601"),
     "nan-time": ('{"client": 1, "text": "b", "when": NaN}\n', {"time": "when"}, "line 1: time: found 'nan'"),
-    "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"held_out": "part"},
+    "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"test": "part"},
              "line 2: part: found 'maybe', allowed: true, false, 'test', 'train'"),
     "domain": (GOOD, {"domain": "client", "domains": ("a", "b")}, "domains: found 'b', allowed: a"),
     "empty": ("", {}, "data.jsonl: no text with a word in it"),
@@ -364,7 +364,7 @@ def test_a_wrong_dump_is_one_line(tmp_path, name):
     ({"domains": ("a",)}, "name it with domain"),
     ({"domain": "p", "domains": ("a", "b"), "domain_names": ("x",)}, "1 domain_names for 2 domains"),
     ({"domain": "p", "domain_names": ("x",)}, "1 domain_names for 0 domains"),
-    ({"held_out": "part", "test": 0.2}, "leave test out"),
+    ({"test": ["part"]}, "found \\['part'\\], allowed: a share, 0 or more and less than 1, or a column"),
     ({"path": ()}, "found \\(\\), allowed: 1 or more"),
     ({"vocabulary": 0}, "found 0, allowed: 1 or more"),
     ({"length": 0}, "found 0, allowed: 1 or more"),

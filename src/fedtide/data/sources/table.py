@@ -11,11 +11,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Finite, Positive, ingredient
+from fedtide.core.config_types import Finite, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled, from_arrays
@@ -29,6 +29,20 @@ Column = list[tuple[int, str]]
 
 
 @ingredient
+class Every:
+    """Times of rows at equal distances.
+
+    Args:
+        every: seconds from each row to the next.
+    """
+
+    every: Positive
+
+
+TIME = explained("a column, the columns of a date, or { every = SECONDS }")
+
+
+@ingredient
 class CSV(Loading):
     """Comma-separated files with a header, packed (gzip, bzip2, xz) or not.
 
@@ -39,8 +53,8 @@ class CSV(Loading):
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone); or the columns of a date in UTC: year,
-            month, day, and optionally hour, minute, second.
-        step: seconds between consecutive rows, if there is no column for the time.
+            month, day, and optionally hour, minute, second; or `{ every = SECONDS }`, the time from each row to the
+            next.
         features: columns of the features, which must be numbers; by default all others.
         missing: treatment of a row with a missing number, an empty cell or one of NA, NaN, null: "error" raises, "drop"
             leaves the row out.
@@ -51,8 +65,7 @@ class CSV(Loading):
     cuts: tuple[Finite, ...] = ()
     client: str | None = None
     domain: str | None = None
-    time: str | tuple[str, ...] | None = None
-    step: Positive | None = None
+    time: Annotated[str | tuple[str, ...] | Every, TIME] | None = None
     features: tuple[str, ...] | None = None
     missing: Literal["error", "drop"] = "error"
     kind: Literal["csv"] = "csv"
@@ -60,8 +73,6 @@ class CSV(Loading):
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
-        if self.time is not None and self.step is not None:
-            raise ValueError("found `time` and `step`, allowed: one of them")
         if isinstance(self.time, tuple) and not 3 <= len(self.time) <= 6:
             raise ValueError(
                 f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, minute, second"
@@ -90,7 +101,7 @@ class CSV(Loading):
     def _columns(self, path: Path) -> dict[str, list[Any]]:
         """Read the values of a file by row: numbers of "x", "label", and if present "client", "domain", "time"."""
         header, lines = read_table(path)
-        times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
+        times = self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
         taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]
         features = self.features or tuple(column for column in header if column not in taken)
         named = [*taken, *features]
@@ -114,8 +125,8 @@ class CSV(Loading):
         if times:
             cells = [(row, [line[at[column]].strip() for column in times]) for row, line in lines]
             columns["time"] = [_when(f"{path}: row {row}", texts) for row, texts in cells]
-        if self.step is not None:
-            columns["time"] = [place * self.step for place, _ in numbered]
+        if isinstance(self.time, Every):
+            columns["time"] = [place * self.time.every for place, _ in numbered]
         return columns
 
     def _labels(self, path: Path, column: list[tuple[int, str]]) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, OpenFraction, ingredient
+from fedtide.core.config_types import Count, OpenFraction, explained, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, find, opened, reading
@@ -35,6 +35,8 @@ HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """Several names, or a single one without brackets."""
+
+TEST = explained("a share, 0 or more and less than 1, or a column")
 
 
 class _Record(NamedTuple):
@@ -81,9 +83,9 @@ class Text(Loading):
         domains: values of that column to keep, in this order; by default all.
         domain_names: other names for the domains.
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
-        held_out: column that marks texts for testing: true and false, or "test" and "train".
-        test: share of each client's texts that is for testing, which are the latest, at least one of two; None means
-            0.2, or 0 if `held_out` is given. 0 leaves the split to `data.split`; then the vocabulary is from all texts.
+        test: texts for testing: a share of each client's, which are the latest, at least one of two; or the column that
+            marks them: true and false, or "test" and "train". 0 leaves the split to `data.split`; then the vocabulary
+            is from all texts.
         vocabulary: number of known words, the most frequent of the training sentences.
         length: number of steps of a row.
         oov_buckets: number of token ids shared by words outside the vocabulary.
@@ -97,8 +99,7 @@ class Text(Loading):
     domains: tuple[str, ...] = ()
     domain_names: tuple[str, ...] = ()
     time: str | None = None
-    held_out: str | None = None
-    test: OpenFraction | None = None
+    test: Annotated[OpenFraction | str, TEST] = 0.2
     vocabulary: Count = 10_000
     length: Count = 20
     oov_buckets: Count = 1
@@ -112,8 +113,6 @@ class Text(Loading):
             raise ValueError(
                 f"{len(self.domain_names)} domain_names for {len(self.domains)} domains; give as many of each"
             )
-        if self.held_out is not None and self.test:
-            raise ValueError("held_out says which texts are for testing; leave test out")
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
@@ -158,14 +157,14 @@ class Text(Loading):
         return [text for text in records if text.domain in self.domains] if self.domains else records
 
     def _read(self, path: Path) -> Iterator[_Record]:
-        others = [column for column in (self.domain, self.time, self.held_out) if column is not None]
+        others = [column for column in (self.domain, self.time, self.test) if isinstance(column, str)]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
         for where, record in _posts(path, columns) if posts else _objects(path, columns):
             client = "/".join(_name(where, column, record[column]) for column in self.client)
             domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
             time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
-            held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
+            held_out = isinstance(self.test, str) and _flag(where, self.test, record[self.test])
             for text in _texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text
                 if WORD.search(plain):
@@ -173,11 +172,10 @@ class Text(Loading):
 
     def _held_out(self, records: list[_Record], client: np.ndarray) -> np.ndarray:
         """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
-        if self.held_out is not None:
+        if isinstance(self.test, str):
             return np.array([text.held_out for text in records])
-        share = 0.2 if self.test is None else self.test
         count = np.bincount(client)
-        kept = np.minimum(np.maximum((count * share).round(), 1), count - 1) if share else 0 * count
+        kept = np.minimum(np.maximum((count * self.test).round(), 1), count - 1) if self.test else 0 * count
         place = np.arange(len(client)) - (count.cumsum() - count)[client]
         return place >= (count - kept)[client]
 
