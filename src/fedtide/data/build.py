@@ -18,17 +18,9 @@ from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.generated_population import check_generated, generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import (
-    IID,
-    ByGroup,
-    Natural,
-    Partition,
-    Rotation,
-    follow,
-    limited,
-)
+from fedtide.data.partition import IID, ByGroup, Natural, Partition, Rotation, follow, limited
 from fedtide.data.population import Population
-from fedtide.data.ragged import Ragged, part_sizes
+from fedtide.data.ragged import Ragged, count_pairs, part_sizes
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
@@ -222,10 +214,9 @@ def _by_group(
             test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
-        allowed = f"data.held_out_clients.clients of {len(masks)} or more, or a test set for every group"
-        raise FedtideError(
-            f"{rows.name}: some groups have test rows of their own and some have none; allowed: {allowed}"
-        )
+        allowed = f"{len(masks)} or more, or a test set for every group"
+        but = f"some groups have test rows of their own in {rows.name}, and some have none"
+        raise refused("data.held_out_clients.clients", held_out_clients.clients, allowed, but)
     which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
     none = Ragged.empty(sum(n for n, _ in sizes))
     return _Dealt(_joined(seen), _joined(test) if test else none, _joined(outside), which, names)
@@ -275,8 +266,7 @@ def _class_counts(dealt: Ragged, rows: Rows) -> np.ndarray:
         block = counts[first : first + BLOCK]
         start = dealt.start[first : first + len(block) + 1]
         owner = torch.repeat_interleave(torch.arange(len(block)), start.diff())
-        cell = owner * rows.classes + rows.y[dealt.rows[start[0] : start[-1]].long()]
-        block += torch.bincount(cell, minlength=block.numel()).reshape(block.shape)
+        block += count_pairs(owner, rows.y[dealt.rows[start[0] : start[-1]].long()], len(block), rows.classes)
     return counts.numpy()
 
 

@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
-from fedtide.data.ragged import Ragged, Spans
+from fedtide.data.ragged import Ragged, Spans, count_pairs
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import AvailabilityPlan
@@ -165,9 +165,11 @@ class Population:
 
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """Return the `m` clients that arrive at `moment`, in order; a larger `m` only appends clients."""
-        key = Rng(self.seed).at(moment.round, "arrivals")
-        came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
-        return self._only_there(came, moment)
+        return self._only_there(self._who.arrivals(m, *self._draw(moment)), moment)
+
+    def _draw(self, moment: Moment) -> tuple[list[Tensor], float, Rng]:
+        """Return what arrivals are drawn from: the clients of each group that are there, the time, and the key."""
+        return self._members_at(moment), self.shift.time(moment), Rng(self.seed).at(moment.round, "arrivals")
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
         there = self.there(moment) if self._who.recorded else None
@@ -175,14 +177,11 @@ class Population:
 
     def substituted(self, m: int, moment: Moment) -> int:
         """Count the arrivals among `m` that replace clients of an exhausted group."""
-        key = Rng(self.seed).at(moment.round, "arrivals")
-        return self._who.substituted(m, self._members_at(moment), self.shift.time(moment), key)
+        return self._who.substituted(m, *self._draw(moment))
 
     def reachable(self, moment: Moment) -> Tensor:
         """Return the registered clients that could answer at `moment`, sorted: a prefix of the order of arrival."""
-        key = Rng(self.seed).at(moment.round, "arrivals")
-        reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
-        return self._only_there(reachable, moment)
+        return self._only_there(self._who.reachable(*self._draw(moment)), moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
         """Return the mask (clients,) of the asked `clients` that do not drop out.
@@ -274,8 +273,7 @@ class Population:
         """
         rows, owner = self.pooled(clients, moment, part)
         labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
-        cells = len(clients) * self.rows.classes
-        counts = torch.bincount(owner * self.rows.classes + labels, minlength=cells).reshape(len(clients), -1)
+        counts = count_pairs(owner, labels, len(clients), self.rows.classes)
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
     def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:

@@ -133,6 +133,15 @@ class Spans:
         return torch.full((len(clients),), self.count)
 
 
+def count_pairs(owner: Tensor, kind: Tensor, owners: int, kinds: int) -> Tensor:
+    """Count the rows of each owner and kind (owners, kinds).
+
+    >>> count_pairs(torch.tensor([0, 0, 1]), torch.tensor([2, 2, 0]), owners=2, kinds=3).tolist()
+    [[0, 0, 2], [1, 0, 0]]
+    """
+    return torch.bincount(owner * kinds + kind, minlength=owners * kinds).reshape(owners, kinds)
+
+
 def part_sizes(counts: np.ndarray, val: float, test: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of test rows and of validation rows of clients with `counts` rows."""
     n_test = np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) * (test > 0)

@@ -64,11 +64,8 @@ class Downscale:
         """Return the new shape (channels, height, width) of an image; raise if no pixel is left."""
         depth, height, width = shape
         if self.factor > min(height, width):
-            raise refused(
-                f"{where}.factor",
-                self.factor,
-                f"at most {min(height, width)}, as images of {name} are {height} x {width}",
-            )
+            allowed = f"at most {min(height, width)}, as images of {name} are {height} x {width}"
+            raise refused(f"{where}.factor", self.factor, allowed)
         return depth, height // self.factor, width // self.factor
 
     def apply(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.how.row_transform import Reading
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,23 @@ class HeldBy(Holding):
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
-        return HeldByPlan(self.held, view)
+        return HeldByPlan(view, self.held)
 
 
 @dataclass(frozen=True)
-class HeldByPlan(Plan):
+class HeldByPlan(OwnRows):
     """Rows of each client over time by `HeldBy`."""
 
     held: Callable[[Tensor, str, Moment, Rng], Tensor]
-    view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        return self.held(self.view.parts[part][client], part, moment, self.view.rng.at("what", client))
+        return self.held(super().hold(client, part, moment), part, moment, self.view.rng.at("what", client))
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if moment is None:
-            return self.view.parts[part].sizes(clients)
+            return super().counts(clients, part, moment)
         return torch.tensor([len(self.hold(client, part, moment)) for client in clients.tolist()], dtype=torch.int64)
 
     def there(self, moment: Moment) -> Tensor | None:

@@ -82,10 +82,8 @@ class LabelSwaps(Reading):
 
     def chosen(self, view: PopulationView, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
         """Yield the clients that an event chooses, training and held-out clients separately, each with a key."""
-        for who, first, last in view.populated():
-            key = view.rng.at("swaps", event, who)
-            order = key.numpy().permutation(last - first)
-            yield key.at("labels"), first + order[: round(self.fraction * len(order))]
+        for key, _, clients in view.shuffled(view.rng.at("swaps", event)):
+            yield key.at("labels"), clients[: round(self.fraction * len(clients))]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedtide.core.config_types import Count, DataFile, Fraction, Positive, Spell
 from fedtide.core.errors import refused, shown, unknown
 from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
+from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
@@ -220,24 +221,17 @@ class ChangePointsPlan(Plan):
     def _start(self) -> Tensor:
         """Deal clients evenly to the concepts."""
         concept = torch.zeros(len(self.view.group), dtype=torch.int64)
-        for _, order in self._ordered(0):
+        for _, _, order in self.view.shuffled(self.view.rng.at("change-points", 0)):
             concept[order] = torch.arange(len(order)) % len(self.concepts)
         return concept
 
     def _after(self, concept: Tensor, number: int) -> Tensor:
         """Return the concepts after a drawn change point, given those before it."""
         concept, domains = concept.clone(), len(self.concepts)
-        for draw, order in self._ordered(number):
+        for _, draw, order in self.view.shuffled(self.view.rng.at("change-points", number)):
             moved = order[: round(self._steps.fraction * len(order))]
             concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
         return concept
-
-    def _ordered(self, number: int) -> Iterator[tuple[np.random.Generator, Tensor]]:
-        """Yield training clients, then held-out ones, in a random order, each with the generator for further draws."""
-        key = self.view.rng.at("change-points", number)
-        for who, first, last in self.view.populated():
-            draw = key.at(who).numpy()
-            yield draw, first + torch.from_numpy(draw.permutation(last - first))
 
     def met(self) -> Tensor:
         """Return the mask (clients, domains) of the concepts that each client may have at some time."""
@@ -291,12 +285,12 @@ class ChangePointsPlan(Plan):
     @cached_property
     def domain_counts(self) -> dict[str, Tensor]:
         """Number of rows of each client in each domain (clients, domains), for each part."""
-        domains, found = len(self.concepts), {}
-        for part, ragged in self.view.parts.items():
-            assert self.view.rows.domain is not None
-            cell = ragged.owner * domains + self.view.rows.domain[ragged.rows.long()]
-            found[part] = torch.bincount(cell, minlength=len(ragged) * domains).reshape(len(ragged), domains)
-        return found
+        domain, domains = self.view.rows.domain, len(self.concepts)
+        assert domain is not None
+        return {
+            part: count_pairs(ragged.owner, domain[ragged.rows.long()], len(ragged), domains)
+            for part, ragged in self.view.parts.items()
+        }
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -129,7 +129,7 @@ class ClusterDriftPlan(Plan):
     def _start(self) -> State:
         """Deal clients evenly to the groups."""
         group = np.zeros(len(self.view.group), dtype=np.int64)
-        for clients in self._mixed(self.rng.at("start")):
+        for _, _, clients in self.view.shuffled(self.rng.at("start")):
             group[clients] = np.arange(len(clients)) % self.drift.groups
         return State(group, np.zeros_like(group), self.first_groups())
 
@@ -145,7 +145,7 @@ class ClusterDriftPlan(Plan):
     def _small(self, state: State, event: int, key: Rng) -> State:
         """Apply a small drift: some clients change group, and others draw a new distribution."""
         group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
-        for clients in self._mixed(key):
+        for _, _, clients in self.view.shuffled(key):
             n_move, n_redraw = (
                 round(share * len(clients)) for share in (self.drift.migrate_fraction, self.drift.resample_fraction)
             )
@@ -158,16 +158,11 @@ class ClusterDriftPlan(Plan):
     def _mass(self, state: State, event: int, fraction: float, key: Rng) -> State:
         """Apply a mass event: deal some clients to new groups that cut across the newest ones."""
         group, since = state.group.copy(), state.since.copy()
-        for clients in self._mixed(key):
+        for _, _, clients in self.view.shuffled(key):
             dealt = clients[: round(fraction * len(clients))]
             group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
             since[dealt] = event
         return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
-
-    def _mixed(self, key: Rng) -> Iterator[np.ndarray]:
-        """Yield training clients, then held-out ones, in a random order."""
-        for who, first, last in self.view.populated():
-            yield first + key.at(who).numpy().permutation(last - first)
 
     def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
         """Return the labels of a client's group, and the share of each among its drawn rows."""

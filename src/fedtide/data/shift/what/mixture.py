@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -16,7 +17,7 @@ from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import Holding, PerClientPlan, Plan, PopulationView, Rhythm
+from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView, Rhythm
 
 STILL = 0.1
 """Number of cycles over a run below which a mixture counts as constant."""
@@ -30,15 +31,7 @@ class Static(Holding):
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
-        return PerClientPlan(self, view)
-
-    def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """Return the rows held at `moment`, out of the client's own rows."""
-        return rows
-
-    def counts(self, counts: Tensor, part: str) -> Tensor:
-        """Count the rows that each client holds, given the number of its own rows."""
-        return counts
+        return OwnRows(view)
 
 
 @ingredient
@@ -85,7 +78,7 @@ class DomainMixture(Holding):
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
-        return PerClientPlan(self, view)
+        return MixturePlan(view, self)
 
     def rhythm(self, rounds: int) -> Rhythm:
         """Return the number of cycles, the rounds of a cycle, and the whole rounds of half a cycle, at most all."""
@@ -158,6 +151,28 @@ class DomainMixture(Holding):
     def counts(self, counts: Tensor, part: str) -> Tensor:
         """Count the rows that each client holds, given the number of its own rows."""
         return counts if part == "test" and self.test == "all" else self.samples * (counts > 0)
+
+
+@dataclass(frozen=True)
+class MixturePlan(OwnRows):
+    """Mixture of the domains of each client over time."""
+
+    mixture: DomainMixture
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows that a client holds, sorted."""
+        rows, of = super().hold(client, part, moment), self.view.rows
+        assert of.domain is not None
+        domain, key = of.domain[rows.long()], self.view.rng.at("what", client)
+        return self.mixture.hold(rows, domain, len(of.domain_names), part, moment, key)
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
+        return self.mixture.counts(super().counts(clients, part, moment), part)
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return all registered clients, as rows are redrawn in every round."""
+        return self.view.everyone[: None if moment.round != before.round else 0]
 
 
 def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:

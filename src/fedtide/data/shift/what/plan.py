@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,12 @@ class PopulationView:
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
+
+    def shuffled(self, key: Rng) -> Iterator[tuple[Rng, np.random.Generator, np.ndarray]]:
+        """Yield training clients, then held-out ones, in random order, with their key and the generator after that."""
+        for name, first, last in self.populated():
+            draw = key.at(name).numpy()
+            yield key.at(name), draw, first + draw.permutation(last - first)
 
 
 class Holding(Protocol):
@@ -135,30 +142,15 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class PerClientPlan(Plan):
-    """Rows by a `what` that looks at one client at a time: all of its rows, or a mixture of its domains."""
+class OwnRows(Plan):
+    """All rows of every client at all times."""
 
-    what: Any
     view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        rows = self.view.parts[part][client]
-        if self.what.kind == "static":
-            return rows
-        of = self.view.rows
-        domain = of.domain[rows.long()] if of.domain is not None else torch.zeros_like(rows)
-        key = self.view.rng.at("what", client)
-        held: Tensor = self.what.hold(rows, domain, len(of.domain_names), part, moment, key)
-        return held
+        return self.view.parts[part][client]
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """Count the rows that each of `clients` holds, which are equally many at every moment."""
-        ragged = self.view.parts[part]
-        counted: Tensor = self.what.counts(ragged.sizes(clients), part)
-        return counted
-
-    def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """Return no clients, or all clients if rows are redrawn in every round."""
-        redrawn = self.what.kind != "static" and moment.round != before.round
-        return self.view.everyone if redrawn else self.view.everyone[:0]
+        """Count the rows of each of `clients`."""
+        return self.view.parts[part].sizes(clients)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedtide.core.config_types import Count, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
+from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 
 PARTS = ("train", "val", "test")
@@ -193,10 +194,9 @@ class StreamPlan(Plan):
 
     def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
         """Count the rows of a part in each interval of each client (clients, intervals)."""
-        ragged, wide = self.view.parts[part], self.stream.intervals
-        cell = ragged.owner * wide + self.interval[part]
-        counted = torch.bincount(cell if entries is None else cell[entries], minlength=len(ragged) * wide)
-        return counted.reshape(len(ragged), wide).numpy()
+        ragged, some = self.view.parts[part], slice(None) if entries is None else entries
+        owner, interval = ragged.owner[some], self.interval[part][some]
+        return count_pairs(owner, interval, len(ragged), self.stream.intervals).numpy()
 
     @cached_property
     def tables(self) -> dict[str, np.ndarray]:
