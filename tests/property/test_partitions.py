@@ -22,7 +22,7 @@ from fedtide.data.partition import (
     Rotation,
     follow,
 )
-from fedtide.data.partition.pachinko import CIFAR_100, allocated
+from fedtide.data.partition.pachinko import CIFAR_100, allocate
 from fedtide.data.ragged import Ragged
 
 law = settings(max_examples=30, deadline=None, derandomize=True)
@@ -278,7 +278,7 @@ def test_a_used_up_label_leaves_its_share_to_its_super_class():
     root, fine = np.array([[0.5, 0.5]]), [np.array([[0.5, 0.5]]), np.array([[1.0]])]
     supers = [np.array([0, 1]), np.array([2])]
     drawn = np.array([
-        allocated(root, fine, supers, 40, np.array([2, 500, 500]), Rng(seed).numpy())[0] for seed in range(400)
+        allocate(root, fine, supers, 40, np.array([2, 500, 500]), Rng(seed).numpy())[0] for seed in range(400)
     ])  # fmt: skip
     assert (drawn.sum(1) == 40).all()
     assert (drawn[:, 0] <= 2).all()
@@ -288,7 +288,7 @@ def test_a_used_up_label_leaves_its_share_to_its_super_class():
 def test_a_used_up_super_class_leaves_its_share_to_the_others():
     root, fine = np.array([[0.8, 0.1, 0.1]]), [np.ones((1, 1))] * 3
     drawn = np.array([
-        allocated(root, fine, [np.array([k]) for k in range(3)], 50, np.array([10, 500, 500]), Rng(seed).numpy())[0]
+        allocate(root, fine, [np.array([k]) for k in range(3)], 50, np.array([10, 500, 500]), Rng(seed).numpy())[0]
         for seed in range(400)
     ])  # fmt: skip
     assert (drawn[:, 0] == 10).all()
@@ -298,7 +298,7 @@ def test_a_used_up_super_class_leaves_its_share_to_the_others():
 def test_what_is_dealt_is_taken_from_what_is_left():
     root, fine = np.full((3, 2), 0.5), [np.full((3, 2), 0.5), np.ones((3, 1))]
     left = np.array([3, 20, 10])
-    drawn = allocated(root, fine, [np.array([0, 2]), np.array([1])], 11, left, Rng(0).numpy())
+    drawn = allocate(root, fine, [np.array([0, 2]), np.array([1])], 11, left, Rng(0).numpy())
     assert (drawn.sum(1) == 11).all()
     assert left.tolist() == (np.array([3, 20, 10]) - drawn.sum(0)).tolist()
     assert left.sum() == 0

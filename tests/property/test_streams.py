@@ -21,7 +21,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream
-from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, crossed
+from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, cut_across
 from fedtide.data.shift.what.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
 from helpers.toys import PARTS
@@ -468,7 +468,7 @@ def test_all_draw_their_rows_anew_where_that_is_asked():
 def test_crossed_groups_have_the_same_labels_and_sizes(seed, sizes):
     ends = np.cumsum(sizes).tolist()
     groups = tuple(tuple(range(end - n, end)) for end, n in zip(ends, sizes, strict=True))
-    new = crossed(groups, Rng(seed))
+    new = cut_across(groups, Rng(seed))
     assert [len(group) for group in new] == sizes
     assert sorted(sum(new, ())) == sorted(sum(groups, ()))
     if len(set(sizes)) == 1:

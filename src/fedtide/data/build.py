@@ -18,7 +18,7 @@ from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.generated_population import check_generated, generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, ByGroup, Natural, Partition, Rotation, follow, limited
+from fedtide.data.partition import IID, ByGroup, Natural, Partition, Rotation, follow, with_limit
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged, count_pairs, part_sizes
 from fedtide.data.rows import Rows
@@ -249,7 +249,7 @@ def _deal_held_out(
     if rows.held_out is None or not rows.held_out[mask].any():
         own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
     each = settings.samples or own_share
-    within = limited(partition, each)
+    within = with_limit(partition, each)
     if within is not None:
         return _deal(within, rows, mask, held_out_clients, rng)
     if each is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.

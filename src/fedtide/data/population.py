@@ -23,7 +23,7 @@ from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView
 from fedtide.data.shift.who import Arriving
-from fedtide.data.transforms import Prepare, prepared, shape_after
+from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 
 
 @dataclass(frozen=True, repr=False)
@@ -302,7 +302,7 @@ class Population:
         x = _features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
         x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
-        return prepared(self.transforms, x), y
+        return apply_transforms(self.transforms, x), y
 
     def few(self) -> tuple[Shard, int]:
         """Return some rows as a model sees them, and the number of classes of all."""
@@ -312,7 +312,7 @@ class Population:
 
     def public_features(self) -> Tensor:
         """Return x of the public rows as a model sees them, without shift, since they belong to no group."""
-        return prepared(self.transforms, _features(self.rows.take(self.public)[0]))
+        return apply_transforms(self.transforms, _features(self.rows.take(self.public)[0]))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""

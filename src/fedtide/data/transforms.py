@@ -158,10 +158,10 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
     return shape
 
 
-def prepared(steps: Sequence[Prepare], x: Tensor) -> Tensor:
+def apply_transforms(steps: Sequence[Prepare], x: Tensor) -> Tensor:
     """Apply all transforms to rows, in order.
 
-    >>> prepared([CenterCrop(2), Standardize()], torch.zeros(5, 1, 4, 4)).shape
+    >>> apply_transforms([CenterCrop(2), Standardize()], torch.zeros(5, 1, 4, 4)).shape
     torch.Size([5, 1, 2, 2])
     """
     for step in steps:

@@ -14,10 +14,10 @@ Table = np.ndarray
 """Contingency table (groups, clusters): number of clients of each group in each cluster."""
 
 
-def crossed(groups: np.ndarray, clusters: np.ndarray) -> Table:
+def contingency(groups: np.ndarray, clusters: np.ndarray) -> Table:
     """Return the contingency table of two labelings.
 
-    >>> crossed(np.array([0, 0, 1]), np.array([2, 2, 0])).tolist()
+    >>> contingency(np.array([0, 0, 1]), np.array([2, 2, 0])).tolist()
     [[0, 0, 2], [1, 0, 0]]
     """
     table = np.zeros((int(groups.max()) + 1, int(clusters.max()) + 1), dtype=np.int64)
@@ -79,7 +79,7 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     if not both:
         return math.nan
     old, new = (np.unique([held[client] for client in both], return_inverse=True)[1] for held in (before, after))
-    table = crossed(old, new)
+    table = contingency(old, new)
     stayed = int(table[linear_sum_assignment(table, maximize=True)].sum())
     return (len(both) - stayed) / len(both)
 
@@ -103,10 +103,10 @@ def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
     return heterogeneity(torch.from_numpy(shares.astype(np.float64)), torch.from_numpy(clusters.astype(np.int64)), "l1")
 
 
-def accompanied(clusters: np.ndarray) -> np.ndarray:
+def not_alone(clusters: np.ndarray) -> np.ndarray:
     """Return a mask (clients,) of the clients that are not alone in their cluster.
 
-    >>> accompanied(np.array([3, 1, 3])).tolist()
+    >>> not_alone(np.array([3, 1, 3])).tolist()
     [True, False, True]
     """
     _, which, count = np.unique(clusters, return_inverse=True, return_counts=True)

@@ -48,7 +48,7 @@ def views(
     ):
         if not population.parts[part].total:
             continue
-        judged = drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        judged = draw_clients(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
     there = [view.name for view in out]
@@ -58,7 +58,7 @@ def views(
     return out if named is None else [view for view in out if view.name in named]
 
 
-def drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+def draw_clients(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
     """Draw at most `at_most` clients without replacement, sorted; None takes all."""
     if at_most is None or len(clients) <= at_most:
         return clients

@@ -14,7 +14,7 @@ from fedtide.core.loop import Step
 from fedtide.core.types import Cost, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
-from fedtide.evaluate.clusters import accompanied, apart_within
+from fedtide.evaluate.clusters import apart_within, not_alone
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.simulated import Query, SimulatedFleet
 
@@ -151,7 +151,7 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     held = shares.any(axis=1)
     clustered = held & (cluster >= 0)
     shares, cluster, everyone = shares[clustered], cluster[clustered], apart_within(shares[held], np.zeros(held.sum()))
-    near = accompanied(cluster)
+    near = not_alone(cluster)
     told = {
         "within": apart_within(shares, cluster),
         "shared": apart_within(shares[near], cluster[near]),

@@ -25,12 +25,12 @@ def true_shares(run: RunRecord) -> np.ndarray:
     return run.every_row(lambda line: line.get("domains"))
 
 
-def learned(run: RunRecord) -> np.ndarray:
+def learned_shares(run: RunRecord) -> np.ndarray:
     """Return the share of each component that the method reports as fact `pi` (rounds, K); (rounds, 0) without one."""
     return run.every_row(lambda line: line.get("facts", {}).get("pi"))
 
 
-def splits(run: RunRecord) -> np.ndarray:
+def split_counts(run: RunRecord) -> np.ndarray:
     """Count the rows of each domain at each component (rounds, domains, K); 0 in rounds without a split."""
     tables = [np.array(line.get("split") or np.zeros((0, 0)), dtype=np.float64) for line in run.lines]
     domains, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
@@ -45,10 +45,10 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
     Matched by the split of rows, over all rounds together, or else by the distance of `pi` to the true shares.
     """
-    went = splits(run).sum(axis=0)
+    went = split_counts(run).sum(axis=0)
     if went.any():
         return matched(went.astype(np.int64))
-    pi, true = learned(run), true_shares(run)
+    pi, true = learned_shares(run), true_shares(run)
     told = np.isfinite(pi).all(axis=1) & np.isfinite(true).all(axis=1)
     if not pi.shape[1] or not true.shape[1] or not told.any():
         return ()
@@ -56,9 +56,9 @@ def components(run: RunRecord) -> tuple[int, ...]:
     return matched(np.round(FINE * near.sum(axis=0)).clip(0).astype(np.int64))
 
 
-def followed(run: RunRecord) -> np.ndarray:
+def shares_by_domain(run: RunRecord) -> np.ndarray:
     """Return `pi` of the component of each domain (rounds, domains); NaN where there is no component or no `pi`."""
-    pi, own = learned(run), components(run)
+    pi, own = learned_shares(run), components(run)
     out = np.full((len(pi), len(own)), np.nan)
     for domain, component in enumerate(own):
         if component < pi.shape[1]:
@@ -72,9 +72,9 @@ def purities(run: RunRecord) -> np.ndarray:
     return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
-def trivial(run: RunRecord) -> np.ndarray:
+def trivial_purities(run: RunRecord) -> np.ndarray:
     """Return the purity of a split with a single component (rounds,): the share of the largest domain."""
-    held = splits(run).sum(axis=2)
+    held = split_counts(run).sum(axis=2)
     total = held.sum(axis=1)
     largest = held.max(axis=1, initial=0.0)
     return np.divide(largest, total, out=np.full(len(total), np.nan), where=total > 0)
@@ -82,7 +82,7 @@ def trivial(run: RunRecord) -> np.ndarray:
 
 def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
     """Count in each round the rows at the component of their domain, and all rows."""
-    table = splits(run)
+    table = split_counts(run)
     own = components(run) if table.any() else ()
     right = np.zeros(len(table))
     for domain, component in enumerate(own):
@@ -104,7 +104,7 @@ def blending(run: RunRecord, window: int) -> dict[str, float]:
     right, total = (column[half:].sum() for column in _at_home(run))
     if total:
         out["split_purity"] = float(right / total)
-    pi, true = followed(run), true_shares(run)
+    pi, true = shares_by_domain(run), true_shares(run)
     if pi.shape[1] and pi.shape == true.shape:
         out["share_error"] = _mean(np.abs(pi - true)[half:])
         out["share_correlation"] = correlation(pi[:, 0], true[:, 0])
@@ -129,11 +129,11 @@ def loss(run: RunRecord, quantile: str) -> np.ndarray:
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
     """Return the mean share of the fullest component from round `half` on; empty where one domain has all rows."""
-    table = splits(run)[half:]
+    table = split_counts(run)[half:]
     rows, domains = table.sum(axis=1), true_shares(run)[half:]
     if not domains.shape[1]:
         domains = _shares(table.sum(axis=2))
-    shares = _shares(rows) if rows.any() else learned(run)[half:]
+    shares = _shares(rows) if rows.any() else learned_shares(run)[half:]
     if shares.shape[1] < 2 or not _columns(domains).size or _columns(domains).max() > COLLAPSED:
         return {}
     means = _columns(shares)

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, stack_runs, svg
 from fedtide.report.measures import Measure, count, percent, seconds
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
@@ -69,7 +69,7 @@ def _curves(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.nda
     """Return the accuracies of each seed, against the time at that number of rounds, averaged over seeds."""
     found = [run.accuracy(record.view) for run in method.runs]
     times = [_times(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
-    mean = together(times).mean(axis=0)
+    mean = stack_runs(times).mean(axis=0)
     return [(mean, values[: len(mean)]) for _, values in found]
 
 

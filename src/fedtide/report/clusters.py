@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedtide.evaluate.clusters import ari, churn, crossed, nmi, purity
+from fedtide.evaluate.clusters import ari, churn, contingency, nmi, purity
 from fedtide.evaluate.metrics import mean_of_known
 from fedtide.parts.cluster import evenness
 from fedtide.report.drift import cluster_counts
@@ -43,7 +43,7 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
             for pair in pairwise(found.values())
         ),
     }
-    names = named(found) if run.regrouped else groups
+    names = groups_in(found) if run.regrouped else groups
     if len(names) > 1:
         tables = [_table(members, names) for members in late]
         out |= {name: mean_of_known(map(of, tables)) for name, of in (("ari", ari), ("nmi", nmi), ("purity", purity))}
@@ -52,7 +52,7 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
     return out
 
 
-def named(found: dict[int, dict[int, tuple[str, int]]]) -> list[str]:
+def groups_in(found: dict[int, dict[int, tuple[str, int]]]) -> list[str]:
     """Return the groups that any client was ever in, sorted by number where groups drift."""
     return sorted({group for members in found.values() for group, _ in members.values()}, key=_as_number)
 
@@ -101,7 +101,7 @@ def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -
             number = int(group) if run.regrouped else groups.index(group) if groups else 0
             past.setdefault(client, []).append(number)
     last = {client: numbers[-1] for client, numbers in past.items()}
-    clients = evenly(last, at_most)
+    clients = draw_evenly(last, at_most)
     if run.regrouped:
         clients.sort(key=lambda client: (past[client][::-1], client))
     table, truth = np.full((2, len(clients), len(found)), np.nan)
@@ -125,10 +125,10 @@ def _shares(held: Sequence[Sequence[int]]) -> dict[int, np.ndarray]:
     return {number: np.array([each.count(number) / len(each) for each in held]) for number in numbers}
 
 
-def evenly(group_of: dict[int, int], at_most: int) -> list[int]:
+def draw_evenly(group_of: dict[int, int], at_most: int) -> list[int]:
     """Select at most `at_most` clients by group and id: of each group its share, at least one, evenly spaced.
 
-    >>> evenly({5: 1, 0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, at_most=3)
+    >>> draw_evenly({5: 1, 0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, at_most=3)
     [0, 4, 5]
     """
     chosen: list[int] = []
@@ -153,7 +153,7 @@ def _sizes(members: dict[int, tuple[str, int]], count: int) -> np.ndarray:
 
 
 def _table(members: dict[int, tuple[str, int]], groups: Sequence[str]) -> np.ndarray:
-    return crossed(
+    return contingency(
         np.array([groups.index(group) for group, _ in members.values()]),
         np.unique([cluster for _, cluster in members.values()], return_inverse=True)[1],
     )

@@ -19,7 +19,7 @@ COUNTS = ("clusters", "models")
 """Names of the facts in which algorithms report the number of their clusters."""
 
 
-def drifted(run: RunRecord) -> bool:
+def is_about_drift(run: RunRecord) -> bool:
     """Tell whether the run's record is about drift: data that drift, or a method that follows it."""
     return bool(len(run.apart()[0])) or any(
         "drifted" in line or {"moved", "reclustered"} & line.get("facts", {}).keys() for line in run.lines
@@ -33,7 +33,7 @@ def marks(run: RunRecord) -> list[int]:
 
 def following(run: RunRecord, view: str) -> dict[str, float]:
     """Return the measures of drift and of the method's reactions; empty where the record is not about drift."""
-    if not drifted(run):
+    if not is_about_drift(run):
         return {}
     out: dict[str, float] = {}
     within, everyone = run.apart()[1:]

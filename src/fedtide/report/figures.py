@@ -180,7 +180,7 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     first, others = label(names[0]), label(names[1] if len(names) == 2 else "others")
     axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLORS[0], alpha=0.45, lw=0, label=f"{first}, expected")
     axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLORS[1], alpha=0.25, lw=0, label=f"{others}, expected")
-    came = together([_came_of_first(r) for r in method.runs]).mean(axis=0)
+    came = stack_runs([_came_of_first(r) for r in method.runs]).mean(axis=0)
     axes.plot(rounds[: len(came)], 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylim(0, 100)
     axes.set_ylabel("participants, %")
@@ -440,7 +440,7 @@ def band(
     if not len(x):
         return
     alike = [v for at, v in curves if len(v) == len(x) or (len(v) and np.array_equal(at, x[: len(at)]))]
-    values = scale * together(alike)
+    values = scale * stack_runs(alike)
     x = x[: values.shape[1]]
     mean = values.mean(axis=0)
     marker = shown.marker or ("o" if len(x) == 1 else "")
@@ -451,10 +451,10 @@ def band(
         axes.fill_between(x, mean - error, mean + error, color=shown.color, alpha=0.2, lw=0)
 
 
-def together(rows: Sequence[np.ndarray]) -> np.ndarray:
+def stack_runs(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Stack a value per round of several runs (runs, rounds, ...), cut to the shortest run.
 
-    >>> together([np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0])]).tolist()
+    >>> stack_runs([np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0])]).tolist()
     [[1.0, 2.0], [5.0, 6.0]]
     """
     played = min(len(row) for row in rows)
@@ -516,7 +516,7 @@ def legend_above(axes: Axes, room: float = 8.4) -> None:
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=9)
 
 
-def saved(figure: Figure, to: Any, **options: Any) -> None:
+def save_figure(figure: Figure, to: Any, **options: Any) -> None:
     """Save a figure, in silence about what a reader sees anyway.
 
     A letter that the font here lacks is in the reader's, and panels without room for many names overlap.
@@ -542,7 +542,7 @@ class Drawn(str):
 def svg(figure: Figure, title: str) -> Drawn:
     """Return the figure as an element with a title, and a description in numbers for those who do not see it."""
     buffer = io.StringIO()
-    saved(figure, buffer, format="svg", metadata={"Date": None, "Creator": None})
+    save_figure(figure, buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"', text, count=1)

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, Drawn, band, label, leftmost, legend_above, look, stacked, svg, together
+from fedtide.report.figures import STYLE, Drawn, band, label, leftmost, legend_above, look, stack_runs, stacked, svg
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -309,5 +309,5 @@ def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.nda
     """Return evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
     found = [run.transfer(record.view, record.groups) for run in method.runs]
     matrices = [transfer for transfer in found if transfer is not None]
-    mean = together([transfer.accuracy for transfer in matrices]).mean(axis=0)
+    mean = stack_runs([transfer.accuracy for transfer in matrices]).mean(axis=0)
     return np.array(matrices[0].after)[: len(mean)], mean

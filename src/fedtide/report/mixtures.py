@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.evaluate.metrics import mean_of_known
-from fedtide.report.blends import followed, learned, loss, purities, trivial, true_shares
+from fedtide.report.blends import learned_shares, loss, purities, shares_by_domain, trivial_purities, true_shares
 from fedtide.report.figures import (
     OTHER_COLOR,
     STYLE,
@@ -28,8 +28,8 @@ from fedtide.report.figures import (
     legend_above,
     look,
     over_rounds,
+    stack_runs,
     svg,
-    together,
 )
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
@@ -46,7 +46,9 @@ def blend_learned(record: ExperimentRecord) -> Drawn | None:
     None without such a method.
     """
     found = {
-        method.name: [run for run in _telling(method, followed) if true_shares(run).shape == followed(run).shape]
+        method.name: [
+            run for run in _telling(method, shares_by_domain) if true_shares(run).shape == shares_by_domain(run).shape
+        ]
         for method in record.methods
     }
     drawn = {name: runs for name, runs in found.items() if runs}
@@ -83,17 +85,17 @@ def _telling(method: MethodRecord, of: Callable[[RunRecord], np.ndarray]) -> lis
 
 def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
     """Draw learned shares as lines with bands, true ones as dashes; tell whether components without a domain exist."""
-    rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
+    rest = [learned_shares(run).sum(axis=1) - np.nansum(shares_by_domain(run), axis=1) for run in runs]
     left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
         band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", Look(OTHER_COLOR, "-"))
     for domain in range(domains):
-        true = together([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
+        true = stack_runs([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
         # With fewer components than domains, seeds may differ in which domains have one.
         curves = [
             (np.arange(1, len(values) + 1), values)
             for run in runs
-            if np.isfinite(values := followed(run)[:, domain]).any()
+            if np.isfinite(values := shares_by_domain(run)[:, domain]).any()
         ]
         if curves:
             band(axes, curves, "", Look(domain_color(domain), "-"))
@@ -152,7 +154,7 @@ def _entropy(run: RunRecord) -> np.ndarray:
 
 
 def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
-    largest = together([trivial(run) for run in runs]).mean(axis=0)
+    largest = stack_runs([trivial_purities(run) for run in runs]).mean(axis=0)
     rounds = np.arange(1, len(largest) + 1)
     axes.plot(rounds, 100 * largest, color="#8A8A8A", lw=1.2, ls=TRUE_DASHES, label="all in one component", zorder=1.5)
 
@@ -191,7 +193,7 @@ def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
 
 def _draw_losses(axes: Axes, method: _Drawn) -> None:
     """Draw the median as a line and the middle half of the clients as a band, both averaged over seeds."""
-    low, middle, high = (together([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
+    low, middle, high = (stack_runs([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
     rounds, shown = np.arange(1, len(middle) + 1), look(method.number)
     axes.plot(rounds, middle, color=shown.color, ls=shown.dashes, lw=1.6, label=label(method.name),
               marker=shown.marker, markevery=max(len(rounds) // 8, 1), ms=4)  # fmt: skip

@@ -19,12 +19,12 @@ from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import (
     Part,
     Picture,
-    anchored,
-    drawn,
-    rendered,
+    anchor,
+    render,
     save_pictures,
     save_tables,
     swatch,
+    to_pictures,
 )
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
@@ -96,7 +96,7 @@ def write_report(
     sweeps = [_sweep(each, several=len(made) > 1) for each in made if each.study.swept]
     together = _together([(name, record, summary) for name, record, summary, _ in shown]) if len(made) > 1 else None
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
-    text = rendered(
+    text = render(
         "page.html",
         title=made[0].study.records[0].experiment.title or made[0].name,
         about=made[0].study.records[0].experiment.description,
@@ -140,7 +140,7 @@ def _together(shown: Sequence[tuple[str, ExperimentRecord, Summary]]) -> Togethe
         figures.accuracy_of_all([(name, record) for name, record, _ in shown]),
     )  # fmt: skip
     marks = [swatch(figures.look(number)) for number in numbers]
-    return Together(drawn([picture]), [Part("All methods", table, about, "all-methods", marks)] if many else [])
+    return Together(to_pictures([picture]), [Part("All methods", table, about, "all-methods", marks)] if many else [])
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _sweep(root: _Root, *, several: bool) -> Sweep:
     sections = [summary for _, summary in _shown(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
-    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))], place)
+    gates = ("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))
     elsewhere = [summary for summary in others if summary.claims]
     claims = [
         tables.claims_table(study.claims, verdicts=verdicts) if study.claims else None,
@@ -200,12 +200,12 @@ def _sweep(root: _Root, *, several: bool) -> Sweep:
     names = ("Points of the sweep", "Claims about the sweep", "Claims by point")
     captions = ("", "" if elsewhere or not verdicts else VERDICTS, VERDICTS if verdicts else "")
     parts = [
-        Part("", table, caption, anchored(name, place))
+        Part("", table, caption, anchor(name, place))
         for name, table, caption in zip(names, found, captions, strict=True)
         if table is not None
     ]
     heading = f"All points of the sweep{f' of {root.name}' if several else ''}"
-    return Sweep(heading, anchored(heading), shown, pictures, parts)
+    return Sweep(heading, anchor(heading), shown, to_pictures([gates], place), parts)
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
@@ -223,16 +223,16 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
     methods = tables.methods_table(summary)
     return Section(
         heading,
-        anchored(heading) if heading else "",
+        anchor(heading) if heading else "",
         narrative.setting(record),
         alarms(summary),
         narrative.headline(record, summary),
-        Part("", methods, _about_marks(methods, summary), anchored("Methods", heading), [*marks, *floor]),
+        Part("", methods, _about_marks(methods, summary), anchor("Methods", heading), [*marks, *floor]),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
          for method in summary.methods if method.unfinished],
-        drawn(_pictures(record, summary), heading),
+        to_pictures(_pictures(record, summary), heading),
         _parts(record, summary, heading, nano=nano),
         to_toml(record.experiment),
     )  # fmt: skip
@@ -312,7 +312,7 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
         ("Cost", tables.cost_table(summary),
          "Bytes and wall-clock seconds of one run, over the whole run." + _about_arrivals(summary)),
     ]  # fmt: skip
-    return [Part(title, table, caption, anchored(f"table {title}", place)) for title, table, caption in found if table]
+    return [Part(title, table, caption, anchor(f"table {title}", place)) for title, table, caption in found if table]
 
 
 def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str, Drawn | None]]:

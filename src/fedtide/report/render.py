@@ -14,7 +14,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import slug
-from fedtide.report.figures import STYLE, Drawn, Look, saved
+from fedtide.report.figures import STYLE, Drawn, Look, save_figure
 from fedtide.report.tables import Table
 
 NUMBER = re.compile(r"(?<=[\d±]) (?=±|%|\d|(?:points?|rounds?|seeds?|simulated|s|min|[kMGT]?B)\b)")
@@ -81,17 +81,15 @@ class Part:
         return {"csv": self.table.csv(), "tex": self.table.latex()}
 
 
-def drawn(pictures: Iterable[tuple[str, str, Drawn | None]], place: str = "") -> list[Picture]:
+def to_pictures(pictures: Iterable[tuple[str, str, Drawn | None]], place: str = "") -> list[Picture]:
     """Return pictures from titles, captions and figures, without missing figures; `place` begins their anchors."""
-    return [
-        Picture(title, caption, Markup(svg), anchored(title, place), svg) for title, caption, svg in pictures if svg
-    ]
+    return [Picture(title, caption, Markup(svg), anchor(title, place), svg) for title, caption, svg in pictures if svg]
 
 
-def anchored(title: str, place: str = "") -> str:
+def anchor(title: str, place: str = "") -> str:
     """Return the anchor of a part of a page.
 
-    >>> anchored("Accuracy over rounds"), anchored("Clusters", "lr 0.1")
+    >>> anchor("Accuracy over rounds"), anchor("Clusters", "lr 0.1")
     ('accuracy-over-rounds', 'lr-0.1-clusters')
     """
     return slug(f"{place} {title}")
@@ -110,7 +108,7 @@ def save_pictures(pictures: Iterable[Picture], directory: Path) -> None:
     for picture in pictures:
         (directory / f"{picture.anchor}.svg").write_text(picture.file, encoding="utf-8")
         with matplotlib.rc_context(STYLE):
-            saved(picture.drawn.figure, directory / f"{picture.anchor}.pdf", metadata={"CreationDate": None})
+            save_figure(picture.drawn.figure, directory / f"{picture.anchor}.pdf", metadata={"CreationDate": None})
 
 
 def save_tables(parts: Iterable[Part], directory: Path) -> None:
@@ -139,20 +137,20 @@ def swatch(shown: Look) -> Markup:
     )
 
 
-def whole(text: str) -> str:
+def unbreakable(text: str) -> str:
     """Return a text whose numbers do not break over lines.
 
-    >>> whole("It has 91.5 ± 0.2 % over 6 rounds.")
+    >>> unbreakable("It has 91.5 ± 0.2 % over 6 rounds.")
     'It has 91.5\\xa0±\\xa00.2\\xa0% over 6\\xa0rounds.'
     """
     return NUMBER.sub("\u00a0", text)
 
 
-def rendered(name: str, **values: Any) -> str:
+def render(name: str, **values: Any) -> str:
     """Render the template `name` of this package with values; text not marked as markup is escaped."""
     page = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=DictLoader(TEMPLATES),
     )  # fmt: skip
-    page.filters["whole"] = whole
+    page.filters["whole"] = unbreakable
     return page.get_template(name).render(**values)

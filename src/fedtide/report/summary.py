@@ -140,7 +140,7 @@ class Summary:
 
     @property
     def span(self) -> str:
-        """What late means are averaged over, in words."""
+        """Rounds over which late means are taken, in words."""
         stops = any("rounds_to_target" in method.measures for method in self.methods)
         return span_of(self.window, self.rounds, stops=stops)
 

@@ -444,10 +444,10 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
     return Table(["point", *names], rows)
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for a table; a dict as its keys and values."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return ", ".join(f"{key} {written(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {format_value(inner)}" for key, inner in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

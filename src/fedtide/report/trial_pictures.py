@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedtide.config import Range
 from fedtide.report.figures import STYLE, Drawn, grid, label, leftmost, look, svg
-from fedtide.report.tables import written
+from fedtide.report.tables import format_value
 from fedtide.tuning.folder import Tuned
 from fedtide.tuning.plan import Parameter
 from fedtide.tuning.trials import Trial
@@ -66,7 +66,7 @@ def _against(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter:
         def place(trial: Trial) -> float:
             return float(choices.index(trial.values[key]))
 
-        axes.set_xticks(range(len(choices)), [label(written(value)) for value in choices])
+        axes.set_xticks(range(len(choices)), [label(format_value(value)) for value in choices])
         axes.margins(x=0.15)
     else:
 

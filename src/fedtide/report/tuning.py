@@ -12,8 +12,8 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report.environment import environment_line
 from fedtide.report.reading import span_of
-from fedtide.report.render import Part, Picture, drawn, rendered
-from fedtide.report.tables import Table, written
+from fedtide.report.render import Part, Picture, render, to_pictures
+from fedtide.report.tables import Table, format_value
 from fedtide.report.trial_pictures import over_trials, over_values
 from fedtide.tuning.folder import READY, Tuned, read_tuning
 from fedtide.tuning.plan import Parameter, at_edge, seeds_of, tune_of
@@ -48,7 +48,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         "read its test rows."
     )
     path = out or root / "report.html"
-    text = rendered(
+    text = render(
         "tuning.html",
         title=f"Tuning: {experiment.title or root.resolve().name}",
         about=experiment.description,
@@ -120,7 +120,7 @@ def found_table(stages: Sequence[Sequence[Tuned]]) -> Table:
                     tuned.search.method,
                     *([tuned.search.stage] if staged else []),
                     parameter.name,
-                    "-" if best is None else written(value),
+                    "-" if best is None else format_value(value),
                     range_of(parameter),
                     "" if best is None else advice(parameter, value),
                     "-" if best is None or best.accuracy is None else f"{100 * best.accuracy:.1f} %",
@@ -150,7 +150,7 @@ def range_of(parameter: Parameter) -> str:
     """Describe a range in words."""
     range_ = parameter.range
     if range_.choices is not None:
-        return "among " + ", ".join(map(written, range_.choices))
+        return "among " + ", ".join(map(format_value, range_.choices))
     marks = [" (log)"] if range_.log else []
     marks += [f" in steps of {range_.step:g}"] if range_.step else []
     return f"{range_.low:g} to {range_.high:g}{''.join(marks)}"
@@ -168,11 +168,10 @@ def _stage(stage: Sequence[Tuned]) -> Stage:
            over_values(tuned)) for tuned in stage),
     ]  # fmt: skip
     failed = [
-        [tuned.search.method, str(trial.number + 1), ", ".join(f"{k} {written(v)}" for k, v in trial.values.items()),
-         trial.reason]
+        [tuned.search.method, str(trial.number + 1), format_value(dict(trial.values)), trial.reason]
         for tuned in stage
         for trial in tuned.trials
         if trial.state == "failed"
     ]  # fmt: skip
     table = Table(["method", "trial", "values", "why"], failed) if failed else None
-    return Stage(stage[0].search.stage, drawn(pictures, stage[0].search.stage), table)
+    return Stage(stage[0].search.stage, to_pictures(pictures, stage[0].search.stage), table)

@@ -29,7 +29,7 @@ from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
-from fedtide.data.transforms import prepared, shape_after
+from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
@@ -88,7 +88,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     prepare = experiment.data.transforms
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
-    example = prepared(prepare, first if first.dtype != torch.uint8 else first.float())
+    example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"
     if bfloat:
         check_gain()

@@ -22,7 +22,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift import how as hows
-from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, prepared, shape_after
+from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, apply_transforms, shape_after
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import host_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
@@ -75,9 +75,9 @@ def test_steps_are_done_in_order():
     x = torch.zeros(1, 1, 4, 4)
     x[..., 1:3, 1:3] = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     crop, standardize = CenterCrop(2), Standardize()
-    first = prepared((crop, standardize), x)
+    first = apply_transforms((crop, standardize), x)
     assert first.flatten().tolist() == pytest.approx([v / 5**0.5 for v in (-3, -1, 1, 3)])
-    assert not torch.allclose(first, prepared((standardize, crop), x))
+    assert not torch.allclose(first, apply_transforms((standardize, crop), x))
 
 
 # -- for any batch -----------------------------------------------------------------------------------------------------
@@ -95,10 +95,10 @@ STEPS = {
 def test_a_picture_does_not_feel_the_others_of_its_batch(name, batch):
     """To the bit: what a client's pictures are must not depend on who else is judged in the same pass."""
     x = pictures(*batch)
-    made = prepared(STEPS[name], x)
+    made = apply_transforms(STEPS[name], x)
     assert len(made) == len(x)
     for i in range(len(x)):
-        assert torch.equal(made[i], prepared(STEPS[name], x[i : i + 1])[0])
+        assert torch.equal(made[i], apply_transforms(STEPS[name], x[i : i + 1])[0])
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -107,7 +107,7 @@ def test_a_picture_does_not_feel_the_others_of_its_batch(name, batch):
 def test_the_shape_is_the_one_that_is_announced_and_the_input_stays_as_it_was(name, batch):
     x = pictures(*batch)
     before = x.clone()
-    made = prepared(STEPS[name], x)
+    made = apply_transforms(STEPS[name], x)
     assert tuple(made.shape[1:]) == shape_after(STEPS[name], "toy", tuple(x.shape[1:]))
     assert made.is_contiguous()
     assert torch.equal(x, before)
@@ -192,7 +192,7 @@ def test_training_validation_test_and_unseen_rows_are_prepared_alike():
     for client in range(5):
         for part in ("train", "val", "test"):
             shard = people.shard(client, NOW, part)
-            wanted = prepared(BOTH, rows.x[shard.ids].float() / 255)
+            wanted = apply_transforms(BOTH, rows.x[shard.ids].float() / 255)
             assert torch.allclose(shard.x, wanted, atol=1e-6)
     ids, owner = people.pooled(people.clients, NOW, "test")
     x, _ = people.fetch(ids, people.clients[owner], NOW)
@@ -203,7 +203,7 @@ def test_a_population_from_arrays_is_prepared_too():
     x = painted().x
     people = population(x, np.arange(64) % 2, IID(clients=4), transforms=[CenterCrop(2), Standardize()])
     shard = people.shard(0, NOW)
-    assert torch.allclose(shard.x, prepared(BOTH, x[shard.ids].float() / 255), atol=1e-6)
+    assert torch.allclose(shard.x, apply_transforms(BOTH, x[shard.ids].float() / 255), atol=1e-6)
 
 
 def test_without_preparation_nothing_changes():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedtide.evaluate.clusters import apart_within, ari, churn, crossed, nmi, purity
+from fedtide.evaluate.clusters import apart_within, ari, churn, contingency, nmi, purity
 from fedtide.parts.cluster import evenness
 from fedtide.parts.drift import heterogeneity
 
@@ -24,7 +24,7 @@ labels = st.integers(2, 30).flatmap(
 @settings(deadline=None)
 def test_ari_and_nmi_are_those_of_another_library(pair):
     metrics = pytest.importorskip("sklearn.metrics")
-    table = crossed(*pair)
+    table = contingency(*pair)
     assert ari(table) == pytest.approx(metrics.adjusted_rand_score(*pair), abs=1e-12)
     assert nmi(table) == pytest.approx(metrics.normalized_mutual_info_score(*pair), abs=1e-9)
 
@@ -34,24 +34,24 @@ def test_names_of_clusters_do_not_matter(pair, order):
     groups, clusters = pair
     renamed = np.array(order)[clusters]
     for measure in (ari, nmi, purity):
-        assert measure(crossed(groups, renamed)) == pytest.approx(measure(crossed(groups, clusters)), abs=1e-12)
+        assert measure(contingency(groups, renamed)) == pytest.approx(measure(contingency(groups, clusters)), abs=1e-12)
 
 
 @given(labels)
 def test_a_labeling_agrees_with_itself(pair):
-    table = crossed(pair[0], pair[0])
+    table = contingency(pair[0], pair[0])
     assert (ari(table), purity(table)) == (1.0, 1.0)
     assert nmi(table) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("groups", [[3, 3, 3, 3], [0, 1, 2, 3]], ids=["one cluster", "all alone"])
 def test_labellings_that_say_nothing_agree_by_definition(groups):
-    assert ari(crossed(np.array(groups), np.array(groups[::-1]))) == 1.0
+    assert ari(contingency(np.array(groups), np.array(groups[::-1]))) == 1.0
 
 
 def test_random_clusters_have_an_ari_near_zero():
     draw = np.random.default_rng(0)
-    found = [ari(crossed(draw.integers(0, 3, 60), draw.integers(0, 3, 60))) for _ in range(200)]
+    found = [ari(contingency(draw.integers(0, 3, 60), draw.integers(0, 3, 60))) for _ in range(200)]
     assert abs(np.mean(found)) < 0.01
 
 

@@ -14,11 +14,11 @@ from fedtide.report.blends import (
     components,
     correlation,
     extremes,
-    followed,
     gains,
     purities,
-    splits,
-    trivial,
+    shares_by_domain,
+    split_counts,
+    trivial_purities,
 )
 from fedtide.report.reading import RunRecord
 
@@ -54,7 +54,7 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
     assert components(run) == (1, 0)
     assert purities(run)[[0, 2, 3]].tolist() == pytest.approx([0.0, 17 / 18, 1.0])
     assert math.isnan(purities(run)[1])
-    assert trivial(run)[[0, 2, 3]].tolist() == pytest.approx([0.5, 0.5, 8 / 15])
+    assert trivial_purities(run)[[0, 2, 3]].tolist() == pytest.approx([0.5, 0.5, 8 / 15])
     got = blending(run, 2)
     assert got["split_purity"] == pytest.approx(32 / 33)
     assert got["fullest_component"] == pytest.approx((10 / 18 + 8 / 15) / 2)
@@ -64,7 +64,7 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
 def test_a_table_that_grows_keeps_its_components(tmp_path):
     """A third component in the second round; a domain without a component of its own is nowhere at home."""
     run = told(tmp_path, {"split": [[4, 0], [0, 4]]}, {"split": [[4, 0, 0], [0, 3, 1]]})
-    assert splits(run).shape == (2, 2, 3)
+    assert split_counts(run).shape == (2, 2, 3)
     assert components(run) == (0, 1)
     assert blending(run, 1)["split_purity"] == pytest.approx(7 / 8)
     single = told(tmp_path, {"split": [[4], [2]]})
@@ -76,7 +76,7 @@ def test_with_three_domains_and_two_components_one_domain_is_left_over(tmp_path)
     line = {"split": [[5, 0], [0, 3], [1, 1]], "domains": [0.5, 0.3, 0.2], **pi(0.6, 0.4)}
     run = told(tmp_path, line, line)
     assert components(run) == (0, 1, 2)
-    np.testing.assert_array_equal(followed(run), [[0.6, 0.4, np.nan]] * 2)
+    np.testing.assert_array_equal(shares_by_domain(run), [[0.6, 0.4, np.nan]] * 2)
     got = blending(run, 1)
     assert got["split_purity"] == pytest.approx(0.8)
     assert got["share_error"] == pytest.approx(0.1)
@@ -91,7 +91,7 @@ def test_without_a_split_components_match_by_their_shares(tmp_path):
     first, learned = [1.0, 0.5, 0.0, 0.5, 1.0, 0.5], [0.9, 0.5, 0.2, 0.6, 1.0, 0.3]
     run = told(tmp_path, *({"domains": [q, 1 - q], **pi(1 - p, p)} for q, p in zip(first, learned, strict=True)))
     assert components(run) == (1, 0)
-    np.testing.assert_allclose(followed(run)[:, 0], learned)
+    np.testing.assert_allclose(shares_by_domain(run)[:, 0], learned)
     got = blending(run, 2)
     assert got["share_error"] == pytest.approx(0.1)
     assert got["share_correlation"] == pytest.approx(np.corrcoef(first, learned)[0, 1])

@@ -13,7 +13,7 @@ import pytest
 from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report import cluster_maps, figures, gating
-from fedtide.report.clusters import Membership, clustering, evenly, membership
+from fedtide.report.clusters import Membership, clustering, draw_evenly, membership
 from fedtide.report.measures import percent, points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
@@ -89,12 +89,12 @@ def test_of_many_clients_some_are_drawn_and_sizes_are_those_of_all(tmp_path):
 
 def test_clients_are_drawn_evenly_over_groups():
     groups = dict.fromkeys(range(900), 0) | dict.fromkeys(range(900, 999), 1) | {999: 2}
-    drawn = evenly(groups, 200)
+    drawn = draw_evenly(groups, 200)
     counts = np.bincount([groups[client] for client in drawn])
     assert counts.tolist() == [180, 19, 1]
     assert drawn == sorted(set(drawn))
     assert (drawn[0], drawn[179], drawn[180], drawn[-1]) == (0, 899, 900, 999)
-    assert evenly({7: 1, 3: 1, 5: 0}, 200) == [5, 3, 7]
+    assert draw_evenly({7: 1, 3: 1, 5: 0}, 200) == [5, 3, 7]
 
 
 def made_of(sizes: dict[int, float]) -> Membership:

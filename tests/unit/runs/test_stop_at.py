@@ -10,7 +10,7 @@ import pytest
 from fedtide import simulate
 from fedtide.algorithms import fedavg
 from fedtide.config import StopAt, from_dict, resolved
-from fedtide.report.figures import together
+from fedtide.report.figures import stack_runs
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import read_study
@@ -176,5 +176,5 @@ def test_from_python():
 
 
 def test_runs_are_put_side_by_side_as_long_as_all_play():
-    assert together([np.arange(5.0), np.arange(3.0)]).shape == (2, 3)
-    assert together([np.zeros((5, 2)), np.zeros((4, 2))]).shape == (2, 4, 2)
+    assert stack_runs([np.arange(5.0), np.arange(3.0)]).shape == (2, 3)
+    assert stack_runs([np.zeros((5, 2)), np.zeros((4, 2))]).shape == (2, 4, 2)

@@ -57,7 +57,7 @@ def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
     return Ragged.from_owner(owner, len(profile))
 
 
-def limited(partition: Any, rows: int | None) -> Any:
+def with_limit(partition: Any, rows: int | None) -> Any:
     """Return the partition with at most `rows` rows per client; None if it has no such limit."""
     if rows is None and isinstance(partition, Resample):
         return None  # it shares rows and so cannot divide them
@@ -67,5 +67,5 @@ def limited(partition: Any, rows: int | None) -> Any:
 
 __all__ = [
     "IID", "ByGroup", "Dealing", "DealtBy", "Dirichlet", "DirichletClass", "LabelShards", "Majority", "Natural",
-    "Pachinko", "Partition", "Resample", "Rotation", "Saved", "follow", "limited",
+    "Pachinko", "Partition", "Resample", "Rotation", "Saved", "follow", "with_limit",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from fedtide.core.config_types import Count, Fraction, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import Dealing, drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
 
 
@@ -29,7 +29,7 @@ class LabelShards(Dealing):
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
         shards = clients * self.per_client
-        enough(len(y), shards, clients)
+        check_enough(len(y), shards, clients)
         draw = rng.at("rows").numpy()
         order = draw.permutation(len(y))
         order = order[np.argsort(y[order], kind="stable")]
@@ -68,7 +68,7 @@ class Majority(Dealing):
             raise refused("data.partition.kind", self.kind, "rows of 3 classes or more", but)
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
         each = self.samples or self._most(len(y) // clients, pairs, supply, rng)
-        enough(len(y), clients * max(each, 1), clients)
+        check_enough(len(y), clients * max(each, 1), clients)
         if not each:
             but = f"too few of the {supply.tolist()} rows of the classes suit them"
             raise refused("data.partition.clients", clients, "fewer clients, or classes of more equal size", but)
@@ -80,7 +80,7 @@ class Majority(Dealing):
             but = f"{which} (there are {supply.tolist()} rows of the classes)"
             most = self._most(len(y) // clients, pairs, supply, rng)
             raise refused("data.partition.samples", each, f"at most {most}", but)
-        return Ragged.from_owner(owners(y, counts, rng.at("rows").numpy()), clients)
+        return Ragged.from_owner(assign_owners(y, counts, rng.at("rows").numpy()), clients)
 
     def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
         """Return the majority classes of each client (clients, 2), out of the present ones."""
@@ -103,7 +103,7 @@ class Majority(Dealing):
             return None
         others = np.ones_like(majority, dtype=np.float64)
         np.put_along_axis(others, pairs, 0.0, axis=1)
-        rest = drawn(others, each - 2 * self._half(each), left, rng.at("others").numpy())
+        rest = draw_counts(others, each - 2 * self._half(each), left, rng.at("others").numpy())
         return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
 
     def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:

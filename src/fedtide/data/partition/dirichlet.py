@@ -8,7 +8,7 @@ import numpy as np
 
 from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import Dealing, drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
 
 
@@ -34,7 +34,7 @@ class DirichletClass(Dealing):
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
-        enough(len(y), clients * max(self.min_samples, 1), clients)
+        check_enough(len(y), clients * max(self.min_samples, 1), clients)
         for attempt in range(self.tries):
             draw = rng.at("rows", attempt).numpy()
             owner = np.empty(len(y), dtype=np.int64)
@@ -88,8 +88,8 @@ class Dirichlet(Dealing):
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
         each = self.samples or len(y) // clients
-        enough(len(y), clients * max(each, 1), clients)
+        check_enough(len(y), clients * max(each, 1), clients)
         draw = rng.at("rows").numpy()
         profiles = draw.dirichlet(np.full(classes, self.alpha), size=clients)
-        counts = drawn(profiles, each, np.bincount(y, minlength=classes), draw)
-        return Ragged.from_owner(owners(y, counts, draw), clients)
+        counts = draw_counts(profiles, each, np.bincount(y, minlength=classes), draw)
+        return Ragged.from_owner(assign_owners(y, counts, draw), clients)

@@ -18,7 +18,7 @@ class Dealing:
     """Tell whether clients may hold the same row, so that tests need rows of their own."""
 
 
-def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def draw_counts(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Draw for each client the number of its `wanted` rows from each class by `shares` (clients, classes).
 
     Draws are without replacement: `left` (classes,) is lowered in place. An exhausted class leaves the distribution,
@@ -38,7 +38,7 @@ def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Gen
     return counts
 
 
-def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def assign_owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Return the owner of each row, given the rows of each class that each client takes (clients, classes)."""
     owner = np.full(len(y), -1, dtype=np.int64)
     for c in range(counts.shape[1]):
@@ -48,7 +48,7 @@ def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.n
     return owner
 
 
-def enough(rows: int, wanted: int, clients: int) -> None:
+def check_enough(rows: int, wanted: int, clients: int) -> None:
     """Raise if there are fewer rows than clients need."""
     if rows < wanted:
         but = f"they need {wanted} rows and there are {rows}"

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import Dealing, enough
+from fedtide.data.partition.draws import Dealing, check_enough
 from fedtide.data.ragged import Ragged
 
 
@@ -33,7 +33,7 @@ class IID(Dealing):
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
-        enough(len(y), clients * (self.samples or 1), clients)
+        check_enough(len(y), clients * (self.samples or 1), clients)
         order = rng.at("rows").numpy().permutation(len(y))
         if self.samples is not None:
             return Ragged.equal(order[: clients * self.samples].reshape(clients, self.samples))
@@ -64,7 +64,7 @@ class Resample(Dealing):
         Raises:
             FedtideError: the rows of all clients do not fit into memory.
         """
-        enough(len(y), self.samples, 1)
+        check_enough(len(y), self.samples, 1)
         draw = rng.at("rows").numpy()
         try:
             if 2 * self.samples > len(y):

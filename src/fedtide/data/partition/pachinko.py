@@ -11,7 +11,7 @@ from pydantic import Field
 from fedtide.core.config_types import Count, Positive, Whole, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.data.partition.draws import Dealing, drawn, enough, owners
+from fedtide.data.partition.draws import Dealing, assign_owners, check_enough, draw_counts
 from fedtide.data.ragged import Ragged
 
 CIFAR_100 = (
@@ -67,13 +67,13 @@ class Pachinko(Dealing):
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal rows with labels `y` to clients."""
         each = self.samples or len(y) // clients
-        enough(len(y), clients * max(each, 1), clients)
+        check_enough(len(y), clients * max(each, 1), clients)
         supers = self._supers(y, classes)
         draw = rng.at("rows").numpy()
         root = draw.dirichlet(np.full(len(supers), self.alpha), size=clients)
         fine = [draw.dirichlet(np.full(len(labels), self.beta), size=clients) for labels in supers]
-        counts = allocated(root, fine, supers, each, np.bincount(y, minlength=classes), draw)
-        return Ragged.from_owner(owners(y, counts, draw), clients)
+        counts = allocate(root, fine, supers, each, np.bincount(y, minlength=classes), draw)
+        return Ragged.from_owner(assign_owners(y, counts, draw), clients)
 
     def _supers(self, y: np.ndarray, classes: int) -> list[np.ndarray]:
         """Return the labels of each super-class; raise if they do not fit the labels of the rows."""
@@ -88,7 +88,7 @@ class Pachinko(Dealing):
         return supers
 
 
-def allocated(
+def allocate(
     root: np.ndarray,
     fine: Sequence[np.ndarray],
     supers: Sequence[np.ndarray],
@@ -114,9 +114,9 @@ def allocated(
     counts = np.zeros((len(root), len(left)), dtype=np.int64)
     supply = np.array([left[labels].sum() for labels in supers])
     for client, wish in enumerate(root):
-        falls = drawn(wish[None], wanted, supply, draw)[0]
+        falls = draw_counts(wish[None], wanted, supply, draw)[0]
         for labels, shares, number in zip(supers, fine, falls.tolist(), strict=True):
             inside = left[labels]
-            counts[client, labels] = drawn(shares[client][None], number, inside, draw)[0]
+            counts[client, labels] = draw_counts(shares[client][None], number, inside, draw)[0]
             left[labels] = inside
     return counts

@@ -110,8 +110,8 @@ def from_arrays(
     elif features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
     labels, label_names = _labels(name, y)
-    clients = None if client is None else coded(name, "client", client)
-    domains = None if domain is None else coded(name, "domain", domain)
+    clients = None if client is None else encode(name, "client", client)
+    domains = None if domain is None else encode(name, "domain", domain)
     return Rows(
         name,
         features,
@@ -135,7 +135,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
             row = next(i for i, value in enumerate(values) if not isinstance(value, str))
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
         with reading(f"{name}: label", "names"):
-            return coded(name, "label", values.astype(str))
+            return encode(name, "label", values.astype(str))
     return torch.from_numpy(whole_numbers(name, values, ", or names (np.digitize makes classes of measures)")), ()
 
 
@@ -175,7 +175,7 @@ def check_filled(where: str, label: int, rows: int, cure: str = "names") -> None
         raise refused(f"{where}: label", label, f"0 to {most - 1}, or {cure}", but)
 
 
-def coded(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]:
+def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]:
     """Return a number 0..n-1 for each value by the sorted order of distinct values, and the name of each number.
 
     Args:
@@ -183,7 +183,7 @@ def coded(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]]
         column: name of the column, for messages.
         values: numbers or names.
 
-    >>> coded("toy", "client", ["b", "a", "b"])
+    >>> encode("toy", "client", ["b", "a", "b"])
     (tensor([1, 0, 1]), ('a', 'b'))
     """
     found = _array(name, column, values)

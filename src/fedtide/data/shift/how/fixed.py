@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.core.config_types import Whole, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.prose import listed
-from fedtide.data.shift.how.row_transform import ByGroup, Reading, RowTransform, exchangeable
+from fedtide.data.shift.how.row_transform import ByGroup, Reading, RowTransform, check_exchangeable
 from fedtide.data.shift.what.plan import PopulationView
 
 
@@ -84,7 +84,7 @@ class Permutation(Reading):
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the transform does not fit the data; `classes` is None for sequences."""
-        classes = exchangeable(self.kind, classes)
+        classes = check_exchangeable(self.kind, classes)
         if not self.permutations:
             return
         if len(self.permutations) != groups:

@@ -18,7 +18,7 @@ from fedtide.core.errors import refused
 from fedtide.core.prose import share_of
 from fedtide.core.rng import Rng
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.how.row_transform import Reading, RowTransform, exchangeable
+from fedtide.data.shift.how.row_transform import Reading, RowTransform, check_exchangeable
 from fedtide.data.shift.what.plan import PopulationView
 
 
@@ -64,7 +64,7 @@ class LabelSwaps(Reading):
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the transform does not fit the data; `classes` is None for sequences."""
-        classes = exchangeable(self.kind, classes)
+        classes = check_exchangeable(self.kind, classes)
         pairs = classes // 2
         most = 1 + math.factorial(classes) // (2**pairs * math.factorial(pairs))
         if self.concepts is not None and self.concepts > most:

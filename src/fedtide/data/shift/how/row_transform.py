@@ -70,7 +70,7 @@ class ByGroup(RowTransform):
         return self.how.apply(x, y, self.view.group[client], time)
 
 
-def exchangeable(kind: str, classes: int | None) -> int:
+def check_exchangeable(kind: str, classes: int | None) -> int:
     """Return the number of labels; raise for sequences, and for fewer than two labels."""
     if classes is None or classes < 2:
         but = f"it exchanges labels, and {'rows are sequences' if classes is None else 'there is one label'}"

@@ -162,7 +162,7 @@ class ClusterDriftPlan(Plan):
             dealt = clients[: round(fraction * len(clients))]
             group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
             since[dealt] = event
-        return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
+        return State(group, since, state.labels + cut_across(state.labels[-self.drift.groups :], key.at("labels")))
 
     def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
         """Return the labels of a client's group, and the share of each among its drawn rows."""
@@ -248,10 +248,10 @@ class ClusterDriftPlan(Plan):
         write_rows(path, [COLUMNS, *changes])
 
 
-def crossed(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
+def cut_across(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
     """Return equally many groups of the same sizes, whose labels are taken in turn from each given group.
 
-    >>> sorted(sorted(label % 2 for label in group) for group in crossed(((0, 2), (1, 3)), Rng(0)))
+    >>> sorted(sorted(label % 2 for label in group) for group in cut_across(((0, 2), (1, 3)), Rng(0)))
     [[0, 1], [0, 1]]
     """
     mixed = [rng.at(k).numpy().permutation(labels).tolist() for k, labels in enumerate(groups)]
