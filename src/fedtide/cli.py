@@ -8,9 +8,10 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
@@ -37,6 +38,8 @@ FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
 """Kinds of fleet, as `fleet.kind` in a file."""
 ExactKind = Literal["local", "workers", "ray"]
 """Kinds that give the same bits, with which a run may go on."""
+
+Done = TypeVar("Done", api.Finished, api.FinishedTuning)
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -287,12 +290,12 @@ def _tell(name: str, screen: Console) -> None:
         f"Clients keep: {entry.keeps}.",
     )
     for line in (*about(name), *says, *laws):
-        screen.print(line, highlight=False)
+        screen.print(line)
     screen.print()
     _print_keys(keys_of(name), screen)
     tables = [f"fedtide keys method.{key}" for key, (kind, _) in options(name).items() if tables_in(kind)]
     if tables:
-        screen.print(f"\nKeys of the tables: {', '.join(tables)}", highlight=False)
+        screen.print(f"\nKeys of the tables: {', '.join(tables)}")
 
 
 @app.command
@@ -307,12 +310,12 @@ def keys(key: str = "", /) -> int:
     for number, section in enumerate(sections(key)):
         if number:
             screen.print()
-        screen.print(section.title, style="bold", highlight=False)
-        screen.print(section.about, highlight=False)
+        screen.print(section.title, style="bold")
+        screen.print(section.about)
         if section.keys:
             _print_keys(section.keys, screen)
     if key in ("", "method"):
-        screen.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.", highlight=False)
+        screen.print("\nOf a table: fedtide keys TABLE. Of an algorithm: fedtide algorithms NAME.")
     return 0
 
 
@@ -343,44 +346,42 @@ def _print_keys(found: list[Key], screen: Console) -> None:
 
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
-    screen = console()
-    say(f"run folder: {root}", screen)
-    try:
-        finished = api.play(settings, root, workers=workers, display=Live(screen))
-    except KeyboardInterrupt:
-        return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
-    if finished is None:
-        return _stopped(root, screen)
-    print_results(finished.study, screen)
-    say(f"report: {finished.report.resolve()}", screen)
-    return 0
+    def results(finished: api.Finished, screen: Console) -> None:
+        print_results(finished.study, screen)
+
+    return _go_on("run", root, lambda screen: api.play(settings, root, workers=workers, display=Live(screen)), results)
 
 
 def _tune(root: Path, workers: int | None) -> int:
     from fedtide.report.tuning import found_table
 
+    def results(finished: api.FinishedTuning, screen: Console) -> None:
+        print_table(found_table(finished.stages), screen)
+        say(f"tuned: {finished.tuned}", screen)
+
+    return _go_on(
+        "tune", root, lambda screen: api.play_tuning(root, workers=workers, display=LiveTuning(screen)), results
+    )
+
+
+def _go_on(
+    what: str, root: Path, play: Callable[[Console], Done | None], results: Callable[[Done, Console], None]
+) -> int:
+    """Play what is left of a folder and print its results, or how to go on where a person stopped it."""
     screen = console()
-    say(f"tune folder: {root}", screen)
+    say(f"{what} folder: {root}", screen)
+    # As it was started: `make demo` runs it where the shell does not find it.
+    again = f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
     try:
-        finished = api.play_tuning(root, workers=workers, display=LiveTuning(screen))
+        finished = play(screen)
     except KeyboardInterrupt:
-        return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
+        return _fail(f"interrupted; go on from what was saved with: {again}", status=130)
     if finished is None:
-        return _stopped(root, screen)
-    print_table(found_table(finished.stages), screen)
-    say(f"tuned: {finished.tuned}", screen)
+        say(f"stopped and saved; go on with: {again}", screen)
+        return 130
+    results(finished, screen)
     say(f"report: {finished.report.resolve()}", screen)
     return 0
-
-
-def _stopped(root: Path, screen: Console) -> int:
-    say(f"stopped and saved; go on with: {_resume(root)}", screen)
-    return 130
-
-
-def _resume(root: Path) -> str:
-    # As it was started: `make demo` runs it where the shell does not find it.
-    return f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
 
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:

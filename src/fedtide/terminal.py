@@ -26,7 +26,7 @@ class _Console(Console):
 
 def console(*, quiet: bool = False) -> Console:
     """Return the standard output, or with `quiet` one that says nothing."""
-    made = _Console(markup=False, emoji=False, quiet=quiet)
+    made = _Console(markup=False, emoji=False, highlight=False, quiet=quiet)
     if not made.is_terminal:
         made.width = 200  # a table must not be squeezed into 80 columns
     return made
@@ -34,7 +34,7 @@ def console(*, quiet: bool = False) -> Console:
 
 def say(line: str, screen: Console) -> None:
     """Print a line as it is; folders may have names that a terminal would obey."""
-    screen.print(printable(line), highlight=False, soft_wrap=True)
+    screen.print(printable(line), soft_wrap=True)
 
 
 def print_results(made: Study, screen: Console) -> None:
@@ -45,16 +45,16 @@ def print_results(made: Study, screen: Console) -> None:
     from fedtide.report.tables import brief_table
 
     if made.nano:
-        screen.print(f"nano: {NANO}", style="yellow", highlight=False, soft_wrap=True)
+        screen.print(f"nano: {NANO}", style="yellow", soft_wrap=True)
     for summary in made.summaries:
         print_table(brief_table(summary), screen, summary.point)
         for line in alarms(summary):
-            screen.print(line, style="red", highlight=False, soft_wrap=True)
+            screen.print(line, style="red", soft_wrap=True)
         _print_claims(summary.claims, screen, verdicts=not made.nano)
     _print_claims(made.claims, screen, verdicts=not made.nano)
     if len(made.summaries) > 1 and not made.chosen:
         said = "no point was chosen: no validation rows were judged (data.split.val, eval_splits)"
-        screen.print(said, highlight=False, soft_wrap=True)
+        screen.print(said, soft_wrap=True)
 
 
 def print_table(content: Content, screen: Console, title: str = "") -> None:
@@ -70,4 +70,4 @@ def _print_claims(claims: list[Judged], screen: Console, *, verdicts: bool) -> N
 
     for claim in claims:
         said = f"{f'{claim.verdict}: ' if verdicts else ''}{claim.claim} ({found(claim)})"
-        screen.print(said, highlight=False, soft_wrap=True)
+        screen.print(said, soft_wrap=True)

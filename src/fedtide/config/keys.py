@@ -143,7 +143,7 @@ def docstring(text: str | None, names: Sequence[str] = ()) -> Doc:
 
 
 def inline(block: str, names: Sequence[str]) -> dict[str, str]:
-    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
+    """Read a paragraph `name: ... name: ...` about some of `names`; nothing where it is no such paragraph."""
     known = "|".join(names)
     if not names or not re.match(rf"({known}): ", block):
         return {}
@@ -183,7 +183,7 @@ def _default(kind: Any, name: str) -> Any:
 
 
 def within_list(kind: Any) -> Any:
-    """What a list or a table of names holds, where those are tables or choices among them; other types as they are."""
+    """Return the tables, or choices among them, that a list or a table of names holds; other types as they are."""
     if get_origin(kind) is dict:
         inside = bare(get_args(kind)[1])
         return inside if is_table(inside) else kind
@@ -294,7 +294,7 @@ def keys_of(name: str) -> list[Key]:
         for key, field in Method.model_fields.items()
         if key in {*SHARED, "shift"}
     ]
-    said = meanings(Method) | meanings(maker(name))
+    said = docstring(Method.__doc__).args | docstring(maker(name).__doc__).args
     return [
         Key(key, _plain(allowed(hint)), _plain(spelled(default)), said.get(key) or described(hint))
         for key, hint, default in (*own, *shared)
@@ -364,12 +364,6 @@ def _section(path: str, table: Any, only: str = "") -> Section:
     )
 
 
-def meanings(owner: Any) -> dict[str, str]:
-    """Return the descriptions of arguments in a docstring; a type may say more (`shapes.described`)."""
-    blocks = re.split(r"\n\s*\n", inspect.cleandoc(owner.__doc__ or ""))
-    return next((arguments(block) for block in blocks if block.startswith("Args:")), {})
-
-
 def _plain(text: str) -> str:
     return text.replace("`", "")
 
@@ -379,7 +373,7 @@ def _plain(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What an algorithm is called, what it is in a sentence, and the paper that it is from, with its year."""
+    """Title of an algorithm, a sentence about it, and the paper that it is from, with its year."""
 
     title: str
     summary: str

@@ -248,12 +248,7 @@ def _merged(below: Any, above: Any) -> Any:
         return above
     if "kind" in above and above["kind"] != below.get("kind"):
         return above
-    return {
-        key: _merged(below[key], above[key])
-        if key in below and key in above
-        else (above if key in above else below)[key]
-        for key in [*below, *(k for k in above if k not in below)]
-    }
+    return below | {key: _merged(below[key], each) if key in below else each for key, each in above.items()}
 
 
 def _check(experiment: Experiment, where: str) -> None:

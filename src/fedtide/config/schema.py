@@ -277,7 +277,7 @@ class Experiment(Strict):
 
     @property
     def imports(self) -> bool:
-        """Whether algorithms `module:function` were imported and their options checked when it was read."""
+        """Tell whether algorithms `module:function` were imported, and their options checked, when it was read."""
         return self._imports
 
     def shift_of(self, method: Method) -> Shift:

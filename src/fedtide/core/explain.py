@@ -35,10 +35,10 @@ NUMBERS = {
 
 
 WHOLE = "the file: "
-"""Where a problem stands that is of no single key."""
+"""Place of a problem that is of no single key."""
 
 Elsewhere = Callable[[str], str]
-"""Where a person may have meant a word to stand, among other tables; "" where nowhere."""
+"""Finds the key of another table that a person may have meant by a word; "" where there is none."""
 
 
 def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word: "") -> str:

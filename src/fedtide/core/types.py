@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree
+from fedtide.core.trees import Tree, map_leaves
 
 Payload = Tree
 """Values that the server sends to a client."""
@@ -260,20 +260,8 @@ class Scores:
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""
-        choice, weights, density = (
-            None if table is None else table[where] for table in (self.choice, self.weights, self.density)
-        )
-        others = {name: correct[where] for name, correct in self.others.items()}
-        return Scores(
-            self.clients[where],
-            self.rows[where],
-            self.correct[where],
-            self.loss[where],
-            choice,
-            weights,
-            others,
-            density,
-        )
+        picked: Scores = map_leaves(lambda column: None if column is None else column[where], self)
+        return picked
 
     @property
     def accuracy(self) -> float:
@@ -296,11 +284,11 @@ model, forward and back; a pass without gradients counts a third."""
 
 
 Grouping = Literal["client", "batch", "sample", "oracle"]
-"""Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
+"""Rows that decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
 client's, each row for itself, or at most 64 of clients of the same true group (known in a simulation alone)."""
 
 EvalSplit = Literal["train_clients", "held_out_clients", "val"]
-"""Who is judged on which of their rows: training and held-out clients on test rows, seen ones on validation rows."""
+"""Clients that are judged: training and held-out ones on their test rows, or training ones on validation rows."""
 
 
 class Holdings(Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +13,8 @@ from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,26 +32,19 @@ class LocalEngine:
 
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        for job in jobs:
-            yield self._ask(job, payload)
+        return (self._with_threads(self.host.ask, job, payload) for job in jobs)
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        for scoring in scorings:
-            with threads(self.threads):
-                scores = self.host.score(scoring, payload)
-            yield scores
+        return (self._with_threads(self.host.score, scoring, payload) for scoring in scorings)
 
     def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
         """Put a question to clients once more, one by one."""
-        for replay in replays:
-            with threads(self.threads):
-                replayed = self.host.replay(replay, payload, state)
-            yield replayed
+        return (self._with_threads(self.host.replay, replay, payload, state) for replay in replays)
 
-    def _ask(self, job: Job, payload: Tree) -> BlockResult:
+    def _with_threads(self, run: Callable[..., T], *given: Any) -> T:
         with threads(self.threads):
-            return self.host.ask(job, payload)
+            return run(*given)
 
 
 @contextmanager

@@ -10,10 +10,8 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,8 +19,9 @@ import torch
 import fedtide
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import DEATHS, Message, search_path
-from fedtide.fleets.ray_actor import Actor, PackedMessage, packed, unpacked
+from fedtide.fleets.calls import Batch, CallLoop
+from fedtide.fleets.pool import cores, search_path
+from fedtide.fleets.ray_actor import Actor, packed, unpacked
 from fedtide.fleets.ray_cluster import already_connected, connected
 from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import STOP, SharedRef
@@ -35,7 +34,7 @@ WAIT_SECONDS = 1.0
 """Seconds that the pool waits for answers before it looks for actors that never started."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _ActorState:
     """An actor and its calls.
 
@@ -51,22 +50,7 @@ class _ActorState:
     pending: deque[Any] = field(default_factory=deque)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Calls that are to be made.
-
-    short: answered at once, without messages on the way. ahead: how many an actor may hold. room: whether a call may
-    begin yet.
-    """
-
-    function: str
-    arguments: Sequence[Tree]
-    short: bool
-    ahead: int
-    room: Callable[[int], bool]
-
-
-class RayPool:
+class RayPool(CallLoop[_ActorState]):
     """Actors of a Ray cluster.
 
     Args:
@@ -81,6 +65,9 @@ class RayPool:
     Raises:
         FedtideError: no cluster answers, or it is too small, or its nodes have other versions.
     """
+
+    title = "an actor"
+    reach = 4
 
     def __init__(
         self,
@@ -97,18 +84,18 @@ class RayPool:
         self._patience = OWN_SECONDS if own else BEGIN_SECONDS
         self._numbers = 0
         self._shared: dict[str, Any] = {}
-        self._seats: list[_ActorState] = []
+        self.members: list[_ActorState] = []
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(Scratch())
         try:
             self._ray = self._stack.enter_context(
-                connected(address, (size or min(most, max(_cores() // threads, 1))) * threads, resume)
+                connected(address, (size or min(most, max(cores() // threads, 1))) * threads, resume)
             )
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
             self.multi_node = len(nodes) > 1
             self._options = self._actor_options()
-            self._seats = [self._start() for _ in range(self._pool_size(size, most))]
-            for seat in self._seats:
+            self.members = [self._start() for _ in range(self._pool_size(size, most))]
+            for seat in self.members:
                 self._wait_until_started(seat)
         except BaseException:
             self.close()
@@ -151,7 +138,7 @@ class RayPool:
     @property
     def processes(self) -> list[int]:
         """Process ids, each on its own node."""
-        return [seat.process for seat in self._seats]
+        return [seat.process for seat in self.members]
 
     # -- shared trees -------------------------------------------------------------------------------------------------
 
@@ -175,104 +162,36 @@ class RayPool:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
-        """Call `function` with each of `arguments`, short calls; results in their order, as soon as they are known.
+    def _send(self, member: _ActorState, batch: Batch, arguments: Tree) -> None:
+        if batch.short:
+            parts = arguments.values() if isinstance(arguments, dict) else ()
+            names = [part.name for part in parts if isinstance(part, SharedRef)]
+            lent = [self._shared[name] for name in names]
+            member.pending.append(member.actor.call.remote(batch.function, packed(arguments), names, *lent))
+        else:
+            member.actor.start.remote(batch.function, packed(arguments), self._stopping)
 
-        No call begins long before its turn, so that few results wait for one that takes its time.
-        """
-        ready: dict[int, Tree] = {}
-        following = 0
-        reach = 4 * len(self._seats)
-        work = _Work(function, arguments, short=True, ahead=2, room=lambda call: call < following + reach)
-        for message in self._run(work):
-            ready[message.call] = message.value
-            while following in ready:
-                yield ready.pop(following)
-                following += 1
+    @property
+    def _stopping(self) -> bool:
+        return (self.folder / STOP).exists()
 
-    def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
-        """Call `function` with each of `arguments`; everything the calls send, as it comes.
-
-        A call whose actor dies is done again by another. An error of a call ends all of them.
-        """
-        yield from self._run(_Work(function, arguments, short=False, ahead=1, room=lambda call: True))
-
-    def _run(self, work: _Work) -> Iterator[Message]:
-        waiting = deque(range(len(work.arguments)))
-        deaths = [0] * len(work.arguments)
-        unanswered = len(work.arguments)
-        try:
-            while unanswered:
-                self._hand_out(work, waiting)
-                for seat in self._ready(waiting, deaths):
-                    said = self._receive(seat)
-                    if said is None:
-                        self._recover(seat, waiting, deaths)
-                        continue
-                    for kind, parcel in said:
-                        value = unpacked(parcel)
-                        if kind == "error":
-                            seat.calls.popleft()
-                            raise FedtideError(value["line"]) if value["user"] else RuntimeError(value["line"])
-                        final = kind == "done"
-                        call = seat.calls.popleft() if final else seat.calls[0]
-                        unanswered -= final
-                        yield Message(call, value, final)
-                    if seat.calls and not seat.pending:
-                        self._listen(seat)
-        finally:
-            # A caller that stops early must not leave calls running.
-            for number, seat in enumerate(self._seats):
-                if seat.calls:
-                    self._replace(number)
-
-    def _hand_out(self, work: _Work, waiting: deque[int]) -> None:
-        for depth in range(1, work.ahead + 1):
-            for seat in self._seats:
-                if not waiting or len(seat.calls) >= depth or not work.room(waiting[0]):
-                    continue
-                call = waiting.popleft()
-                seat.calls.append(call)
-                given = work.arguments[call]
-                if work.short:
-                    parts = given.values() if isinstance(given, dict) else ()
-                    names = [part.name for part in parts if isinstance(part, SharedRef)]
-                    shared = [self._shared[name] for name in names]
-                    seat.pending.append(seat.actor.call.remote(work.function, packed(given), names, *shared))
-                else:
-                    seat.actor.start.remote(work.function, packed(given), (self.folder / STOP).exists())
-                    self._listen(seat)
-
-    def _listen(self, seat: _ActorState) -> None:
-        """Ask for the messages of a long call."""
-        seat.pending.append(seat.actor.poll.remote((self.folder / STOP).exists()))
-
-    def _ready(self, waiting: deque[int], deaths: list[int]) -> list[_ActorState]:
-        """The actors that have answered, or died."""
-        for seat in self._seats:
+    def _ready(self, batch: Batch) -> list[_ActorState]:
+        for seat in list(self.members):
             if seat.starting is not None and not self._check_started(seat, 0.0):
-                self._recover(seat, waiting, deaths)
-        pending = {seat.pending[0]: seat for seat in self._seats if seat.pending}
+                self._recover(seat, batch)
+        for seat in self.members:
+            if seat.calls and not seat.pending:  # a long call, which is asked for its messages
+                seat.pending.append(seat.actor.poll.remote(self._stopping))
+        pending = {seat.pending[0]: seat for seat in self.members if seat.pending}
         ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=WAIT_SECONDS) if pending else ([], [])
         more, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
         return [pending[one] for one in more]
 
-    def _receive(self, seat: _ActorState) -> list[PackedMessage] | None:
-        """Return the messages of an actor; None if it has died."""
+    def _receive(self, member: _ActorState) -> list[tuple[str, Tree]] | None:
         try:
-            answer: list[PackedMessage] = self._ray.get(seat.pending.popleft())
+            return [(kind, unpacked(parcel)) for kind, parcel in self._ray.get(member.pending.popleft())]
         except self._ray.exceptions.RayError:
             return None
-        return answer
-
-    def _recover(self, seat: _ActorState, waiting: deque[int], deaths: list[int]) -> None:
-        """Replace an actor that died, and put its calls back."""
-        waiting.extendleft(reversed(seat.calls))
-        if seat.calls:
-            deaths[seat.calls[0]] += 1
-            if deaths[seat.calls[0]] >= DEATHS:
-                raise FedtideError(f"an actor died {DEATHS} times on the same work; giving up")
-        self._replace(self._seats.index(seat))
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
@@ -282,9 +201,9 @@ class RayPool:
             actor = self._ray.remote(Actor).options(**self._options).remote(os.getcwd(), self._threads)
             return _ActorState(actor, actor.about.remote(), time.monotonic())
 
-    def _replace(self, number: int) -> None:
-        self._ray.kill(self._seats[number].actor)
-        self._seats[number] = self._start()
+    def _replace(self, member: _ActorState) -> None:
+        self._ray.kill(member.actor)
+        self.members[self.members.index(member)] = self._start()
 
     def _wait_until_started(self, seat: _ActorState) -> None:
         """Wait until an actor has started."""
@@ -328,18 +247,8 @@ class RayPool:
     def close(self) -> None:
         """End the actors, and the cluster if it is our own."""
         try:
-            for seat in self._seats:
+            for seat in self.members:
                 self._ray.kill(seat.actor)
         finally:
-            self._seats, self._shared = [], {}
+            self.members, self._shared = [], {}
             self._stack.close()
-
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

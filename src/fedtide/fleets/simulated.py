@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class Race:
         return self.deadline
 
 
+@dataclass(eq=False)
 class SimulatedFleet:
     """A population as a fleet.
 
@@ -111,28 +112,18 @@ class SimulatedFleet:
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
     """
 
-    def __init__(
-        self,
-        population: Population,
-        engine: Engine,
-        memory: MemoryStore,
-        clock: Clock = SteadyClock(),
-        *,
-        reveals: Sequence[str] | None = None,
-        replayable: Collection[int] = (),
-        adapts: bool = False,
-        first: int | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self.population = population
-        self.engine = engine
-        self.memory = memory
-        self.clock = clock
-        self.reveals = reveals
-        self.replayable = frozenset(replayable)
-        self.adapts = adapts
-        self.first = first
-        self.deadline = deadline
+    population: Population
+    engine: Engine
+    memory: MemoryStore
+    clock: Clock = SteadyClock()
+    _: KW_ONLY
+    reveals: Sequence[str] | None = None
+    replayable: Collection[int] = ()
+    adapts: bool = False
+    first: int | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
         self.server_seconds = 0.0
         self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)

@@ -14,8 +14,8 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
-from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
+from fedtide.fleets.ask import Ask, BlockResult, Job
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.learn.stack import Fit, Stack, train_stacked, unstackable
@@ -80,7 +80,7 @@ def _unstackable(work: object) -> str | None:
 
 
 @dataclass(frozen=True)
-class StackedEngine:
+class StackedEngine(LocalEngine):
     """An engine that trains clients together; questions that do more than train run as in the local engine.
 
     Rounds equal those of the local engine but for the last bits. All clients of an ask, whatever its blocks, are
@@ -95,15 +95,8 @@ class StackedEngine:
         FedtideError: clients of the algorithm cannot be trained together.
     """
 
-    host: Host
-    threads: int = 1
-
     def __post_init__(self) -> None:
         check(self.host.algorithm, partial_work=self.host.partial_work)
-
-    @cached_property
-    def _alone(self) -> LocalEngine:
-        return LocalEngine(self.host, self.threads)
 
     @cached_property
     def _stacks(self) -> dict[str, Stack]:
@@ -114,19 +107,11 @@ class StackedEngine:
         """Run a question; clients trained together give a single result."""
         work = self.host.algorithm.works[jobs[0].ask.question] if jobs else None
         if not isinstance(work, Training) or _unstackable(work) or jobs[0].ask.reveal:
-            yield from self._alone.ask(jobs, payload)
+            yield from super().ask(jobs, payload)
             return
         with threads(self.threads):
             done = self._together(work, jobs, payload)
         yield done
-
-    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
-        """Run a scoring."""
-        return self._alone.score(scorings, payload)
-
-    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
-        """Put a question to clients once more, one by one."""
-        return self._alone.replay(replays, payload, state)
 
     def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> BlockResult:
         ask = jobs[0].ask

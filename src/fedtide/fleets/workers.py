@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,8 +15,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
-from fedtide.fleets.pool import Processes
 from fedtide.fleets.worker import Channel, SharedRef, own_function
 
 Block = Job | Scoring | Replay
@@ -50,26 +49,23 @@ class WorkersEngine:
 
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        for done in self._map("fedtide.fleets.workers:ask", jobs, payload):
+        for done in self._map(jobs, payload):
             yield self._stored(done)
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        return self._map("fedtide.fleets.workers:score", scorings, payload)
+        return self._map(scorings, payload)
 
     def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
         """Put a question to clients once more, one by one."""
-        return self._map("fedtide.fleets.workers:replay", replays, {"payload": payload, "state": state})
+        return self._map(replays, {"payload": payload, "state": state})
 
-    def _map(self, function: str, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
-        with self._shared(payload) as ref:
-            yield from self.pool.map(function, _Calls(self._spec, blocks, ref, self._with_memory))
-
-    @contextmanager
-    def _shared(self, payload: Tree) -> Iterator[SharedRef]:
+    def _map(self, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
         ref = self.pool.put("payload", payload)
         try:
-            yield ref
+            yield from self.pool.map(
+                "fedtide.fleets.workers:run_block", _Calls(self._spec, blocks, ref, self._with_memory)
+            )
         finally:
             self.pool.free(ref)
 
@@ -113,24 +109,13 @@ def _host_of(spec: str) -> Host:
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def _host(arguments: Tree, channel: Channel) -> Host:
-    return _host_of(channel.get(arguments["spec"]))
-
-
-def ask(arguments: Tree, channel: Channel) -> BlockResult:
-    """Run one block of a question, in a worker."""
-    host = _host(arguments, channel)  # first: it loads the classes that block and payload may hold
-    return host.ask(codec.opened(arguments["block"]), channel.get(arguments["payload"]))
-
-
-def score(arguments: Tree, channel: Channel) -> Scores:
-    """Run one block of a scoring, in a worker."""
-    host = _host(arguments, channel)
-    return host.score(codec.opened(arguments["block"]), channel.get(arguments["payload"]))
-
-
-def replay(arguments: Tree, channel: Channel) -> Replayed:
-    """Put a question to one client once more, in a worker."""
-    host = _host(arguments, channel)
-    both = channel.get(arguments["payload"])
-    return host.replay(codec.opened(arguments["block"]), both["payload"], both["state"])
+def run_block(arguments: Tree, channel: Channel) -> BlockResult | Scores | Replayed:
+    """Run one block of an engine's work, in a worker."""
+    host = _host_of(channel.get(arguments["spec"]))  # first: it loads the classes that block and payload may hold
+    block: Block = codec.opened(arguments["block"])
+    payload = channel.get(arguments["payload"])
+    if isinstance(block, Job):
+        return host.ask(block, payload)
+    if isinstance(block, Scoring):
+        return host.score(block, payload)
+    return host.replay(block, payload["payload"], payload["state"])

@@ -16,9 +16,9 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.core.types import Payload, Reply, Scores, Slot
 from fedtide.fleets.ask import BlockResult, Job
+from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of

@@ -13,7 +13,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
-from fedtide.fleets.pool import Processes
+from fedtide.fleets.calls import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, known_digest_of
 from fedtide.runs.folder import Planned, check_entries, plan

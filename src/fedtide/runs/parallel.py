@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from fedtide.config import Experiment
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import Message, Pool, Processes
+from fedtide.fleets.calls import Message, Processes
+from fedtide.fleets.pool import Pool, cores
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import BLOCKS
 from fedtide.fleets.worker import STOP, Channel, own_function
@@ -62,7 +62,7 @@ def processes(experiment: Experiment, workers: int | None, count: int) -> int:
     if not count:
         return 1
     fleet = experiment.fleet
-    room = max(_cores() // fleet.threads, 1)
+    room = max(cores() // fleet.threads, 1)
     if count > 1:
         wanted = min(workers or fleet.workers or room, count)
     elif fleet.kind == "stacked":
@@ -70,11 +70,7 @@ def processes(experiment: Experiment, workers: int | None, count: int) -> int:
     else:
         wanted = workers or ((fleet.workers or room) if fleet.kind == "workers" else 1)
     # A cohort is cut into so many blocks; and each process has its own torch, so that memory runs out before cores do.
-    return min(wanted, max(BLOCKS, _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(wanted, max(BLOCKS, cores()))
 
 
 @contextmanager

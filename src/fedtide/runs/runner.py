@@ -23,9 +23,9 @@ from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
+from fedtide.fleets.calls import Processes
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine

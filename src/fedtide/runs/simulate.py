@@ -71,22 +71,13 @@ def population(
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
     5
     """
+    given = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
     rows = from_arrays("arrays", x, y, client, domain, time, held_out)
-    given = {
-        "partition": partition,
-        "groups": groups,
-        "split": split,
-        "held_out_clients": held_out_clients,
-        "shift": shift,
-        "seed": seed,
-        "transforms": tuple(transforms),
-        "public_samples": public_samples,
-    }
-    return build(rows, **as_written("population", PopulationOptions, given))
+    return build(rows, **as_written("population", PopulationOptions, given | {"transforms": tuple(transforms)}))
 
 
 class PopulationOptions(Strict):
-    """What may be said of a population, as in a file."""
+    """Arguments of `population` that are read as in a file."""
 
     partition: Annotated[Partition, Spelled] = IID()
     groups: Groups = OneGroup()
@@ -99,7 +90,7 @@ class PopulationOptions(Strict):
 
 
 class SimulationOptions(Strict):
-    """What may be said of a simulation, as in a file."""
+    """Arguments of `simulate` that are read as in a file."""
 
     rounds: Count = 1
     seed: Whole = 0
@@ -169,19 +160,11 @@ def simulate(
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
+    given = {key: value for key, value in locals().items() if key in SimulationOptions.model_fields}
     if not isinstance(algorithm, Algorithm):
         raise refused("simulate.algorithm", algorithm, "an Algorithm, such as ft.algorithms.fedavg(task)")
     if not isinstance(population, Population):
         raise refused("simulate.population", population, "a Population, made by ft.population")
-    given = {
-        "rounds": rounds,
-        "seed": seed,
-        "eval_every": eval_every,
-        "threads": threads,
-        "forgetting": forgetting,
-        "devices": devices,
-        "stop_at": stop_at,
-    }
     read = SimulationOptions(**as_written("simulate", SimulationOptions, given))
     devices, forgetting = read.devices, read.forgetting
     population.check(rounds)

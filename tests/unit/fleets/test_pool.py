@@ -15,8 +15,8 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
+from fedtide.fleets import calls, worker
 from fedtide.fleets import pool as pools
-from fedtide.fleets import worker
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import LARGE
@@ -191,8 +191,8 @@ def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
 
 def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(pool, tmp_path, monkeypatch):
     """Three times in earnest; processes take long to start, so that two have to do here."""
-    assert pools.DEATHS == 3
-    monkeypatch.setattr(pools, "DEATHS", 2)
+    assert calls.DEATHS == 3
+    monkeypatch.setattr(calls, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
     with pytest.raises(FedtideError, match=r"^a worker process died 2 times on the same work; giving up$"):
         list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))

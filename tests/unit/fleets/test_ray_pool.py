@@ -23,7 +23,7 @@ from fedtide.cli import main
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.fleets import ray_cluster, ray_pool
+from fedtide.fleets import calls, ray_cluster, ray_pool
 from fedtide.fleets.ray_actor import packed, unpacked
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.workers import WorkersEngine
@@ -249,8 +249,8 @@ def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path):
 
 def test_a_call_that_takes_its_actor_down_again_and_again_is_one_clear_line(actors, tmp_path, monkeypatch):
     """Three times in earnest; actors take long to start, so that two have to do here."""
-    assert ray_pool.DEATHS == 3
-    monkeypatch.setattr(ray_pool, "DEATHS", 2)
+    assert calls.DEATHS == 3
+    monkeypatch.setattr(calls, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
     with pytest.raises(FedtideError, match=r"^an actor died 2 times on the same work; giving up$"):
         list(actors.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))

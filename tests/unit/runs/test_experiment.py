@@ -113,7 +113,7 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     ],
 )
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
-    monkeypatch.setattr(parallel, "_cores", lambda: cores)
+    monkeypatch.setattr(parallel, "cores", lambda: cores)
     assert parallel.processes(study(fleet=settings), asked, runs) == used
 
 
