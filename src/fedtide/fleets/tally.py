@@ -113,7 +113,10 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
     names = dict.fromkeys(name for part in parts for name in part.others)
     density = [part.density for part in parts]
     return Scores(
-        *(torch.cat([getattr(part, name) for part in parts]) for name in ("clients", "rows", "correct", "loss")),
+        torch.cat([part.clients for part in parts]),
+        torch.cat([part.rows for part in parts]),
+        torch.cat([part.correct for part in parts]),
+        torch.cat([part.loss for part in parts]),
         _stacked([part.choice for part in parts], clients),
         _stacked([part.weights for part in parts], clients),
         {name: _filled([part.others.get(name) for part in parts], clients) for name in names},

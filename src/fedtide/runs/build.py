@@ -96,7 +96,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     loss = own(method.loss, f"method '{method.name}'.loss", ())
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
-    init = getattr(experiment.model, "init", "torch")
+    init: Any = getattr(experiment.model, "init", "torch")
     init_layers = None if init == "torch" else partial(initialize, init=init)
     task = Task(make, loss, dtype, last, example, public, init_layers=init_layers, bfloat=bfloat)
     if method.init_from is None:
