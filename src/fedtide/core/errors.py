@@ -55,8 +55,8 @@ MEANT = {
     "branches": "num_clusters n_clusters k",
     "classes": "num_classes",
     "gpus": "num_gpus",
-    "block-cyclic": "block",
     # choices
+    "block-cyclic": "block",
     "idx:mnist": "mnist",
     "idx:fashion-mnist": "fmnist fashion_mnist",
     "idx:kmnist": "kmnist",
