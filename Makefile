@@ -12,7 +12,7 @@ test coverage portable faults: export PYTHONDONTWRITEBYTECODE =
 help:
 	@echo "make demo   run the demonstration and print where its report is"
 	@echo "make test   run the tests"
-	@echo "make coverage  run them with all points and seeds of recipes, and tell what they reach of what decides a number"
+	@echo "make coverage  run them with whole recipes and all laws, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
 	@echo "make lint   formatting, lint and types"
@@ -51,9 +51,9 @@ demo: .venv/.installed
 test: .venv/.developing
 	$(RUN) pytest -n auto --dist loadgroup
 
-# What recipes play is covered by the other tests; here they are played whole.
+# What recipes play is covered by the other tests; here they are played whole, and all laws over all variants.
 coverage: .venv/.developing
-	$(RUN) pytest -n auto --dist loadgroup --ignore tests/recipes --cov --cov-report=term
+	$(RUN) pytest -n auto --dist loadgroup --thorough --ignore tests/recipes --cov --cov-report=term
 	$(RUN) pytest -n auto --dist loadgroup tests/recipes --thorough
 
 # With the instructions of an older processor sums of products round differently.

@@ -29,7 +29,7 @@ LARGE = {"kind": "mlp", "hidden": [600]}
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(tmp_path_factory.mktemp("shell"))
+    made = Shell(tmp_path_factory.mktemp("shell"), ["fedtide.runs.parallel", "fedtide.report.page"])
     yield made
     made.close()
 
@@ -206,7 +206,8 @@ WAITING = r"(fedtide: waiting for .*process.* to end the round; Ctrl-C again sto
 def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(shell, tmp_path, whole, workers, when):
     """A terminal interrupts the whole group of processes."""
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
-    process = shell.start("run", "study.toml", "--out", "x", "--workers", workers, cwd=tmp_path)
+    forks = when == "in a round"
+    process = shell.start("run", "study.toml", "--out", "x", "--workers", workers, cwd=tmp_path, forks=forks)
     folders = [tmp_path / "x" / name / "0" for name in ("a", "scaffold")]
     if when == "in a round":
         until(lambda: all(recorded(folder) > 5 for folder in folders[:workers]))
@@ -231,7 +232,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(shell, tmp_path, 
 
 def test_what_ctrl_c_waits_for_is_said_where_a_worker_is_stopped(shell, tmp_path, whole):
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
-    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path)
+    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
     until(lambda: all(recorded(tmp_path / "x" / name / "0") > 5 for name in ("a", "scaffold")))
     stopped = next(member for member in members(process) if member.pid != process.pid)
     stopped.suspend()
@@ -247,7 +248,7 @@ def test_what_ctrl_c_waits_for_is_said_where_a_worker_is_stopped(shell, tmp_path
 
 def test_ctrl_c_again_leaves_no_worker(shell, tmp_path):
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
-    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path)
+    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
     until(lambda: all(recorded(tmp_path / "x" / name / "0") > 5 for name in ("a", "scaffold")))
     group = members(process)
     for member in group:
@@ -263,7 +264,7 @@ def test_ctrl_c_again_leaves_no_worker(shell, tmp_path):
 def test_a_program_that_is_killed_takes_its_workers_along(shell, tmp_path, whole):
     """And what they had written until then is the beginning of what they would have written."""
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
-    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path)
+    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
     until(lambda: recorded(tmp_path / "x" / "a" / "0") > 5)
     group = members(process)
     assert len(group) == 3
@@ -309,7 +310,7 @@ def test_a_tuning_that_is_killed_with_its_workers_finds_the_same(shell, tmp_path
     written(tmp_path / "study.toml", A, SCAFFOLD, tune=tune)
     monkeypatch.chdir(tmp_path)
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
-    process = shell.start("tune", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path)
+    process = shell.start("tune", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
     lines = tmp_path / "x" / "trials.jsonl"
     until(lambda: lines.is_file() and lines.read_bytes().count(b"\n") >= 3, 60)
     group = members(process)

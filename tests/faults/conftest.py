@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames and "faults" in str(metafunc.definition.path):
-        few, each = getattr(metafunc.function, "few", 1), getattr(metafunc.function, "each", BATCH)
-        batches = -(-metafunc.config.getoption("--tries") // each) or few
+        each = getattr(metafunc.function, "each", BATCH)
+        batches = -(-metafunc.config.getoption("--tries") // each) or 1
         first = 100_000 * metafunc.config.getoption("--faults-seed")
         metafunc.parametrize("seed", range(first, first + batches))
 

@@ -1,14 +1,14 @@
 """Which laws run over which algorithms.
 
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
-stands in for an algorithm to come; those in `EVERY` over all other variants too. A test marked `engine` is a law of
-fleets and not of algorithms, and runs over six that differ in all that a fleet sees.
+stands in for an algorithm to come; those in `BRIEF` over presets and all other variants, and with `--thorough` all over
+all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
+sees; so does the law of worker processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +16,9 @@ from _pytest.mark import ParameterSet
 
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.laws import every
+from fedtide.laws.every import Law
 from helpers import sketches
+from helpers.briefly import carried_on
 from helpers.toys import VARIANTS
 
 SKETCHES = {"helpers.sketches:fielding": Entry(sketches.fielding, "", "clustered")}
@@ -31,16 +33,23 @@ DIFFERENT = (
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 
-MAIN = (*REGISTRY, *DIFFERENT, *SKETCHES)
+MAIN = (
+    *(name for name, entry in REGISTRY.items() if entry.family != "server-optimizer"), *DIFFERENT, *SKETCHES,
+)  # fmt: skip
 
-
-EVERY = (every.same_seed, every.pure_works, every.dropouts, every.degenerate, every.stops, every.wire)
-"""Laws that run over all variants."""
+BRIEF = (
+    Law("play", every.plays),
+    Law("purity", every.pure_works),
+    Law("dropouts", partial(every.dropouts, seeds=1)),
+    Law("degenerate", partial(every.degenerate, odd=every.ODD[:1])),
+    Law("resume", carried_on),
+)
+"""Laws of a variant that is much like others: determinism, bytes and stops are one law, and rows are odd in one way."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "law" in metafunc.fixturenames:
-        metafunc.parametrize(("law", "name"), list(laws()))
+        metafunc.parametrize(("law", "name"), list(laws(thorough=metafunc.config.getoption("--thorough"))))
     elif metafunc.definition.get_closest_marker("engine"):
         own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
         group = "ray" if "actors" in metafunc.fixturenames else None
@@ -49,14 +58,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize("name", marked)
 
 
-def laws() -> Iterator[ParameterSet]:
-    """Each law with each algorithm that it runs over; skipped where the registry declares an exemption."""
-    for law in every.LAWS:
-        for name in ENTRIES if law.check in EVERY else MAIN:
+def laws(*, thorough: bool) -> Iterator[ParameterSet]:
+    """Each algorithm with each law that runs over it, one after the other as they share what was played; skipped where
+    the registry declares an exemption."""
+    for name in ENTRIES:
+        for law in every.LAWS if thorough or name in MAIN else BRIEF:
+            if law.check is every.workers and not (thorough or name in ENGINE):
+                continue
             exempt = ENTRIES[name].exempt.get(law.name)
             skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []
+            check = getattr(law.check, "func", law.check).__name__
             marks = [pytest.mark.xdist_group(name), *skip]
-            # A variant that is much like others is tried with one kind of odd rows.
-            short = law.check is every.degenerate and name not in MAIN
-            given = replace(law, check=partial(every.degenerate, odd=every.ODD[:1])) if short else law
-            yield pytest.param(given, name, marks=marks, id=f"{law.name}-{law.check.__name__}-{name}")
+            yield pytest.param(law, name, marks=marks, id=f"{name}-{law.name}-{check}")

@@ -19,7 +19,7 @@ def test_every_kind_plays_and_what_the_server_sees_is_declared(name):
     algorithm, options = VARIANTS.get(name, (name, {}))
     for kind in KINDS:
         cohort = {"kind": kind} if kind == "everyone" else {"kind": kind, "clients_per_round": 3}
-        run = played(toy(algorithm, {**options, "cohort": cohort}), rounds=3)
+        run = played(toy(algorithm, {**options, "cohort": cohort}), rounds=2)
         trained = [query.ask for query in run.fleet.queries if query.ask.question == "train"]
         assert trained, kind
         if kind != "everyone":

@@ -74,7 +74,10 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
 
 
 def test_workers_write_the_same_bytes(name, tmp_path, pool):
-    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, pool))
+    probed = PROBED | {"rounds": [0, 2]}
+    alone, many = (
+        run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=probed, rounds=3) for p in (None, pool)
+    )
     for run in (alone, many):
         list(run.play())
     assert (alone.folder / "forgetting.jsonl").read_bytes() == (many.folder / "forgetting.jsonl").read_bytes()

@@ -10,13 +10,16 @@ import weakref
 from dataclasses import replace
 from functools import lru_cache, partial
 
-import psutil
 import pytest
+import torch
 
+from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.trees import same
+from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Answer
+from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import Case, NotApplicable, judged
 from fedtide.runs.build import host_of, spec_of
@@ -56,16 +59,32 @@ def test_actors_of_ray_give_the_same_totals_and_state_as_one_process(name, case,
         assert same(*(run.fleet.memory.read(client, (9, 0)) for run in (alone, many)))
 
 
+def held() -> tuple[int, int]:
+    """Bytes of all living tensors, and how many objects of this package there are."""
+    gc.collect()
+    objects = gc.get_objects()
+    stored = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in objects
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    }
+    return sum(stored.values()), sum(str(type(each).__module__).startswith("fedtide") for each in objects)
+
+
 @pytest.mark.engine
-def test_resident_memory_is_flat_over_rounds(name):
-    experiment = toy(name, rounds=60, model={"kind": "mlp", "hidden": [64]})
-    process = psutil.Process()
-    played(experiment, rounds=20)
-    gc.collect()
-    before = process.memory_info().rss
-    played(experiment, rounds=60)
-    gc.collect()
-    assert process.memory_info().rss - before < 6 * 2**20
+def test_what_is_held_does_not_grow_over_rounds(name):
+    experiment = toy(name, rounds=20, model={"kind": "mlp", "hidden": [64]})
+    memory = MemoryStore(None)
+    host = host_of(experiment, experiment.method[0], 0, memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host), memory)
+    seen = []
+    for step in play(host.algorithm, fleet, begin(host.algorithm, fleet, seed=0, rounds=20), seed=0, rounds=20):
+        if step.moment.round % 10 == 9:
+            seen.append(held())
+    (before, fewer), (after, more) = seen
+    model = size_in_bytes(host.algorithm.serve(step.state, torch.tensor([0]))[0])
+    assert after - before < 5 * model
+    assert more - fewer < 10
 
 
 @pytest.mark.engine

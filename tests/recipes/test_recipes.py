@@ -20,31 +20,21 @@ from fedtide.tuning.plan import ends, stages
 from helpers.shell import done
 
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
-EVERY = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 
 def test_there_are_recipes():
     assert "demo" in [path.stem for path in RECIPES]
 
 
-@EVERY
-def test_a_recipe_says_what_it_is(recipe):
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_what_it_is_and_every_scale_is_sound(recipe):
+    """There is a scale for seconds and one for minutes."""
     content = tomllib.loads(recipe.read_text(encoding="utf-8"))
     assert content["title"]
     assert len(content["description"]) > 20
     assert "\n" not in content["description"]
-
-
-@EVERY
-def test_a_recipe_has_a_scale_for_seconds_and_one_for_minutes(recipe):
-    scales = tomllib.loads(recipe.read_text(encoding="utf-8")).get("scale", {})
-    assert {"nano", "cpu"} <= set(scales) <= set(SCALES)
-
-
-@EVERY
-def test_every_scale_of_a_recipe_is_sound(recipe):
-    scales = tomllib.loads(recipe.read_text(encoding="utf-8")).get("scale", {})
-    for scale in scales:
+    assert {"nano", "cpu"} <= set(content["scale"]) <= set(SCALES)
+    for scale in content["scale"]:
         for point in (p.experiment for p in points(read(recipe, scale=scale), recipe.name)):
             assert point.title
             assert point.baseline is None or point.baseline in [method.name for method in point.method]

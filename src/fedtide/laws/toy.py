@@ -104,6 +104,7 @@ def played(
     host: Host | None = None,
     sums_only: bool = False,
     seed: int = 0,
+    start: Start[Any] | None = None,
 ) -> Played:
     """Play some rounds of the experiment's only method.
 
@@ -116,12 +117,13 @@ def played(
         host: instead of the one the experiment describes.
         sums_only: whether the fleet refuses reveals.
         seed: of the run.
+        start: a round to go on from, with the memory that clients had then; the beginning by default.
     """
     memory = memory or MemoryStore(None)
     host = host or host_of(experiment, experiment.method[0], seed, memory)
     simulated = SimulatedFleet(host.population, engine(host), memory, reveals=() if sums_only else None)
     seen = fleet(simulated)
-    start: Start[Any] = begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
+    start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
     steps = []
     for step in play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds):
         steps.append(step)

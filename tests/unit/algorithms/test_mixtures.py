@@ -177,6 +177,7 @@ def test_the_shares_follow_the_schedule(update):
     np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_as_printed_it_forgets_the_distribution_that_is_away():
     """While one distribution is absent both components are fitted to the other one; 20 clients of 60 rows."""
     near = {
