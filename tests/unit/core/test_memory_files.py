@@ -41,8 +41,11 @@ def test_a_missing_file_is_one_clear_line(store, tmp_path):
 
 
 def test_only_files_of_the_stores_own_names_are_removed(store, tmp_path):
+    """Those of writers that were killed in the middle of a file too."""
     store.stage(3, {"c": torch.ones(1)}, by="77")
-    mine = [store.directory / name for name in ("notes.txt", "1.safetensors", "staged-mine", "9.9.9.safetensors.bak")]
+    (store.directory / ".tmpp85VGk").touch()
+    names = ("notes.txt", "1.safetensors", "staged-mine", "9.9.9.safetensors.bak", ".tmp-mine")
+    mine = [store.directory / name for name in names]
     for path in mine:
         path.touch()
     (store.directory / "8.8.8.safetensors").mkdir()
