@@ -38,11 +38,12 @@ def initialize(module: nn.Module, init: Init) -> None:
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif isinstance(layer, OneBiasLSTM):
-            received, hidden = layer.cell.weight_ih_l0.detach(), layer.cell.hidden_size
+            cell = dict(layer.cell.named_parameters())
+            received, hidden = cell["weight_ih_l0"].detach(), layer.cell.hidden_size
             _draw(received[:, :-1], init)
             received[:, -1] = 0.0
             received[hidden : 2 * hidden, -1] = 1.0
-            nn.init.orthogonal_(layer.cell.weight_hh_l0)
+            nn.init.orthogonal_(cell["weight_hh_l0"])
 
 
 def _draw(weight: Tensor, init: Init) -> None:

@@ -97,8 +97,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
     init: Any = getattr(experiment.model, "init", "torch")
-    init_layers = None if init == "torch" else partial(initialize, init=init)
-    task = Task(make, loss, dtype, last, example, public, init_layers=init_layers, bfloat=bfloat)
+    task = Task(make, loss, dtype, last, example, public, init_layers=partial(initialize, init=init), bfloat=bfloat)
     if method.init_from is None:
         return task
     path = Path(place_of_weights(method, experiment.data))
