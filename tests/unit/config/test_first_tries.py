@@ -99,7 +99,8 @@ def test_a_method_that_is_not_there_is_not_taken_for_another():
 def test_every_synonym_means_something_that_exists():
     known = {place.rpartition(".")[2] for word in SYNONYMS for place in places(word)}
     meant = {word.partition(":")[0] for words in SYNONYMS.values() for word in words}
-    chosen = {tag for path in ("data.source", "data.partition", "shift.who", "model", "loss", "cohort") for tag in kinds(path)}
+    choices = ("data.source", "data.partition", "shift.who", "model", "loss", "cohort")
+    chosen = {tag for path in choices for tag in kinds(path)}
     assert meant <= known | chosen
 
 
