@@ -32,7 +32,7 @@ from fedtide.core.strict import Strict
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
 from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, Partition
+from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.transforms import Step
@@ -52,7 +52,7 @@ class Data(Strict):
     Args:
         source: where rows come from.
         directory: the data directory, where files of the source are looked for first.
-        partition: how rows are dealt to clients.
+        partition: how rows are dealt to clients; None means natural where the source names clients, else iid.
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
@@ -64,7 +64,7 @@ class Data(Strict):
 
     source: Annotated[Source, Spelled] = DayNightCharacters()
     directory: str | None = None
-    partition: Annotated[Partition, Spelled] = IID()
+    partition: Annotated[Partition, Spelled] | None = None
     groups: Groups = OneGroup()
     split: Split = Split()
     held_out_clients: HeldOutClients = HeldOutClients()

@@ -33,7 +33,7 @@ BLOCK = 50_000
 
 def build(
     rows: Rows | GeneratedRows,
-    partition: Partition = IID(),
+    partition: Partition | None = None,
     groups: Groups = OneGroup(),
     split: Split = Split(),
     held_out_clients: HeldOutClients = HeldOutClients(),
@@ -48,7 +48,8 @@ def build(
 
     Args:
         rows: the samples.
-        partition: the rule by which rows are dealt within each group.
+        partition: the rule by which rows are dealt within each group; None means natural clients where the rows have
+            them, else IID.
         groups: the assignment of rows to groups; clients are divided equally between groups, except with `ByGroup`.
         split: the train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
@@ -63,6 +64,9 @@ def build(
     >>> population.registered, population.counts(population.clients, "train").tolist()
     (4, [8, 8, 8, 8])
     """
+    if partition is None:
+        named = isinstance(rows, GeneratedRows) or rows.client is not None
+        partition = Natural() if named else IID()
     if isinstance(rows, GeneratedRows):
         check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
         return generated_population(rows, split, shift, seed, transforms)

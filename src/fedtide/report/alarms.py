@@ -1,8 +1,9 @@
-"""Warnings that a result must not be read without: answers that were refused, and models that say nothing."""
+"""Warnings that a result must not be read without: refused answers, losses that exploded, models that say nothing."""
 
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 from fedtide.report.summary import MethodSummary, Summary
 
@@ -11,7 +12,7 @@ def alarms(summary: Summary) -> list[str]:
     """Return a sentence for each method whose training went wrong.
 
     A client's answer with a number that is not finite is refused and not counted; a model with such weights predicts
-    NaN, of which there is no accuracy.
+    NaN, of which there is no accuracy. A loss that rises without bound leaves a model that may say one class for ever.
     """
     return [line for method in summary.methods for line in _of(method)]
 
@@ -20,10 +21,24 @@ SOME = 0.1
 """Share of refused answers from which on a result is no method's merit."""
 
 
+RISE, LOUD = 10.0, 10.0
+"""Factor by which a loss that exploded is above the first one, and what is taken for a large first loss (in nats).
+
+A guess among a thousand classes costs 7 nats.
+"""
+
+
 def broken(method: MethodSummary) -> bool:
     """Tell whether a method's training went so wrong that no headline may praise it."""
     refused = _total(method, "refused")
-    return bool(_total(method, "diverged")) or refused > SOME * (_total(method, "answered") + refused)
+    nothing = bool(_explosions(method)) and method.no_better
+    return nothing or bool(_total(method, "diverged")) or refused > SOME * (_total(method, "answered") + refused)
+
+
+def _explosions(method: MethodSummary) -> list[tuple[float, float]]:
+    """Return the first and the highest training loss of every seed at which it exploded."""
+    first, peak = method.by_seed("first_loss"), method.by_seed("peak_loss")
+    return [(first[seed], peak[seed]) for seed in first if peak[seed] > RISE * max(first[seed], LOUD)]
 
 
 def _total(method: MethodSummary, name: str) -> int:
@@ -45,5 +60,12 @@ def _of(method: MethodSummary) -> list[str]:
         out.append(
             f"{method.name}: at {diverged:,} evaluations its predictions were no numbers (NaN), so that there is no "
             "accuracy"
+        )
+    if exploded := _explosions(method):
+        first, peak = max(exploded, key=itemgetter(1))
+        after = ", and in the end it is no better than always answering the commonest class" * method.no_better
+        out.append(
+            f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; features that are not "
+            "scaled (data.source.scaled) and too large a learning rate are the usual causes"
         )
     return out

@@ -368,7 +368,7 @@ def _dealt(experiment: Experiment) -> str:
         "pachinko": "with label shares of their own (Pachinko)",
         "label-shards": "each of a few labels",
         "majority": "most of them of two labels each",
-    }.get(partition.kind, "")
+    }.get(getattr(partition, "kind", ""), "")
     own = {"domain": _domains(experiment), "labels": "those of their group's labels"}.get(groups.by, "")
     # Under some shifts what a client holds changes all the time, and the shift says how.
     parts = [] if experiment.shift.what.kind != "static" else [own, said]

@@ -224,7 +224,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     scored = [line["scores"][record.view] for line in run.judged if record.view in line["scores"]]
     without = [scores.get("accuracy") is None for scores in scored]
     costs = {name: run.total(name) for name in ("down", "up", "answered", "refused")}
-    costs |= {"diverged": float(sum(without)), **on_the_clock(record, run)}
+    costs |= {"diverged": float(sum(without)), **on_the_clock(record, run), **_losses(run)}
     costs |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
     if not without or without[-1]:  # a mean over the evaluations before would be that of another model
         return {"accuracy": math.nan, **costs}
@@ -270,6 +270,13 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out |= {"time_to_accuracy": min(first, times[-1]), "reached_accuracy": float(math.isfinite(first))}
     out |= _to_target(record, run, rounds)
     return out
+
+
+def _losses(run: RunRecord) -> dict[str, float]:
+    """Return the first and the highest training loss of a round's median participant; {} where none is told."""
+    told = [line["client_loss"]["q50"] for line in run.lines if "client_loss" in line]
+    known = [loss for loss in told if loss is not None]
+    return {"first_loss": known[0], "peak_loss": max(known)} if known else {}
 
 
 def on_the_clock(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fedtide.core.strict import Strict, as_written
 from fedtide.core.types import Algorithm, S
 from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
-from fedtide.data.partition import IID, Partition
+from fedtide.data.partition import Partition
 from fedtide.data.population import Population
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
@@ -35,7 +35,7 @@ from fedtide.runs.runner import probe_of, run_rounds
 def population(
     x: Any,
     y: Any,
-    partition: Partition = IID(),
+    partition: Partition | None = None,
     *,
     client: Any = None,
     domain: Any = None,
@@ -54,8 +54,8 @@ def population(
     Args:
         x: (rows, ...) features; uint8 pictures are read as 0..1.
         y: (rows,) labels from 0, or names.
-        partition: how rows are dealt to clients.
-        client: (rows,) natural clients, for the partition `Natural`.
+        partition: how rows are dealt to clients; None means natural where `client` is given, else iid.
+        client: (rows,) natural clients.
         domain: (rows,) which of several data sets or modes a row is from.
         time: (rows,) seconds.
         held_out: (rows,) true for rows of a test set.
@@ -68,7 +68,9 @@ def population(
         public_samples: number of training rows that no client holds; `population.public_features()` returns them.
 
     >>> import torch
-    >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
+    >>> population(torch.randn(100, 3), torch.arange(100) % 2, "iid").registered
+    100
+    >>> population(torch.randn(100, 3), torch.arange(100) % 2, client=torch.arange(100) % 5).registered
     5
     """
     given = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
@@ -79,7 +81,7 @@ def population(
 class PopulationOptions(Strict):
     """Arguments of `population` that are read as in a file."""
 
-    partition: Annotated[Partition, Spelled] = IID()
+    partition: Annotated[Partition, Spelled] | None = None
     groups: Groups = OneGroup()
     split: Split = Split()
     held_out_clients: HeldOutClients = HeldOutClients()
@@ -154,7 +156,7 @@ def simulate(
     >>> from fedtide import Task
     >>> from fedtide.algorithms import fedavg
     >>> from fedtide.cohorts import Arrivals
-    >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
+    >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, client=torch.arange(100) % 5)
     >>> task = Task(lambda: torch.nn.Linear(3, 2))
     >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, eval_every=2)
     >>> result.rounds, len(result.accuracy)

@@ -507,7 +507,7 @@ def test_a_sweep_may_reach_one_method():
         ({"rounds": []}, r"f.toml: sweep.rounds: found \[\], allowed: one value or more"),
         (
             {"rounds": [1, 2], "seeds, rounds": [[[0], 1]]},
-            "f.toml: sweep: found 'rounds twice', allowed: each key once",
+            "f.toml: sweep: found 'rounds twice', allowed: each once",
         ),
         ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
         (

@@ -234,6 +234,14 @@ def test_too_few_natural_clients_are_one_line(partition, unseen, line):
         build(written([12, 3, 20, 11, 30]), partition, held_out_clients=HeldOutClients(unseen))
 
 
+def test_clients_of_the_source_are_the_default():
+    x, y = torch.zeros(6, 2), torch.arange(6) % 2
+    named = Rows("toy", x, y, 2, client=torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert build(named).registered == 3
+    assert build(named, IID(clients=2)).registered == 2
+    assert build(Rows("toy", torch.zeros(200, 2), torch.arange(200) % 2, 2)).registered == 100
+
+
 def test_natural_needs_a_source_with_clients():
     with pytest.raises(FedtideError, match="found 'natural', but toy names no clients"):
         build(balanced(), Natural())

@@ -362,6 +362,36 @@ def test_a_file_in_which_every_row_lacks_something_is_one_line(tmp_path):
         CSV(path=table(tmp_path, "x,label\nNA,2\n,1\n").path, missing="drop").load(None, 0)
 
 
+# -- scaling ----------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_scaled_by_all_rows_of_a_table_without_times(tmp_path):
+    rows = replace(table(tmp_path, "a,b,label\n1,7,0\n3,7,1\n5,7,0\n"), scaled=True).load(None, 0)
+    assert torch.allclose(rows.x[:, 0], torch.tensor([-1.5, 0.0, 1.5]) * (2 / 3) ** 0.5)
+    assert rows.x[:, 1].tolist() == [0, 0, 0]
+    assert rows.x.dtype == torch.float32
+
+
+def test_features_are_scaled_by_the_earliest_tenth_where_rows_have_times(tmp_path):
+    lines = "".join(f"{1000 * second + second % 2},{100 - second},{second % 2}\n" for second in range(40))
+    rows = replace(table(tmp_path, f"a,when,label\n{lines}"), time="when", scaled=True).load(None, 0)
+    last = np.array([[36_000], [37_001], [38_000], [39_001]])  # the earliest stand last
+    assert np.allclose(rows.x[36:], (last - last.mean()) / last.std())
+
+
+def test_features_are_scaled_without_the_rows_for_testing(tmp_path):
+    x = np.array([[1.0], [3.0], [100.0]])
+    rows = replace(npz(tmp_path, x=x, y=[0, 1, 0], held_out=[0, 0, 1]), scaled=True).load(None, 0)
+    assert rows.x[:, 0].tolist() == [-1, 1, 98]
+    assert rows.x.dtype == torch.float64
+
+
+def test_pictures_are_not_scaled(tmp_path):
+    source = replace(npz(tmp_path, x=np.zeros((2, 3, 3), np.uint8), y=[0, 1]), scaled=True)
+    with pytest.raises(FedtideError, match="scaled: found True, but pictures are read as 0 to 1; allowed: false"):
+        source.load(None, 0)
+
+
 # -- gas sensors ------------------------------------------------------------------------------------------------------
 
 

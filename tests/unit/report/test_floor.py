@@ -7,6 +7,7 @@ import pytest
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.report import narrative, tables
+from fedtide.report.alarms import alarms, broken
 from fedtide.report.measures import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
@@ -64,6 +65,33 @@ def test_no_headline_praises_what_needs_no_training():
         "No method is better than always answering the commonest class (50.0 %): A has the highest mean, 50.0 % over "
         "the last 64 rounds."
     )
+
+
+@pytest.mark.parametrize(("losses", "exploded"), [
+    ((1.4, 2.0), False), ((0.01, 9.0), False), ((175.0, 1.8e6), True), ((2.3, 101.0), True), ((50.0, 400.0), False),
+])  # fmt: skip
+def test_a_loss_that_exploded_is_an_alarm(losses, exploded):
+    bad = method("A", [0.5])
+    for name, loss in zip(("first_loss", "peak_loss"), losses, strict=True):
+        bad.measures[name] = Measure.of([loss])
+    said = alarms(summary(bad))
+    assert len(said) == exploded == broken(bad)
+    if exploded:
+        assert said[0].startswith(
+            f"A: the training loss rose from {losses[0]:,.4g} to {losses[1]:,.4g}, and in the end "
+        )
+    bad.measures["accuracy"] = Measure.of([0.9])
+    assert not broken(bad)
+
+
+def test_the_first_and_the_highest_loss_are_those_of_the_record(tmp_path):
+    experiment = study({**A, "local": {"lr": 1e4, "batch_size": 4}}, rounds=3, seeds=[0])
+    folder.create(experiment, tmp_path / "run")
+    assert execute(experiment, tmp_path / "run", workers=1)
+    told = [line["client_loss"]["q50"] for line in lines_of(tmp_path / "run" / "a" / "0")]
+    (record,) = read_experiment(tmp_path / "run")
+    found = summarize(record).method("A").measures
+    assert (found["first_loss"].mean, found["peak_loss"].mean) == (told[0], max(told))
 
 
 def test_the_page_has_the_line_of_the_record(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core import user_code
-from fedtide.core.config_types import ingredient
+from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
@@ -35,10 +35,13 @@ class NPZ(Loading):
     Args:
         path: the file, below the data directory or absolute.
         names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
+        scaled: standardize each feature by its mean and standard deviation over the rows that are not for testing;
+            where rows have a time, over the earliest tenth of these, as nobody knows what is to come.
     """
 
     path: str
     names: dict[Column, str] = field(default_factory=dict)
+    scaled: Flag = False
     kind: Literal["npz"] = "npz"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
@@ -54,7 +57,7 @@ class NPZ(Loading):
         for column in needed:
             if column not in found:
                 raise FedtideError(f"{path}: no array '{called[column]}'; {nearest(called[column], listed)}")
-        return from_arrays(path.name, **found)
+        return from_arrays(path.name, **found, scaled=self.scaled)
 
 
 @ingredient
@@ -89,6 +92,8 @@ def from_arrays(
     domain: Any = None,
     time: Any = None,
     held_out: Any = None,
+    *,
+    scaled: bool = False,
 ) -> Rows:
     """Build rows from arrays or tensors.
 
@@ -100,6 +105,8 @@ def from_arrays(
         domain: (rows,) numbers or names of domains.
         time: (rows,) seconds.
         held_out: (rows,) true for rows of the test set.
+        scaled: standardize each feature over the rows that are not of the test set; with `time` over the earliest tenth
+            of these.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
@@ -112,7 +119,7 @@ def from_arrays(
     labels, label_names = _labels(name, y)
     clients = None if client is None else encode(name, "client", client)
     domains = None if domain is None else encode(name, "domain", domain)
-    return Rows(
+    rows = Rows(
         name,
         features,
         labels,
@@ -124,6 +131,27 @@ def from_arrays(
         time=None if time is None else _times(name, time),
         held_out=None if held_out is None else _mask(name, held_out),
     )
+    return _scaled(rows) if scaled else rows
+
+
+def _scaled(rows: Rows) -> Rows:
+    """Return rows with standardized features."""
+    if rows.x.dtype == torch.uint8:
+        raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
+    known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
+    if rows.time is not None:
+        known = known[rows.time[known].argsort(stable=True)][: math.ceil(len(known) / 10)]
+    x = standardize(rows.x.numpy(), rows.x[known].numpy().astype(np.float64))
+    return replace(rows, x=torch.from_numpy(x).to(rows.x.dtype))
+
+
+def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return features less their means over the known rows, in units of their standard deviations there.
+
+    >>> standardize(np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[0.0, 5.0], [2.0, 5.0]])).tolist()
+    [[0.0, 0.0], [2.0, 0.0]]
+    """
+    return (x - known.mean(0)) / np.where(np.ptp(known, 0) > 0, known.std(0), 1.0)
 
 
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.arrays import from_arrays, standardize
 from fedtide.data.sources.files import Loading, folder_of, reading
 from fedtide.data.sources.table import number
 
@@ -48,9 +48,7 @@ class GasSensors(Loading):
         batches = {number: _batch(found[number]) for number in sorted(found)}
         x = np.concatenate([x for x, _ in batches.values()])
         if self.scaled:
-            first = next(iter(batches.values()))[0]
-            std = first.std(0)
-            x = (x - first.mean(0)) / np.where(std > 0, std, 1.0)
+            x = standardize(x, next(iter(batches.values()))[0])
         y = np.concatenate([y for _, y in batches.values()])
         time = np.repeat(np.array(list(batches), np.float64), [len(y) for _, y in batches.values()])
         return replace(from_arrays(folder.name, x.astype(np.float32), y, time=time), classes=len(GASES))

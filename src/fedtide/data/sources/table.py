@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fedtide.core.config_types import Finite, Positive, explained, ingredient
+from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import check_filled, from_arrays
@@ -58,6 +58,8 @@ class CSV(Loading):
         features: columns of the features, which must be numbers; by default all others.
         missing: treatment of a row with a missing number, an empty cell or one of NA, NaN, null: "error" raises, "drop"
             leaves the row out.
+        scaled: standardize each feature by its mean and standard deviation over all rows; where they have a time,
+            over the earliest tenth, as nobody knows what is to come.
     """
 
     path: str | tuple[str, ...]
@@ -68,6 +70,7 @@ class CSV(Loading):
     time: Annotated[str | tuple[str, ...] | Every, TIME] | None = None
     features: tuple[str, ...] | None = None
     missing: Literal["error", "drop"] = "error"
+    scaled: Flag = False
     kind: Literal["csv"] = "csv"
 
     def __post_init__(self) -> None:
@@ -95,6 +98,7 @@ class CSV(Loading):
             np.array(joined["x"], np.float32),
             y,
             **{key: joined[key] for key in ("client", "domain", "time") if key in joined},
+            scaled=self.scaled,
         )
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
