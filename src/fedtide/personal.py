@@ -7,5 +7,6 @@
 
 from fedtide.multi.mixture import Mixture
 from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned, Personal, by_own_weights
+from fedtide.multi.stacking import Stacking
 
-__all__ = ["Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "by_own_weights"]
+__all__ = ["Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "Stacking", "by_own_weights"]

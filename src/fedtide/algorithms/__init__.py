@@ -296,6 +296,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "ensemble": {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}},
             "alone": {"personal": {"kind": "alone", "solver": FEW}},
+            "stacking": {"personal": {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"}},
         },
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),

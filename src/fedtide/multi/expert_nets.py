@@ -21,6 +21,9 @@ from fedtide.multi.early_stopping import train_early_stopping
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
 """Training of a model from scratch on one client's samples."""
 
+TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
+"""Fine-tuning of a received model on one client's samples."""
+
 
 class Networks:
     """Networks of clients besides the federated model, for the same samples; each is built once.

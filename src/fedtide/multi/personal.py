@@ -1,4 +1,4 @@
-"""Personalization of K received models by a client: choose, mix, average, fine-tune, or train alone.
+"""Personalization of K received models by a client: choose, mix, stack, average, fine-tune, or train alone.
 
 Each kind has `fit(nets, models, shard, moment, rng)`, which returns the client's memory from its labeled samples (None
 without any), and `predict(nets, models, kept, x)`. Nothing of it leaves the client.
@@ -27,10 +27,9 @@ from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, decision_rows, mean_losses
 from fedtide.multi.early_stopping import train_early_stopping
-from fedtide.multi.expert_nets import ALONE, Networks, local_expert
+from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
 from fedtide.multi.mixture import Mixture
-
-TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
+from fedtide.multi.stacking import Stacking
 
 
 @runtime_checkable
@@ -167,7 +166,7 @@ class Ensemble(OwnModel):
         return Prediction(torch.logsumexp(logp, 0) - torch.log(torch.tensor(float(len(logits)), dtype=torch.float64)))
 
 
-Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture, Field(discriminator="kind")]
+Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
 
 
 def predict_personal(
