@@ -13,6 +13,7 @@ from fedtide.cohorts.protocol import Picking, Serve
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment
+from fedtide.core.user_code import call
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,17 @@ class PickedBy(Picking):
         wanted = self.clients_per_round if m is None else m
         if not wanted:
             return there[:0]
-        made = torch.as_tensor(self.picked(there, wanted, fleet.moment, rng.at("cohort"))).flatten()
+        return self.choose(there, wanted, fleet.moment, rng)
+
+    def choose(self, there: Tensor, wanted: int, moment: Moment, rng: Rng) -> Tensor:
+        """Return the clients that the function selects of those that are there, sorted."""
+        key, allowed = "cohort.function", "ids of the clients that it is given, each once"
+        found = call(self.picked, key, there, wanted, moment, rng.at("cohort"))
+        try:
+            made = torch.as_tensor(found).flatten()
+        except (RuntimeError, TypeError, ValueError):
+            raise refused(key, found, allowed) from None
         picked = made.long().unique()  # sorted
         if len(picked) < len(made) or not torch.isin(picked, there).all():
-            raise refused("cohort.function", made.tolist(), "ids of the clients that it is given, each once")
+            raise refused(key, made.tolist(), allowed)
         return picked

@@ -70,7 +70,11 @@ def _said(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     if name in ("literal_error", "enum"):
         return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
     if name == "union_tag_invalid":
-        return f"found '{context['tag']}', {nearest(str(context['tag']), _words(context['expected_tags']))}"
+        tag, tags = str(context["tag"]), _words(context["expected_tags"])
+        path = found.get("path") if isinstance(found, dict) else None
+        if path and "python" in tags and not get_close_matches(tag, tags, n=1, cutoff=0.65):
+            return f"found '{tag}', allowed: {', '.join(tags)}; did you mean 'python:{tag}:{path}'?"
+        return f"found '{tag}', {nearest(tag, tags)}"
     if name == "union_tag_not_found":
         by, known = context["discriminator"], ", ".join(tags_of(kind))
         return f"found {shown(found)}, allowed: a table with {by} = one of {known}"

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -82,14 +83,19 @@ def imported(name: str, key: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise refused(key, name, "module:function")
+    if module.endswith(".py"):
+        raise refused(key, name, f"'{module.removesuffix('.py')}:{attribute}', as it is imported")
     if (here := current_folder()) not in (None, *sys.path):
         sys.path.append(str(here))  # last: no file of that folder may stand in for a module of Python's or of ours
+    found: Any = None
     try:
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # whatever the user's module raises while it is loaded
-        raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error})") from None
+        close = get_close_matches(attribute, dir(found), n=1) if inspect.ismodule(found) else []
+        hint = "".join(f"; did you mean '{module}:{meant}'?" for meant in close)
+        raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error}){hint}") from None
     return found
 
 

@@ -159,7 +159,7 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
     found = call(function, f"{key}.options", scores, **options)
     try:
         return float(found)
-    except (TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         raise refused(f"{key}.function", found, "a function that returns a number") from None
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import torch
+
+from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Method, points
-from fedtide.core.errors import refused
+from fedtide.core.errors import refused, within
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Moment
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Scores
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
+from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.stacked import stackable
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs.build import (
     clock_of,
+    cohort_of,
     cohort_size,
     host_of,
     load_rows,
@@ -37,7 +43,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     if fresh:
         load_rows.cache_clear()
     _check_ray(experiment, where)
-    metrics_of(experiment)
+    _try_metrics(experiment)
     dealt = set[tuple[str, str]]()
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
@@ -74,6 +80,18 @@ def _build(experiment: Experiment, method: Method) -> None:
     last = Moment(rounds - 1, rounds, 0.0)
     population.expected(last)
     population.arrivals(cohort_size(method, population.registered), last)
+    cohort = cohort_of(method)
+    if isinstance(cohort, PickedBy):
+        with within(f"method '{method.name}'"):
+            cohort.choose(population.clients, cohort.clients_per_round, Moment(0, rounds, 0.0), Rng(seed))
+
+
+def _try_metrics(experiment: Experiment) -> None:
+    """Call the person's own metrics on the scores of two clients."""
+    ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
+    scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows)
+    for metric in metrics_of(experiment)[len(METRICS) :]:
+        metric.of(scores)
 
 
 def _check_ray(experiment: Experiment, where: str) -> None:

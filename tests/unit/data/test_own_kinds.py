@@ -48,6 +48,30 @@ def lowest_first(clients=3):
 def strangers():
     return PickedBy(lambda there, m, moment, rng: [999], 3)
 
+def flipped():
+    return ReadBy(lambda x, y, group, time: x)
+
+def shorter():
+    return ReadBy(lambda x, y, group, time: (x, y[:1]))
+
+def listed():
+    return AwakeBy(lambda clients, time: [1, 2, 3])
+
+def others():
+    return HeldBy(lambda rows, part, moment, rng: rows + 100000)
+
+def broken():
+    return HeldBy(lambda rows, part, moment, rng: rows[0][0])
+
+def few():
+    return AwakeBy(lambda clients: clients > 1)
+
+def words():
+    return PickedBy(lambda there, m, moment, rng: ["a"], 3)
+
+def spread(scores):
+    return scores.correct / scores.rows
+
 def nothing():
     return 4
 
@@ -151,6 +175,34 @@ def test_what_will_not_do_is_one_line(more, said):
     with pytest.raises(FedtideError) as error:
         population_of(experiment, experiment.shift, 0)
     assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"shift__how": "python:mine:flipped"},
+     "shift.how.function: found tensor(... allowed: a pair (x, y) of tensors of shapes (2, "),
+    ({"shift__how": "python:mine:shorter"}, "shift.how.function: found (... allowed: a pair (x, y) of tensors"),
+    ({"shift__who": "python:mine:listed"},
+     "shift.who.function: found [1, 2, 3], allowed: a mask: a tensor of 8 true or false, one for each client"),
+    ({"shift__what": "python:mine:others"},
+     "shift.what.function: found tensor(... allowed: a tensor with some of the client's own rows, such as ["),
+    ({"shift__what": "python:mine:broken"}, "shift.what: <lambda>() failed with IndexError: invalid index"),
+    ({"shift__who": "python:mine:few"}, "shift.who.function: <lambda>() too many positional arguments"),
+    ({"shift__who": "mine:weekends"}, "allowed: always, ... did you mean 'python:mine:weekends'?"),
+    ({"shift__who": "python:mine:weekend"}, "has no attribute 'weekend'); did you mean 'mine:weekends'?"),
+    ({"shift__who": "python:mine.py:weekends"}, "found 'mine.py:weekends', allowed: 'mine:weekends', as"),
+    ({"method": [{"algorithm": "mine"}]}, "found 'mine', allowed: 'mine:FUNCTION', a function of mine.py"),
+    ({"method": [{"algorithm": "mine.py"}]}, "found 'mine.py', allowed: 'mine:FUNCTION', a function of mine.py"),
+    ({"metrics": ["mine:spread"]}, "metrics[0].function: found tensor(... allowed: a function that returns a number"),
+    ({"method": [{"algorithm": "fedavg", "cohort": "python:mine:strangers"}]},
+     "method 'fedavg': cohort.function: found [999], allowed: ids of the clients that it is given, each once"),
+    ({"method": [{"algorithm": "fedavg", "cohort": "python:mine:words"}]}, "cohort.function: found ['a'], allowed: "),
+])  # fmt: skip
+def test_what_a_function_returns_is_tried_before_anything_is_written(more, said):
+    with pytest.raises(FedtideError) as error:
+        preflight(named(**more))
+    for part in said.split("..."):
+        assert part in str(error.value)
     assert "\n" not in str(error.value)
 
 

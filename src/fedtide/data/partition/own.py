@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
+from fedtide.core.user_code import call
 from fedtide.data.ragged import Ragged
 
 
@@ -35,7 +36,7 @@ class DealtBy:
         Raises:
             FedtideError: the function does not return a client's number for each row.
         """
-        made = np.asarray(self.owner(y, classes, clients, rng))
+        made = np.asarray(call(self.owner, "data.partition.function", y, classes, clients, rng))
         if made.shape != y.shape or made.dtype.kind not in "iu":
             raise refused("data.partition.function", made, f"a client's number for each of {len(y)} rows")
         if len(made) and not -1 <= made.min() <= made.max() < clients:

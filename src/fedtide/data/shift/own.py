@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.core.user_code import call
 from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.how.row_transform import Reading
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView
@@ -41,7 +43,11 @@ class HeldByPlan(OwnRows):
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """Return the rows that a client holds, sorted."""
-        return self.held(super().hold(client, part, moment), part, moment, self.view.rng.at("what", client))
+        key, own = "shift.what.function", super().hold(client, part, moment)
+        found = call(self.held, key, own, part, moment, self.view.rng.at("what", client))
+        if not (isinstance(found, Tensor) and found.dtype == own.dtype and torch.isin(found, own).all()):
+            raise refused(key, found, f"a tensor with some of the client's own rows, such as {own[:3].tolist()}")
+        return found
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
@@ -74,7 +80,12 @@ class ReadBy(Reading):
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return the rows with their meaning at `time`."""
-        return self.read(x, y, group, time)
+        key = "shift.how.function"
+        found = call(self.read, key, x, y, group, time)
+        pair = found if isinstance(found, tuple) else ()
+        if [getattr(made, "shape", None) for made in pair] != [x.shape, y.shape]:
+            raise refused(key, found, f"a pair (x, y) of tensors of shapes {tuple(x.shape)} and {tuple(y.shape)}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,11 @@ class AwakeByPlan:
 
     def awake(self, time: float) -> Tensor:
         """Return the mask (registered,) of the available clients."""
-        return self.function(self.clients, time)
+        key = "shift.who.function"
+        found = call(self.function, key, self.clients, time)
+        if not (isinstance(found, Tensor) and found.dtype == torch.bool and found.shape == self.clients.shape):
+            raise refused(key, found, f"a mask: a tensor of {len(self.clients)} true or false, one for each client")
+        return found
 
     def wait(self, time: float) -> float:
         """Return 1 second if no client is available, otherwise 0, since later availability is unknown."""
