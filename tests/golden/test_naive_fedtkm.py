@@ -46,7 +46,7 @@ def expected_shares(t, modes) -> list[float]:
     return [max(0.0, 1 - modes * min(d, PERIOD - d) / PERIOD) for d in away]
 
 
-def naive(population, net, c, *, distance, centers, eta, schedule, clip, branches, optimizer):
+def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, branches, optimizer):
     """Yield (network, centers, log alpha, choices) after each round."""
     log_alpha, started = [0.0] * branches, [False] * branches
     for t in range(ROUNDS):
@@ -84,6 +84,7 @@ def naive(population, net, c, *, distance, centers, eta, schedule, clip, branche
                 a, started[k] = 1.0, True
             c[k] += a * (sums[k] / mass[k] - c[k])
         rate = eta if schedule == "constant" else eta * max(sure)
+        log_alpha = [(1 - rho) * a for a in log_alpha]
         if branches == 2:  # Eq. 27
             log_alpha[1] += rate * (q[0] - qbar[0])
         else:
@@ -103,10 +104,27 @@ CASES = [
     ("mean", "certainty", 0.3, "zero-mid", None, 3),
     ("vote", "overwrite", 0.3, "constant", None, 3),
 ]
+RULES = [
+    ("mean", "overwrite", {"kind": "leaky"}, 0.02, 0.05, 2),
+    ("mean", "overwrite", {"kind": "leaky", "eta": 0.3, "rho": 0.2}, 0.3, 0.2, 3),
+    ("vote", "overwrite", {"kind": "per-period", "eta": 2.4}, 2.4 / PERIOD, 0.0, 2),
+]
 
 
 @pytest.mark.parametrize(("distance", "centers", "eta", "schedule", "clip", "branches"), CASES)
 def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule, clip, branches):
+    largest = agree(distance, centers, {"kind": "integral", "eta": eta, "schedule": schedule}, eta, 0.0, clip, branches)
+    assert largest == 5.0 if eta > 1 else 0.0 < largest < 5.0
+
+
+@pytest.mark.parametrize(("distance", "centers", "rule", "eta", "rho", "branches"), RULES)
+def test_a_naive_implementation_agrees_with_the_other_rules_for_alpha(distance, centers, rule, eta, rho, branches):
+    assert agree(distance, centers, rule, eta, rho, None, branches) > 0
+
+
+def agree(distance, centers, rule, eta, rho, clip, branches) -> float:
+    """Compare all states of a run; return the largest log alpha."""
+    schedule = rule.get("schedule", "zero-mid")
     options = {
         "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
         "prior": {"kind": "linear", "period": PERIOD},
@@ -115,8 +133,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule,
         "eps": EPS,
         "distance": distance,
         "update": {"kind": "certainty", "a0": A0} if centers == "certainty" else "overwrite",
-        "eta": eta,
-        "eta_schedule": schedule,
+        "alpha": rule,
         "server": {"kind": "keras-adam", "lr": 0.05, "eps": 1e-4},
     } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
@@ -127,7 +144,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule,
     net = Net(as_numpy(start.weights.params))
     rounds = naive(
         run.host.population, net, start.centers.numpy(), distance=distance, centers=centers, eta=eta,
-        schedule=schedule, clip=clip, branches=branches,
+        rho=rho, schedule=schedule, clip=clip, branches=branches,
         optimizer=KerasAdam(net, rate=0.05, eps=1e-4),
     )  # fmt: skip
     largest = 0.0
@@ -139,4 +156,4 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule,
         close(step.state.centers, c, f"centers after round {t}")
         close(step.state.log_alpha, log_alpha, f"log alpha after round {t}")
         largest = max(largest, *map(abs, log_alpha))
-    assert largest == 5.0 if eta > 1 else 0.0 < largest < 5.0
+    return largest

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtide.parts.step_size import certainty, zero_mid
+from fedtide.parts.step_size import Leaky, certainty, zero_mid
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -34,3 +34,12 @@ def test_certainty_of_two_groups_is_that_of_the_paper(q, a0):
     assert zero_mid(torch.tensor([q, 1 - q], dtype=torch.float64), a0) == pytest.approx(
         2 * abs(0.5 - q) * a0, abs=1e-12
     )
+
+
+@law
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=200), st.floats(0.01, 1))
+def test_a_leaky_alpha_is_within_its_bound_whatever_is_expected_and_counted(rounds, rho):
+    rule, log_alpha = Leaky(eta=0.02, rho=rho, schedule="constant"), torch.zeros(2, dtype=torch.float64)
+    for expected, counted in rounds:
+        log_alpha = rule(log_alpha, torch.tensor([expected, 1 - expected]), torch.tensor([counted, 1 - counted]))
+        assert abs(float(log_alpha[1])) <= 0.02 / rho + 1e-6

@@ -178,7 +178,8 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "": LINEAR,
             "vote": {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
-            "three": {**LINEAR, "branches": 3, "eta_schedule": "constant"},
+            "three": {**LINEAR, "branches": 3, "alpha": {"kind": "integral", "schedule": "constant"}},
+            "eta per period": {**LINEAR, "alpha": "per-period"},
         },
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),

@@ -13,7 +13,8 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 | `qbar` | the share of participants nearest to each mode |
 
 If more participants than the prior expects are nearest to a mode, the distance to its center is stretched:
-`log alpha_2 += eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta_max` (Eq. 27).
+`log alpha_2 = (1 - rho) * log alpha_2 + eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta` (Eq. 27)
+and rho = 0 in the paper.
 
 When to use it: like FedTEM, where the server must not see single clients: all answers are sums, with a cohort that
 asks for nothing (arrivals, uniform, everyone). Line numbers in the code are those of Algorithm 2.
@@ -22,12 +23,14 @@ Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each sample votes for
     its nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code.
     `update = "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority.
-    log alpha stays within [-5, 5]. `rescale` applies alpha at inference too, as in Eq. 11; it is off by default, as in
-    the released code. For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the
-    first, which for two is the formula above. With lam = 0 an untrained branch is not stepped. With K = 1 it is FedAvg
-    with the same server optimizer. If the prior has the wrong exponent, alpha moves away from the right value: then
-    `eta = 0`, k-means without a prior, is better (recipe fedtem-zero-mid), and otherwise it is as good; the default
-    stays the paper's, which needs alpha where modes overlap.
+    `alpha = "integral"` is Eq. 13 as printed, with the released code's eta. Even if every client is assigned rightly,
+    it adds up what the prior is wrong by: if the exponent of the shift is 1/4, alpha_2 is .38 after 12 periods of 32
+    rounds, and exp(-5), its bound, after 8 of 256. "per-period" steps by eta / T, so that each period adds the same
+    whatever its length. The default, "leaky", forgets rho of log alpha in each round and keeps it within eta / rho = .4
+    for every period and exponent. log alpha also stays within [-5, 5]. `rescale` applies alpha at inference too, as in
+    Eq. 11; it is off by default, as in the released code. For K > 2 each log alpha_k moves by
+    `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula above. With lam = 0
+    an untrained branch is not stepped. With K = 1 it is FedAvg with the same server optimizer.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -76,11 +80,8 @@ from fedtide.multi.branches import (
     with_branches,
 )
 from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import Overwrite, Update, first_whole, zero_mid
+from fedtide.parts.step_size import Alpha, Leaky, Overwrite, PerPeriod, Update, first_whole
 from fedtide.parts.weighting import Weighting
-
-LARGEST = 5.0
-"""Bound on |log alpha|."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,7 @@ def fedtkm(
     eps: Fraction = 0.5,
     server: Server = KERAS,
     distance: Literal["mean", "vote"] = "mean",
-    eta: NonNegative = 0.02,
-    eta_schedule: Literal["zero-mid", "constant"] = "zero-mid",
+    alpha: Alpha = Leaky(),
     update: Update = Overwrite(),
     max_update_norm: Positive | None = None,
     rescale: Flag = False,
@@ -131,13 +131,14 @@ def fedtkm(
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
         distance: distance of a client to a center: "mean" over its samples, or a "vote" of its samples.
-        eta: eta_max, largest step of alpha towards the prior.
-        eta_schedule: "zero-mid" (Eq. 27) or "constant".
+        alpha: how the factors alpha follow the prior.
         update: step sizes of the centers.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference.
     """
     prior.check(branches)
+    if isinstance(alpha, PerPeriod) and not prior.timed:
+        raise refused("alpha", alpha.kind, f"'leaky' or 'integral' with prior = '{prior.kind}', which has no period")
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -190,9 +191,7 @@ def fedtkm(
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha, expected = state.log_alpha, None if q is None else float(q[0])
         if q is not None:
-            step = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
-            log_alpha = log_alpha - step / 2 * (q - qbar)
-            log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
+            log_alpha = alpha(log_alpha, q, qbar, getattr(prior, "period", None))
         # Line 14: the centers (Eq. 12).
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)

@@ -1,12 +1,16 @@
 """Step sizes: how far the components of a mixture, and the scales of distances, move in a round.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, and Eq. 10 and 12 for "overwrite", as Eq. 12 and
-13 of pFedEM; "certainty", "share" and more than two groups are our own extension.
+Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, Eq. 13 for "integral", and Eq. 10 and 12 for
+"overwrite", as Eq. 12 and 13 of pFedEM; "certainty", "share", "per-period", "leaky" and more than two groups are our
+own extension.
 
 An update is a function `(expected, mass) -> (K,)`: `expected` (K,) is the expected share of each component in this
 round, None without an expectation, and `mass` (K,) the counted one. A step of 1 replaces the old value with the new
 estimate, a step of 0 keeps the old value.
+
+A rule for FedTKM's factors alpha is a function `(log_alpha, expected, counted, period) -> log_alpha`: (K,) logarithms
+of the factors, expected and counted shares of the modes, and the period of the prior in rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Fraction, OpenFraction, ingredient
+from fedtide.core.config_types import Fraction, NonNegative, OpenFraction, ingredient
+
+LARGEST = 5.0
+"""Bound on |log alpha|."""
 
 
 @ingredient
@@ -77,6 +84,89 @@ class Overwrite:
 
 Update = Annotated[Certainty | Share | Overwrite, Field(discriminator="kind")]
 """Rule for how far the components of a mixture move towards a round's estimate."""
+
+
+ZERO_MID = '"zero-mid" takes no step where the prior holds all modes for equally likely (Eq. 27), "constant" does.'
+Schedule = Annotated[Literal["zero-mid", "constant"], Field(description=ZERO_MID)]
+
+
+@ingredient
+class Integral:
+    """Add up what the prior misses in each round (Eq. 13): if the prior is wrong, alpha goes on and on.
+
+    Args:
+        eta: largest step of a round.
+
+    >>> shares = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
+    >>> round(float(Integral()(torch.zeros(2), *shares)[1]), 6)
+    0.01
+    """
+
+    eta: NonNegative = 0.02
+    schedule: Schedule = "zero-mid"
+    kind: Literal["integral"] = "integral"
+
+    def __call__(self, log_alpha: Tensor, expected: Tensor, counted: Tensor, period: float | None = None) -> Tensor:
+        """Return the next log alpha (K,)."""
+        return _follow(log_alpha, expected, counted, self.eta, self.schedule)
+
+
+@ingredient
+class PerPeriod:
+    """Add up what the prior misses, in steps of eta / T: a longer period moves alpha as far as a short one.
+
+    Args:
+        eta: largest step of a round times the rounds of a period.
+
+    >>> shares = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
+    >>> round(float(PerPeriod()(torch.zeros(2), *shares, period=64)[1]), 6)
+    0.005
+    """
+
+    eta: NonNegative = 0.64
+    schedule: Schedule = "zero-mid"
+    kind: Literal["per-period"] = "per-period"
+
+    def __call__(self, log_alpha: Tensor, expected: Tensor, counted: Tensor, period: float | None = None) -> Tensor:
+        """Return the next log alpha (K,)."""
+        assert period is not None
+        return _follow(log_alpha, expected, counted, self.eta / period, self.schedule)
+
+
+@ingredient
+class Leaky:
+    """Add up what the prior misses, and forget a part of the sum in each round: |log alpha| stays within eta / rho.
+
+    This holds for two modes and any prior, period and assignment. If the prior is right, alpha is 1 on average.
+
+    Args:
+        eta: largest step of a round.
+        rho: the part of log alpha that a round forgets.
+
+    >>> log_alpha, shares = torch.tensor([0.0, 0.4]), (torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]))
+    >>> round(float(Leaky()(log_alpha, *shares)[1]), 6)
+    0.39
+    """
+
+    eta: NonNegative = 0.02
+    rho: Fraction = 0.05
+    schedule: Schedule = "zero-mid"
+    kind: Literal["leaky"] = "leaky"
+
+    def __call__(self, log_alpha: Tensor, expected: Tensor, counted: Tensor, period: float | None = None) -> Tensor:
+        """Return the next log alpha (K,)."""
+        return _follow((1 - self.rho) * log_alpha, expected, counted, self.eta, self.schedule)
+
+
+Alpha = Annotated[Integral | PerPeriod | Leaky, Field(discriminator="kind")]
+"""Rule for how the factors of distances follow the prior."""
+
+
+def _follow(log_alpha: Tensor, expected: Tensor, counted: Tensor, eta: float, schedule: Schedule) -> Tensor:
+    """Move log alpha (K,) against the excess of each mode; relative to the first, and within `LARGEST`."""
+    step = zero_mid(expected, eta) if schedule == "zero-mid" else eta
+    moved = log_alpha - step / 2 * (expected - counted)
+    return (moved - moved[0]).clamp(-LARGEST, LARGEST)
 
 
 def first_whole(steps: Tensor, found: Tensor, started: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import logits_and_features, with_branches
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
-from fedtide.parts.step_size import Certainty
+from fedtide.parts.step_size import Certainty, Integral, Leaky, PerPeriod
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
 from helpers.toys import played, toy
 
@@ -69,7 +69,7 @@ def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options)
 @pytest.mark.parametrize("schedule", ["zero-mid", "constant"])
 def test_as_many_as_expected_leave_alpha(s, schedule):
     """T = 8 and m = 4: q(s) m is whole, so that the share can be met exactly."""
-    algorithm, state = server(Linear(8), eta=0.5, eta_schedule=schedule)
+    algorithm, state = server(Linear(8), alpha=Integral(0.5, schedule))
     state = replace(state, log_alpha=torch.tensor([0.0, 0.3], dtype=torch.float64))
     first = round(4 * abs(2 * (s % 8) / 8 - 1))
     new, facts = after(algorithm, state, [0] * first + [1] * (4 - first), round=s)
@@ -81,7 +81,7 @@ def test_as_many_as_expected_leave_alpha(s, schedule):
 @pytest.mark.parametrize("first", range(5))
 def test_alpha_follows_the_prior(s, first):
     """log alpha_2 += eta(t) (q - qbar), so it rises where the prior expects more of the first mode."""
-    algorithm, state = server(Linear(8), eta=0.1)
+    algorithm, state = server(Linear(8), alpha=Integral(0.1))
     new, facts = after(algorithm, state, [0] * first + [1] * (4 - first), round=s)
     q, qbar = abs(2 * s / 8 - 1), first / 4
     moved = float(new.log_alpha[1])
@@ -94,7 +94,7 @@ def test_alpha_follows_the_prior(s, first):
 @pytest.mark.parametrize(("s", "share_of_eta"), [(0, 1.0), (1, 0.5), (2, 0.0), (3, 0.5), (4, 1.0), (6, 0.0)])
 def test_the_step_is_eta_at_the_peaks_and_0_in_between(s, share_of_eta):
     """Everyone at the mode that is not expected moves alpha by the largest step."""
-    algorithm, state = server(Linear(8), eta=0.02)
+    algorithm, state = server(Linear(8), alpha=Integral(0.02))
     q = abs(2 * s / 8 - 1)
     nearest = 1 if q >= 0.5 else 0
     new, _ = after(algorithm, state, [nearest] * 4, round=s)
@@ -105,7 +105,7 @@ def test_the_step_is_eta_at_the_peaks_and_0_in_between(s, share_of_eta):
 
 
 def test_the_constant_schedule_moves_at_half_time_too():
-    algorithm, state = server(Linear(8), eta=0.1, eta_schedule="constant")
+    algorithm, state = server(Linear(8), alpha=Integral(0.1, "constant"))
     new, _ = after(algorithm, state, [0] * 4, round=2)
     assert float(new.log_alpha[1]) == pytest.approx(0.1 * (0.5 - 1.0), abs=1e-15)
 
@@ -113,7 +113,7 @@ def test_the_constant_schedule_moves_at_half_time_too():
 @pytest.mark.parametrize(("nearest", "bound"), [(1, 5.0), (0, -5.0)])
 def test_alpha_stays_positive_and_bounded(nearest, bound):
     prior = Block(1000) if nearest else Block(1000, phase=500)
-    algorithm, state = server(prior, eta=0.7)
+    algorithm, state = server(prior, alpha=Integral(0.7))
     for _ in range(20):
         state, facts = after(algorithm, state, [nearest] * 4)
         assert (facts["alpha"] > 0).all()
@@ -134,7 +134,7 @@ def test_a_larger_alpha_sends_more_clients_to_the_first_mode(distance):
 
 
 def test_three_factors_move_against_their_excess_relative_to_the_first():
-    algorithm, state = server(Linear(12), branches=3, eta=0.1, eta_schedule="constant")
+    algorithm, state = server(Linear(12), branches=3, alpha=Integral(0.1, "constant"))
     new, facts = after(algorithm, state, [1, 1, 2, 1], round=0)
     q, qbar = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.75, 0.25])
     moved = -0.05 * (q - qbar)
@@ -144,9 +144,41 @@ def test_three_factors_move_against_their_excess_relative_to_the_first():
 
 @pytest.mark.parametrize("prior", [EMOnly(), Uniform()])
 def test_without_a_prior_alpha_stays(prior):
-    algorithm, state = server(prior, eta=0.5)
+    algorithm, state = server(prior, alpha=Integral(0.5))
     new, _ = after(algorithm, state, [0, 0, 0, 1])
     assert new.log_alpha.tolist() == [0.0, 0.0]
+
+
+def test_a_leaky_alpha_forgets_a_twentieth_of_its_logarithm_in_each_round():
+    algorithm, state = server(Linear(8))
+    state = replace(state, log_alpha=torch.tensor([0.0, 0.4], dtype=torch.float64))
+    new, _ = after(algorithm, state, [0, 0, 1, 1], round=0)
+    assert float(new.log_alpha[1]) == pytest.approx(0.95 * 0.4 + 0.02 * 0.5, abs=1e-15)
+    new, _ = after(algorithm, state, [0, 0, 1, 1], round=2)
+    assert float(new.log_alpha[1]) == pytest.approx(0.95 * 0.4, abs=1e-15)
+
+
+def test_steps_for_a_period_are_shorter_in_a_longer_one():
+    for period in (8, 64):
+        algorithm, state = server(Linear(period), alpha=PerPeriod(0.8))
+        new, _ = after(algorithm, state, [1, 1, 1, 1], round=0)
+        assert float(new.log_alpha[1]) == pytest.approx(0.8 / period, abs=1e-15)
+
+
+@pytest.mark.parametrize("prior", [EMOnly(), Uniform()])
+def test_steps_for_a_period_need_one(prior):
+    with pytest.raises(FedtideError) as error:
+        server(prior, alpha=PerPeriod())
+    allowed = f"'leaky' or 'integral' with prior = '{prior.kind}', which has no period"
+    assert str(error.value) == f"alpha: found 'per-period', allowed: {allowed}"
+
+
+@pytest.mark.parametrize("alpha", [Integral(0.5), Leaky(0.5)])
+def test_what_the_rule_leaves_is_sent(alpha):
+    algorithm, state = server(Linear(8), alpha=alpha)
+    new, facts = after(algorithm, state, [1] * 4, round=0)
+    assert facts["alpha"].tolist() == pytest.approx(new.log_alpha.exp().tolist())
+    assert float(new.log_alpha[1]) == pytest.approx(0.5, abs=1e-15)
 
 
 # -- who is nearest ----------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def turned(state):
         ("fedtem", {"prior": "linear", "update": "overwrite"}),
         ("fedtem", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("fedtem", {"prior": "em-only"}),
-        ("fedtkm", {"prior": "linear", "eta": 0.2}),
+        ("fedtkm", {"prior": "linear", "alpha": {"kind": "integral", "eta": 0.2}}),
         ("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
         ("min-loss", {"normalize_by": "members"}),
