@@ -305,6 +305,8 @@ def test_shared_concepts_say_what_is_swapped(capsys, here):
     how = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
     written(here / "study.toml", A, shift={"who": "always", "how": how})
     assert "shift.how: found local_labels_only false and concepts 2" in run(capsys, here)
+    written(here / "study.toml", A, shift={"who": "always", "how": {"kind": "label-swaps", "begin": "dealt"}})
+    assert "shift.how: found begin 'dealt' without concepts; allowed: 'source', or a" in run(capsys, here)
 
 
 def test_more_clusters_than_clients_are_allowed_for_and_there_are_fewer(here):

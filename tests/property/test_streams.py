@@ -290,6 +290,7 @@ KINDS = {
     "changes": {"what": ChangePoints(when={"kind": "drawn", "every": 10})},
     "swaps": {"how": LabelSwaps(every=10)},
     "concepts": {"how": LabelSwaps(every=10, concepts=3)},
+    "dealt": {"how": LabelSwaps(every=10, concepts=3, begin="dealt")},
 }
 
 
@@ -530,7 +531,11 @@ def readings(population: Population, r: int) -> torch.Tensor:
 
 
 swaps = st.builds(
-    LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1), concepts=st.integers(2, 5)
+    LabelSwaps,
+    every=st.integers(1, 9),
+    fraction=st.floats(0, 1),
+    concepts=st.integers(2, 5),
+    begin=st.sampled_from(["source", "dealt"]),
 ) | st.builds(LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1), local_labels_only=st.booleans())
 
 
@@ -593,6 +598,24 @@ def test_shared_concepts_are_few_and_the_first_is_as_it_is(seed, concepts, class
     for tables in found.values():
         (table,) = tables
         assert [table[c] for c in table] == list(range(classes))
+
+
+@law
+@given(seeds, st.integers(2, 6), st.integers(2, 20))
+def test_dealt_clients_are_evenly_in_all_concepts_before_the_first_event(seed, concepts, clients):
+    def made(**begin):
+        return people(how=LabelSwaps(every=5, fraction=0.5, concepts=concepts, **begin), seed=seed, clients=clients)
+
+    population = made(begin="dealt")
+    for who in (population.clients, torch.arange(len(population.clients), len(population.group))):
+        count = torch.bincount(population.group_at(Moment(0, 100))[who], minlength=concepts)
+        assert count.max() - count.min() <= 1
+    before, after = (population.group_at(Moment(r, 100)) for r in (4, 5))
+    assert torch.equal(before, population.group_at(Moment(0, 100)))
+    assert not population.events(Moment(4, 100))
+    assert not made().group_at(Moment(4, 100)).any()  # the default: as the source has it
+    # Events choose the same clients and move them as far; they only start elsewhere.
+    assert torch.equal((after - before) % concepts, made().group_at(Moment(5, 100)))
 
 
 def test_labels_are_permuted_by_group():

@@ -26,24 +26,26 @@ from fedtide.data.shift.what.plan import PopulationView
 class LabelSwaps(Reading):
     """Concept drift by label swaps in all rows of a share of the clients at every event, test rows included.
 
-    Labels are those of the source until the first event, at `every`; the events follow at that distance, in rounds or
-    seconds by `shift.clock`. Every chosen client picks two labels and exchanges them in its rows. Swaps add up: each
-    applies to the labels at that time. Held-out clients drift too.
+    The first event is at `every`, and the others follow at that distance, in rounds or seconds by `shift.clock`. Until
+    then labels are those of the source, as in the paper. Every chosen client picks two labels and exchanges them in its
+    rows. Swaps add up: each applies to the labels at that time. Held-out clients drift too.
 
-    With `concepts`, clients share a number of concepts: the labels of the source, and others in each of which all
-    labels are swapped in pairs (of an odd number one stays). A chosen client moves to another concept and stays there
-    until it is chosen again.
+    With `concepts`, which the paper does not have, clients share a number of concepts: the labels of the source, and
+    others in each of which all labels are swapped in pairs (of an odd number one stays). A chosen client moves to
+    another concept and stays there until it is chosen again.
 
     Args:
         every: time between two events.
         fraction: share of the clients that each event chooses.
         concepts: number of concepts; none lets clients swap labels on their own.
+        begin: concepts before the first event: that of the "source" for every client, or "dealt" evenly at random.
         local_labels_only: clients without `concepts` swap only labels of their training rows; otherwise any labels.
     """
 
     every: Positive = 30
     fraction: Fraction = 0.5
     concepts: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = None
+    begin: Literal["source", "dealt"] = "source"
     local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
     drifts: ClassVar[bool] = True
@@ -53,7 +55,8 @@ class LabelSwaps(Reading):
         when = f"every {self.every:g} {unit} {share_of(self.fraction)} of the clients"
         if self.concepts is None:
             return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
-        return f"There are {self.concepts} ways to read the labels, and {when} go to another one. "
+        dealt = ", to which clients are dealt evenly at the start" if self.begin == "dealt" else ""
+        return f"There are {self.concepts} ways to read the labels{dealt}, and {when} go to another one. "
 
     def __post_init__(self) -> None:
         if self.concepts is not None and not self.local_labels_only:
@@ -61,6 +64,8 @@ class LabelSwaps(Reading):
                 f"found local_labels_only false and concepts {self.concepts}, which say all that is swapped; allowed: "
                 "one of the two"
             )
+        if self.concepts is None and self.begin == "dealt":
+            raise ValueError("found begin 'dealt' without concepts; allowed: 'source', or a number of concepts")
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the transform does not fit the data; `classes` is None for sequences."""
@@ -175,8 +180,15 @@ class Shared(Swapped):
 
     @cached_property
     def _groups(self) -> Chain[Tensor]:
-        first = torch.zeros(len(self.view.group), dtype=torch.int64)
-        return Chain(lambda: first, self._after, "shift.how.every")
+        return Chain(self._first, self._after, "shift.how.every")
+
+    def _first(self) -> Tensor:
+        """Return the concept of each client before the first event."""
+        concept = torch.zeros(len(self.view.group), dtype=torch.int64)
+        if self.swaps.begin == "dealt":
+            for _, _, clients in self.view.shuffled(self.view.rng.at("dealt")):
+                concept[clients] = torch.arange(len(clients)) % self.concepts
+        return concept
 
     def _after(self, concept: Tensor, event: int) -> Tensor:
         """Return the concept of each client after an event, given the concepts before it."""
