@@ -37,7 +37,7 @@ def gradient_of(w, x, y):
     return p.T @ x / len(y)
 
 
-def naive(models, clients, variant):
+def naive(models, clients, variant, mu):
     """The models after each round, and who chose which."""
     rounds = []
     for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ def naive(models, clients, variant):
                 for x, y in members:
                     own = w.copy()
                     for _ in range(EPOCHS):
-                        own -= RATE * gradient_of(own, x, y)
+                        own -= RATE * (gradient_of(own, x, y) + mu * (own - w))
                     moved += len(y) / rows * own
                 after.append(moved)
         models = after
@@ -62,8 +62,8 @@ def naive(models, clients, variant):
     return rounds
 
 
-@pytest.mark.parametrize("variant", ["averaging", "gradient"])
-def test_twenty_rounds(variant):
+@pytest.mark.parametrize(("variant", "mu"), [("averaging", 0.0), ("averaging", 0.4), ("gradient", 0.0)])
+def test_twenty_rounds(variant, mu):
     draw = np.random.default_rng(3)
     truth = draw.normal(size=(K, CLASSES, DIMS)) * 2
     clients = []
@@ -82,12 +82,12 @@ def test_twenty_rounds(variant):
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
     alike = {"normalize_by": "participants", "weighting": "uniform"} if variant == "gradient" else {}
-    algorithm = ifca(task, local, clusters=K, variant=variant, cohort=Everyone(), **alike)
+    algorithm = ifca(task, local, clusters=K, variant=variant, mu=mu, cohort=Everyone(), **alike)
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
     state = State(models, (None,) * K, torch.zeros(K, dtype=torch.float64))
     seen = set()
-    for number, (expected, chosen) in enumerate(naive(list(start), clients, variant)):
+    for number, (expected, chosen) in enumerate(naive(list(start), clients, variant, mu)):
         fleet.begin(Moment(number, ROUNDS, 0.0))
         state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
         notes = fleet.queries[-1].notes

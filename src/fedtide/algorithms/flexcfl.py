@@ -32,7 +32,9 @@ Choices:
     The cold start asks reachable clients before round 0, and again while fewer than m answer; until then no client
     trains. The step between groups moves parameters only. With `mu` clients train as in FedProx, also in pre-training.
     Before evaluation, a client that was never grouped finds its group by its own pre-training; one without samples
-    takes the largest group.
+    takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups it
+    gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
+    are sent before round 0.
 """
 
 from __future__ import annotations
@@ -66,13 +68,14 @@ from fedtide.core.types import (
 )
 from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
+from fedtide.learn.participation import label_question, with_cohort
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task, label_shares
+from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import at_most_registered, mix_models, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.parts.cluster import best_kmeans, cosines
+from fedtide.parts.recluster import KMeans
 from fedtide.parts.weighting import Weighting
 
 PART = 1 << 16
@@ -98,7 +101,7 @@ class State:
 def flexcfl(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    clusters: ModelCount = 3,
+    clusters: ModelCount | Literal["silhouette"] = 3,
     alpha: Count = 20,
     pretrain: StepCount = 50,
     migrate: NonNegative | None = 0.2,
@@ -115,7 +118,8 @@ def flexcfl(
     grouped.
 
     Args:
-        clusters: number of groups, m.
+        clusters: number of groups, m; "silhouette" takes that of the best k-means clustering of the label distributions
+            that clients have at the start.
         alpha: clients of the cold start for each group.
         pretrain: pre-training steps from w0, by which a client is grouped.
         migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
@@ -127,23 +131,24 @@ def flexcfl(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start = task.init(rng)
-        models = (start,) * clusters
+        count = clusters if isinstance(clusters, int) else count_clusters(fleet, rng.at("cluster"))
+        models = (start,) * count
         ungrouped = torch.full((len(fleet.clients),), -1)
-        still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
+        still = torch.zeros(count, flat(start.params).numel(), dtype=flat(start.params).dtype)
         memos = tuple(map(server.init, models))
         return cold_start(State(models, memos, start, ungrouped, still, cohort.init(fleet)), fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; unchanged if fewer than m answer."""
-        reachable = fleet.reachable
-        size = min(alpha * clusters, len(reachable))
+        reachable, count = fleet.reachable, len(state.weights)
+        size = min(alpha * count, len(reachable))
         drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
         reply = fleet.ask("cold", reachable[torch.from_numpy(drawn)].sort().values, state.start, reveal=("update",))
-        if len(reply.clients) < clusters:
+        if len(reply.clients) < count:
             return state
         parameters = state.directions.shape[1]
-        member = groups_of(parameters_of(reply, parameters), clusters, rng.at("groups"))
-        pulls = [mean_update(reply.rows["update"], member == g) for g in range(clusters)]
+        member = groups_of(parameters_of(reply, parameters), count, rng.at("groups"))
+        pulls = [mean_update(reply.rows["update"], member == g) for g in range(count)]
         made = tuple(move_clients(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
         return State(made, tuple(map(server.init, made)), state.start, group, directions, state.cohort)
@@ -195,9 +200,9 @@ def flexcfl(
         }
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        usual = int(torch.bincount(state.group[state.group >= 0], minlength=clusters).argmax())
+        usual = int(torch.bincount(state.group[state.group >= 0], minlength=len(state.weights)).argmax())
         more = {"start": state.start, "directions": state.directions}
-        return serve_clusters(state.weights, state.group, clients, torch.arange(clusters), usual, **more)
+        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), usual, **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):
@@ -209,6 +214,8 @@ def flexcfl(
 
     works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting, extra)}
     reveals = ("update",) if migrate is None else ("update", "shifted")
+    if clusters == "silhouette":
+        works, reveals = {**works, "labels": label_question(classes_of(task))}, (*reveals, "labels")
 
     def cost(question: str, rows: Tensor) -> Tensor:
         known = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
@@ -216,9 +223,15 @@ def flexcfl(
 
     made = Algorithm(
         "flexcfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals, compute_cost=cost,
-        check=at_most_registered(clusters),
+        check=at_most_registered(clusters) if isinstance(clusters, int) else None,
     )  # fmt: skip
     return with_cohort(made, cohort, task, local, adapt=False)
+
+
+def count_clusters(fleet: Fleet, rng: Rng) -> int:
+    """Return the number of clusters that Fielding would begin with: k-means of the reported label distributions."""
+    reply = fleet.ask("labels", fleet.reachable, {}, reveal=("labels",))
+    return KMeans().fit(reply.rows["labels"], "l1", rng).k if len(reply.clients) else 1
 
 
 def parameters_of(reply: Reply, parameters: int) -> Tensor:

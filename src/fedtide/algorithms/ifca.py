@@ -26,7 +26,7 @@ Choices:
     before any training; the paper repeats whole runs, as the seeds of an experiment do. The paper's gradients are
     `variant = "gradient"` with `normalize_by = "participants"` and `weighting = "uniform"`; their recorded loss is that
     of training mode. With `cluster_layer` the models differ in one layer and share all others, as in the paper's
-    FEMNIST: the shared layers move by the mean over all participants.
+    FEMNIST: the shared layers move by the mean over all participants. With `mu` clients train as in FedProx.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, ModelCount, Positive
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Payload, Shard, Weighted, Weights
@@ -47,6 +48,7 @@ from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     ChooseOn,
@@ -89,6 +91,7 @@ def ifca(
     n_init: ModelCount = 1,
     cluster_layer: str = WHOLE,
     hide_choice: Flag = False,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -112,6 +115,9 @@ def ifca(
     if init_noise is None:
         refuse_equal_start(task, clusters, ", or `init_noise`")
     check_layer(task, cluster_layer, "cluster_layer")
+    if mu and variant == "gradient":
+        raise refused("mu", mu, "0 with variant 'gradient', as one gradient is taken where the pull is zero")
+    extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo: Any = cohort.init(fleet)
@@ -125,7 +131,7 @@ def ifca(
             return None
         models = receive_models(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
-        update = local_update(task, local, variant, models[j], shard, moment, rng)
+        update = local_update(task, local, variant, models[j], shard, moment, rng, extra)
         if update is None:
             return None
         delta, loss = update

@@ -306,12 +306,22 @@ def gradient_step(
 
 
 def local_update(
-    task: Task, local: LocalTrainer, variant: LocalUpdate, weights: Weights, shard: Shard, moment: Moment, rng: Rng
+    task: Task,
+    local: LocalTrainer,
+    variant: LocalUpdate,
+    weights: Weights,
+    shard: Shard,
+    moment: Moment,
+    rng: Rng,
+    extra: Term | None = None,
 ) -> tuple[Weights, float] | None:
-    """Return a client's update and its training loss, by local training or by one gradient; None without a step."""
+    """Return a client's update and its training loss, by local training or by one gradient; None without a step.
+
+    `extra` is a gradient term of local training.
+    """
     if variant == "gradient":
         return gradient_step(task, local, weights, shard, moment)
-    fitted = local(task, task.loss, weights, shard, moment, rng)
+    fitted = local(task, task.loss, weights, shard, moment, rng, extra=extra)
     return (fitted.delta, fitted.loss) if fitted.steps else None
 
 

@@ -47,6 +47,7 @@ EFFORTS = [
     ("aem", {"clusters": 4}, {"train": 60 + 4 * 10}),
     ("cfl", {}, {"place": 60, "train": 60}),
     ("flexcfl", {"pretrain": 3}, {"cold": 30, "shifted": 0, "train": 60}),
+    ("flexcfl", {"clusters": "silhouette", "pretrain": 3}, {"labels": 0, "cold": 30, "shifted": 0, "train": 60}),
     ("feddrift", {"max_clusters": 4}, {"judge": 10, "train": 60}),
     ("fielding", {}, {"report": 0, "train": 60}),
     ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),

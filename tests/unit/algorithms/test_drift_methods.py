@@ -23,6 +23,7 @@ ALWAYS = {"who": "always"}
 @pytest.mark.parametrize(("algorithm", "key", "value"), [
     ("flexcfl", "clusters", 0), ("flexcfl", "alpha", 0), ("flexcfl", "pretrain", 0), ("flexcfl", "migrate", -0.1),
     ("flexcfl", "eta_g", -1.0), ("flexcfl", "group_init", "zero"), ("flexcfl", "mu", -1.0),
+    ("flexcfl", "clusters", "all"),
     ("feddrift", "delta", -0.1), ("feddrift", "rounds_per_step", 0), ("feddrift", "max_clusters", 0),
     ("feddrift", "window", 0), ("feddrift", "criterion", "f1"), ("feddrift", "init_new_from", "new"),
     ("feddrift", "variant", {"kind": "isolate", "merge": -0.1}), ("feddrift", "variant", "lazy"),
@@ -39,6 +40,30 @@ def test_bad_values_are_one_line(algorithm, key, value):
 def test_more_groups_than_clients_are_one_line():
     with pytest.raises(FedtideError, match=r"method 'toy'.clusters: found 9, allowed: at most 8,"):
         preflight(toy("flexcfl", {"clusters": 9}))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_silhouette_makes_as_many_groups_as_fielding_begins_with(seed):
+    """Eight clients of two labels each; both look at the same label shares, and draw by the same key."""
+    partition = {"kind": "label-shards", "clients": 8, "per_client": 2}
+    skewed = {"data": {"partition": partition, "groups": {"by": "none"}}, "shift": ALWAYS}
+    silhouette = {"clusters": "silhouette", "pretrain": 2, "alpha": 8}
+    flexcfl, fielding = (
+        played(toy(name, more, **skewed), rounds=1, seed=seed)
+        for name, more in (("flexcfl", silhouette), ("fielding", {}))
+    )
+    assert len(flexcfl.state.weights) == len(flexcfl.state.directions) == len(fielding.state.weights) > 1
+    assert set(flexcfl.state.group.tolist()) <= set(range(len(flexcfl.state.weights)))
+
+
+def test_label_shares_for_the_silhouette_are_paid_for():
+    """Three shares of eight bytes from each of eight clients."""
+    options = {"cohort": 4, "pretrain": 2}
+    spent = [
+        played(toy("flexcfl", {**options, "clusters": count}, shift=ALWAYS), rounds=1).fleet.spent
+        for count in ("silhouette", 2)
+    ]
+    assert (spent[0].up - spent[1].up, spent[0].down - spent[1].down) == (8 * 3 * 8, 0)
 
 
 def test_what_grouping_costs():

@@ -144,6 +144,12 @@ def test_a_layer_that_is_not_there_is_one_line():
         preflight(toy("ifca", {"cluster_layer": "heads"}))
 
 
+def test_one_gradient_has_no_pull():
+    gradient = {"variant": "gradient", "local": {"lr": 0.1, "batch_size": 0}}
+    with pytest.raises(FedtideError, match=r"mu: found 0.1, allowed: 0 with variant 'gradient'"):
+        preflight(toy("ifca", {**gradient, "mu": 0.1}))
+
+
 def test_gradients_of_a_network_with_running_statistics():
     run = played(
         toy("ifca", {"variant": "gradient", "local": {"lr": 0.1, "batch_size": 0}}, model="python:helpers.toys:normed")
