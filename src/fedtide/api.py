@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
-from fedtide.config.overrides import seed_list
-from fedtide.core.errors import refused, unknown, within
+from fedtide.config.overrides import flat, seed_list
+from fedtide.core.errors import FedtideError, nearest, refused, unknown, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
@@ -24,7 +27,9 @@ from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
 
 if TYPE_CHECKING:
+    from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.report.summary import Study, Summary
+    from fedtide.runs.verify import Verdict as RunVerdict
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
@@ -32,7 +37,32 @@ Spelled = Experiment | Mapping[str, Any] | str | Path
 Scale = Literal["nano", "cpu", "paper"]
 """Size of a recipe: seconds, minutes, as published."""
 
+Sets = Sequence[str] | Mapping[str, Any]
+"""Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
+
+Seeds = Sequence[int] | str
+"""Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
+
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def hinted(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that says what a person may have meant by an argument that it does not have."""
+    names = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> T:
+        for key in (key for key in named if key not in names):
+            said = f"allowed: {', '.join(names)}"
+            if key in Experiment.model_fields and "sets" in names:
+                said += f"; did you mean sets={{'{key}': {named[key]!r}}}?"
+            else:
+                said = nearest(key, names)
+            raise FedtideError(f"{function.__name__}: unknown argument '{key}', {said}")
+        return function(*given, **named)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -58,6 +88,34 @@ class Request:
     def folder(self, name: str) -> Path:
         """The folder to make, by default one of this name that is free."""
         return folder.unused(Path("runs"), name) if self.out is None else Path(self.out)
+
+
+def _request(
+    out: Path | str | None, scale: Scale | None, sets: Sets, seeds: Seeds | None, workers: int | None = None
+) -> Request:
+    """Return a request as the command line would have it."""
+    assigned = [f"{'.'.join(path)}={_toml(value)}" for path, value in flat(sets)] if isinstance(sets, Mapping) else sets
+    return Request(out, scale, assigned, None if seeds is None else _seeds(seeds), workers)
+
+
+def _seeds(seeds: Seeds) -> str:
+    if isinstance(seeds, str):
+        return seeds
+    if not isinstance(seeds, Sequence):
+        raise refused("seeds", seeds, "a list of whole numbers, such as [0, 1, 2]")
+    return ",".join(map(str, seeds))
+
+
+def _toml(value: Any) -> str:
+    """Return a value as it is written in a file."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(str(key))} = {_toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise refused("sets", value, "what a file can say: numbers, words, lists and tables") from None
 
 
 @dataclass(frozen=True)
@@ -176,13 +234,14 @@ def play(
     return Finished(root, page, read_study(root))
 
 
+@hinted
 def run(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
     scale: Scale | None = None,
-    sets: Sequence[str] = (),
-    seeds: str | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
     workers: int | None = None,
     quiet: bool = False,
 ) -> Finished:
@@ -190,23 +249,101 @@ def run(
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
-        out, scale, sets, seeds, workers: see `Request`.
+        out: the folder that is made; it must not exist. By default runs/NAME.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: values to override, `{"rounds": 10, "data.partition.alpha": 0.1}`. Keys of methods apply to all of them
+            ("method.local.lr") or to one by name ("method.FedAvg.local.lr").
+        seeds: in place of the experiment's, `[0, 1, 2]`.
+        workers: processes; by default as many as the machine has cores. The result does not depend on it.
         quiet: print nothing; by default the progress and the results are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepare(experiment, Request(out, scale, sets, seeds, workers))
+    made = prepare(experiment, _request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where, scale)
+    return _play(made.settings, made.root, made.workers, quiet=quiet)
+
+
+@hinted
+def resume(
+    run_folder: str | Path, *, seeds: Seeds | None = None, workers: int | None = None, quiet: bool = False
+) -> Finished | FinishedTuning:
+    """Go on where a run or a tuning was stopped; of one that is finished, return what it found.
+
+    Args:
+        run_folder: the run folder, or the folder of a tuning.
+        seeds: play more seeds than were asked for, those that are there among them.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    root = Path(run_folder)
+    if tunings.is_tuning(root):
+        if seeds is not None:
+            raise refused("seeds", seeds, "None, as the seeds of a tuning are those of its config.toml")
+        return _tune(root, workers, quiet=quiet)
+    settings = folder.load(root)
+    if seeds is not None:
+        settings = folder.extended(root, _seeds(seeds))
+        check_room(needed(settings, str(root)), root)
+    return _play(settings, root, workers, quiet=quiet)
+
+
+@hinted
+def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Path:
+    """Make the report of a run folder or a tuning, or one page about several run folders, and return where it is.
+
+    Args:
+        run_folders: the folders.
+        out: where the page goes; by default report.html in the folder, or here for several.
+    """
+    from fedtide.report.page import write_report as write_page
+    from fedtide.report.tuning import write_tuning
+
+    roots, page = [Path(root) for root in run_folders], None if out is None else Path(out)
+    if len(roots) == 1 and tunings.is_tuning(roots[0]):
+        return write_tuning(roots[0], page)
+    return write_page(roots, page)
+
+
+@hinted
+def verify(run_folder: str | Path) -> list[RunVerdict]:
+    """Look whether a run folder is what was written; `wrong` of a run's verdict is None where it is."""
+    from fedtide.runs.verify import verify as verdicts
+
+    return list(verdicts(Path(run_folder)))
+
+
+@hinted
+def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
+    """Check an algorithm, a registered name or module:function, against the laws on a toy federation.
+
+    Args:
+        algorithm: the algorithm.
+        sets: values of the toy experiment to override, such as `{"method.mu": 0.1}`.
+
+    Returns:
+        A verdict for each law: `broken` is None where it holds, `silent` says why it was not checked.
+    """
+    from fedtide.laws.check import check as verdicts
+
+    return list(verdicts(algorithm, _request(None, None, sets, None).sets))
+
+
+def _play(settings: Experiment, root: Path, workers: int | None, *, quiet: bool) -> Finished:
     # Here and not above: worker processes show nothing.
     from fedtide.runs.display import Live
     from fedtide.terminal import console, print_results, say
 
     screen = console(quiet=quiet)
-    say(f"run folder: {made.root}", screen)
-    finished = _done(play(made.settings, made.root, workers=made.workers, display=Live(screen)), made.root)
+    say(f"run folder: {root}", screen)
+    finished = _done(play(settings, root, workers=workers, display=Live(screen)), root)
     print_results(finished.study, screen)
     return finished
 
@@ -258,13 +395,14 @@ def play_tuning(
     return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
 
 
+@hinted
 def tune(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
     scale: Scale | None = None,
-    sets: Sequence[str] = (),
-    seeds: str | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
     trials: int | None = None,
     workers: int | None = None,
     quiet: bool = False,
@@ -273,19 +411,27 @@ def tune(
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:NAME".
+        out: the folder that is made; it must not exist. By default runs/NAME-tune.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: values to override, `{"rounds": 10}`.
+        seeds: those that every trial plays; by default the first.
         trials: for each method of every stage, in place of what the file says.
-        out, scale, sets, seeds, workers: see `Request`.
+        workers: processes; by default as many as the machine has cores.
         quiet: print nothing; by default the trials are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    made = prepare_tuning(experiment, Request(out, scale, sets, seeds), trials)
+    made = prepare_tuning(experiment, _request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
+    return _tune(made.root, workers, quiet=quiet)
+
+
+def _tune(root: Path, workers: int | None, *, quiet: bool) -> FinishedTuning:
     from fedtide.terminal import console, say
     from fedtide.tuning.display import LiveTuning
 
     screen = console(quiet=quiet)
-    say(f"tune folder: {made.root}", screen)
-    return _done(play_tuning(made.root, workers=workers, display=LiveTuning(screen)), made.root)
+    say(f"tune folder: {root}", screen)
+    return _done(play_tuning(root, workers=workers, display=LiveTuning(screen)), root)

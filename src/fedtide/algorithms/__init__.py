@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
@@ -38,6 +37,7 @@ from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
+from fedtide.core.errors import nearest
 from fedtide.core.types import Algorithm
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 
@@ -512,9 +512,9 @@ REGISTRY: Mapping[str, Entry] = {
 # From Python an algorithm has its name in a file, with `_` for `-`, and its arguments are read as from a file.
 globals().update({name.replace("-", "_"): checked(name, entry.make) for name, entry in REGISTRY.items()})
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Callable[..., Algorithm]: ...
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}', {nearest(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -155,7 +155,14 @@ def _options_of(method: dict[str, Any], number: int, where: str, *, imports: boo
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
     algorithm = method["algorithm"]
     if not isinstance(algorithm, str):
-        raise refused(f"{where}: method '{method.get('name', number)}'.algorithm", algorithm, ALGORITHM)
+        key, allowed = f"{where}: method '{method.get('name', number)}'.algorithm", ALGORITHM
+        if callable(algorithm):
+            name = getattr(algorithm, "__name__", "function")
+            allowed = (
+                f"'module:{name}' with {name} in a file, module.py, as other processes import it; "
+                f"ft.simulate({name}(task), people) plays it as it is"
+            )
+        raise refused(key, algorithm, allowed)
     if not imports and is_own(algorithm):
         return None
     key = f"{where}: method '{method.get('name', algorithm)}'.algorithm"

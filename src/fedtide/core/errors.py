@@ -199,6 +199,15 @@ def synonyms(word: str, allowed: Sequence[str]) -> list[str]:
     return [name for name in SYNONYMS.get(folded(word), ()) if name.partition(":")[0] in allowed]
 
 
+def bare_word(name: str) -> str:
+    """A name of Python without case and underscores.
+
+    >>> bare_word("FedAvg"), bare_word("fed_avg")
+    ('fedavg', 'fedavg')
+    """
+    return name.casefold().replace("_", "")
+
+
 def folded(word: str) -> str:
     """A word without case, and with one way to divide it.
 

@@ -113,6 +113,8 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
             allowed = "a function that makes a fresh module, such as lambda: nn.Linear(3, 2)"
+            if hasattr(self.build, "build"):  # a model of a file, which is told the shape of rows and their classes
+                allowed = f"lambda: {type(self.build).__name__}().build(shape, classes), with those of your rows"
             raise refused("Task.build", type(self.build).__name__, allowed)
         if self.bfloat and self.dtype != torch.float32:
             raise refused("Task.dtype", self.dtype, "torch.float32, with bfloat")

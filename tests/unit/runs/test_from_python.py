@@ -117,3 +117,66 @@ def test_run_says_what_it_does_and_finds_unless_it_is_to_be_quiet(tmp_path, monk
     assert repr(done) == f"Finished('first', A {accuracy:.4g})"
     ft.run(study, out="second", workers=1, quiet=True)
     assert capsys.readouterr().out == ""
+
+
+STUDY = {
+    "rounds": 3,
+    "data": {"source": {"kind": "gaussians", "samples": 60}, "partition": {"kind": "iid", "clients": 4}},
+    "model": "linear",
+    "method": [{"algorithm": "fedavg", "cohort": 2}],
+}
+
+
+def test_seeds_are_a_list_and_sets_a_table(tmp_path):
+    sets = {"rounds": 2, "data.partition": {"kind": "dirichlet", "clients": 3, "alpha": 9.5}, "title": "a = 1"}
+    done = ft.run(STUDY, tmp_path / "run", seeds=[4], sets=sets, workers=1, quiet=True)
+    (record,) = done.study.records
+    experiment = record.experiment
+    assert (experiment.rounds, experiment.seeds, experiment.title) == (2, (4,), "a = 1")
+    assert experiment.data.partition == ft.data.Dirichlet(clients=3, alpha=9.5)
+    again = ft.resume(done.folder, seeds=[4, 5], workers=1, quiet=True)
+    assert again.summaries[0].methods[0].seeds == [4, 5]
+    assert ft.write_report(done.folder, out=tmp_path / "page.html").exists()
+    assert [verdict.wrong for verdict in ft.verify(done.folder)] == [None, None]
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"set": {"rounds": 2}}, "run: unknown argument 'set', allowed: experiment, out, .*; did you mean 'sets'?"),
+    ({"rounds": 2}, r"run: unknown argument 'rounds', allowed: .*; did you mean sets=\{'rounds': 2\}\?"),
+    ({"seeds": 3}, r"seeds: found 3, allowed: a list of whole numbers, such as \[0, 1, 2\]"),
+    ({"sets": {"method.local": ft.LocalTrainer()}}, "sets: found LocalTrainer.*allowed: what a file can say"),
+])  # fmt: skip
+def test_arguments_that_people_guess(asked, said, tmp_path):
+    with pytest.raises(FedtideError, match=f"^{said}"):
+        ft.run(STUDY, tmp_path / "run", **asked)
+
+
+def test_an_algorithm_of_a_notebook_is_told_where_it_plays(tmp_path):
+    def mine(task: Any) -> Any: ...
+
+    with pytest.raises(FedtideError, match=r"'module:mine' with mine in a file.*ft.simulate\(mine\(task\), people\)"):
+        ft.run({**STUDY, "method": [{"algorithm": mine}]}, tmp_path / "run")
+
+
+def test_a_model_of_a_file_is_told_how_a_task_takes_it():
+    with pytest.raises(
+        FedtideError, match=r"Task.build: found 'MLP', allowed: lambda: MLP\(\).build\(shape, classes\)"
+    ):
+        ft.Task(ft.models.MLP())
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("FedAvg", "ft.algorithms.fedavg"), ("fedavg", "ft.algorithms.fedavg"), ("Dirichlet", "ft.data.Dirichlet"),
+    ("Client", "ft.population"), ("Strategy", "ft.algorithms"), ("report", "ft.write_report"),
+])  # fmt: skip
+def test_names_of_other_libraries_lead_to_ours(name, meant):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
+        ft.__getattr__(name)
+
+
+def test_a_name_of_an_algorithm_that_is_none_has_the_nearest():
+    assert ft.algorithms.fedavg
+    for name in ("FedAvg", "fed_avg"):
+        with pytest.raises(AttributeError, match=f"'{name}', allowed: .*; did you mean 'fedavg'"):
+            getattr(ft.algorithms, name)
+    assert not hasattr(ft, "_nothing")
