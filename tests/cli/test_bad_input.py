@@ -364,6 +364,16 @@ def test_a_folder_with_the_character_nul(capsys, here):
     assert "has the character NUL" in run(capsys, here, "--out", "a\0b")
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("9" * 5000, "study.toml: not valid TOML"), ("0x" + "f" * 5000, "rounds: found a whole number of 20000 bits")],
+)
+def test_a_number_of_thousands_of_digits(capsys, here, number, said):
+    study = written(here / "study.toml", A)
+    study.write_text(study.read_text().replace("rounds = 6", f"rounds = {number}"))
+    assert said in run(capsys, here)
+
+
 @pytest.mark.parametrize("arguments", [("--set", "title=x\udcff"), ("--out", "x\udcff")])
 def test_bytes_that_are_no_text(capsys, here, arguments):
     written(here / "study.toml", A)

@@ -29,7 +29,7 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
         if len(values) > 1:
             raise refused("--set", assignment, "one key=value")
         return path, values["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number with thousands of digits
         return path, text.strip()
 
 

@@ -60,13 +60,16 @@ def read(
         raise FedtideError(f"{path}: {why}") from None
     try:
         raw = tomllib.loads(text)
+    except ValueError as error:  # also a number with thousands of digits
+        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
+        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
+    except RecursionError:
+        raise FedtideError(f"{path}: nested too deeply") from None
+    try:
         made = from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed, imports=imports)
         scales = raw.get("scale", {})
         for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
             from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed, imports=imports)
-    except tomllib.TOMLDecodeError as error:
-        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
-        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     return made
@@ -89,6 +92,7 @@ def from_dict(
         assign(values, path, value)
         if path == ["fleet", "kind"]:  # what the file says of its cluster is for that alone
             values["fleet"] = replace_kind(values["fleet"], value)
+    _check_integers(values, f"{where}: ")
     defaults = values.pop("defaults", {})
     try:
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
@@ -98,6 +102,18 @@ def from_dict(
     _check(experiment, where)
     experiment._imports = imports
     return experiment
+
+
+def _check_integers(value: Any, key: str) -> None:
+    """Raise for a whole number of more than 64 bits, which TOML does not have and Python may be unable to write."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise FedtideError(f"{key}: found a whole number of {value.bit_length()} bits, allowed: at most 64")
+    if isinstance(value, dict):
+        for name, child in value.items():
+            _check_integers(child, f"{key}{'' if key.endswith(' ') else '.'}{name}")
+    elif isinstance(value, list | tuple):
+        for number, child in enumerate(value):
+            _check_integers(child, f"{key}[{number}]")
 
 
 def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
