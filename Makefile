@@ -61,10 +61,13 @@ portable: .venv/.developing
 	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
 		$(RUN) pytest -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
 
+# What is killed in memory dies at its work, and not nearly always while it waits for a disk; folders of failures stay.
+faults: export TMPDIR := $(firstword $(wildcard /dev/shm) /tmp)
+
 # One that fails is played again with its seed: make faults FAULTS="--tries 1000 --faults-seed 20251121 -k NAME"
 FAULTS ?= --tries 1000 --faults-seed $(shell date +%Y%m%d)
 faults: .venv/.developing
-	$(RUN) pytest -n auto tests/faults $(FAULTS)
+	$(RUN) pytest -n auto tests/faults -o tmp_path_retention_policy=failed $(FAULTS)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .

@@ -86,7 +86,8 @@ def test_text_that_is_no_configuration(seed, tmp_path, tried: Counter[str]):
         data = draw.choice([
             data[:place], data[:place] + draw.randbytes(3) + data[place:], data[:place] + data[place // 2 :],
             b"a = " + b"[" * 4000, b"a = " + b"{b=" * 4000, b"x." * 4000 + b"y = 1", b"\xff\xfe" + data, b"", b"\0",
-            b"rounds = " + b"9" * 5000, b"rounds = 0x" + b"f" * 5000, data.replace(b"lr = 0.1", b"lr = 0x" + b"f" * 5000),
+            b"rounds = " + b"9" * 5000, b"rounds = 0x" + b"f" * 5000,
+            data.replace(b"lr = 0.1", b"lr = 0x" + b"f" * 5000),
         ])  # fmt: skip
         path.write_bytes(data)
         tried["texts that are no configuration"] += 1
