@@ -190,6 +190,8 @@ def _helper_process(*arguments: str, hint: str = "") -> Iterator[subprocess.Pope
     os.close(terminal)
     try:
         yield process
+        with suppress(OSError):
+            process.stdin.write(b"done")  # type: ignore[union-attr]
     finally:
         with suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]

@@ -61,9 +61,9 @@ def hold(cpus: int, folder: str) -> NoReturn:
         report(address=ray.get_runtime_context().gcs_address)
         ended = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        sys.stdin.buffer.read()
+        done = sys.stdin.buffer.read()  # empty where the program did not come to its end
         node: Any = ray._private.worker._global_node
-        ended = bool(node.dead_processes())
+        ended = not done and bool(node.dead_processes())
         ray.shutdown()
     except BaseException as error:
         report(error=root_cause(error))  # read while it starts, and told there

@@ -334,6 +334,17 @@ with RayPool(1, resume="fedtide resume x") as pool:
 """
 
 
+IDLE = """
+import json, sys, torch
+from fedtide.fleets.ray_pool import RayPool
+with RayPool(1, resume="fedtide resume x") as pool:
+    print(json.dumps(pool.processes), flush=True)
+    sys.stdin.readline()
+    payload = pool.put("payload", {"x": torch.ones(300_000)})
+    print(len(list(pool.map("fedtide.fleets.worker:echo", [{"payload": payload}] * 3))), flush=True)
+"""
+
+
 def of_cluster(folder: str) -> list[psutil.Process]:
     """The processes that know a cluster's folder, and its actors."""
     found = []
@@ -374,3 +385,22 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
     _, alive = psutil.wait_procs([one for one in family if one.pid != program.pid], timeout=30)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
     assert not Path(folders.pop()).exists()
+
+
+def test_a_program_that_sits_idle_while_its_ray_dies_ends_at_its_next_call_in_one_line():
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    mark = f"idle-{os.getpid()}-"
+    program = subprocess.Popen(
+        [sys.executable, "-c", IDLE],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "FEDTIDE_TEST_MARK": mark},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdout.readline()
+    (raylet,) = (one for one in of_cluster(mark) if one.name() == "raylet")
+    raylet.kill()
+    out, err = program.communicate("go on\n", timeout=120)
+    assert (program.returncode, out) == (1, "")
+    assert err == "fedtide: a process of Ray's died, and Ray ended this one; go on with: fedtide resume x\n"
+    _, alive = psutil.wait_procs(of_cluster(mark), timeout=30)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
