@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -429,10 +430,16 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail("the name of a file or folder has the character NUL, allowed: names without it")
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
+    except BrokenPipeError:  # nobody reads any more (`| head`)
+        status = 0
     except OSError as error:
         # Folders and files are made under another name first, which nobody has asked for.
         name = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)$", "", str(error.filename or "input/output"))
         status = _fail(f"{name}: {error.strerror or error}")
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import os
 import re
 import struct
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -362,6 +364,44 @@ def test_a_model_without_parameters(capsys, here, monkeypatch):
 def test_a_folder_with_the_character_nul(capsys, here):
     written(here / "study.toml", A)
     assert "has the character NUL" in run(capsys, here, "--out", "a\0b")
+
+
+@pytest.mark.parametrize("command", [("recipes", "demo"), ("keys",)])
+def test_a_reader_that_goes_away(command):
+    ends = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m fedtide {' '.join(command)} | true",
+        shell=True, executable="/bin/bash", capture_output=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (ends.returncode, ends.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("source", ["csv", "npz", "images", "leaf"])
+def test_a_pipe_is_no_data_file(capsys, here, source):
+    os.mkfifo(here / "pipe")
+    on(here, f"{source}:pipe")
+    assert done("run", "study.toml", "--out", "x") == 2  # what `refused` reads before would wait for the pipe
+    assert "pipe: is a pipe or a device" in capsys.readouterr().err
+
+
+def test_a_name_in_data_that_a_terminal_obeys(capsys, here):
+    rows = "".join(f"{k},{k % 2},{k % 3},\x1b[2J{k % 2}\n" for k in range(60))
+    (here / "named.csv").write_text("a,b,label,d\n" + rows)
+    on(here, {"kind": "csv", "path": "named.csv", "domain": "d"})
+    assert "named.csv: name of a domain or client: found '\\x1b[2J0'" in run(capsys, here)
+
+
+def test_an_idx_file_of_255_dimensions(capsys, here):
+    pictures(here / "mine")
+    (here / "mine" / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 255]) + b"\0\0\0\1" * 255 + b"\0")
+    on(here, "idx:mine")
+    assert "train-images-idx3-ubyte: damaged or not an IDX file" in run(capsys, here)
+
+
+def test_a_number_that_fp32_cannot_hold_is_one_line(capsys, here):
+    (here / "large.csv").write_text("a,label\n" + "1,0\n2,1\n" * 30 + "1e39,1\n")
+    on(here, "csv:large.csv")
+    assert "large.csv: row 60: a feature is NaN or infinite" in run(capsys, here)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,10 @@ def change(root: Path, draw: random.Random) -> str:
     return f"{name}: {how.__name__}"
 
 
-@pytest.mark.parametrize("state", ["whole", "half"])
+STATES = ("whole", "half")
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_a_change_is_named_or_changes_nothing(played, state, seed, tmp_path, monkeypatch, tried: Counter[str]):
     monkeypatch.setattr(page, "_pictures", lambda *_: [])  # all is read and counted, and only not drawn
     right = contents(played["whole"])
@@ -155,6 +158,9 @@ def test_a_change_is_named_or_changes_nothing(played, state, seed, tmp_path, mon
             assert said.count("\n") == 1, f"{done}, then {command}: {said}"
             tried["changes: named in one line"] += 1
         shutil.rmtree(root)
+
+
+test_a_change_is_named_or_changes_nothing.each = BATCH * len(METHODS) * len(STATES)  # type: ignore[attr-defined]
 
 
 def differing(found: dict[str, bytes], right: dict[str, bytes], done: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import unicodedata
+import re
 from collections.abc import Callable, Hashable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
@@ -42,15 +42,18 @@ ForWeights = AfterValidator(_held_by_weights)
 """Mark of a number that weights are multiplied by."""
 
 
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff\ue000-\uf8ff\ud800-\udfff]"
+)
+"""Characters that a terminal obeys, that turn the direction of what follows, or that cannot be seen."""
+
+
 def _visible(text: str) -> str:
-    """Refuse characters that a terminal obeys, or that turn the direction of what follows."""
-    found = next((c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in BIDIRECTIONAL), None)
-    if found is not None:
-        raise ValueError(f"found the control character {found!a}, allowed: text without any")
+    if found := HIDDEN.search(text):
+        raise ValueError(f"found the control character {found[0]!a}, allowed: text without any")
     return text
 
 
-BIDIRECTIONAL = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 Text = Annotated[str, AfterValidator(_visible)]
 """Text that is shown to people: in a terminal, on a page."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import HIDDEN
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 
@@ -63,6 +64,7 @@ class Rows:
         _check_labels(self.name, self.y, self.classes)
         _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
+        _check_names(self.name, (*self.domain_names, *self.client_names))
         if self.time is not None and not torch.isfinite(self.time).all():
             row = int((~torch.isfinite(self.time)).nonzero()[0])
             raise refused(f"{self.name}: row {row}: time", float(self.time[row]), "a finite number")
@@ -145,6 +147,13 @@ def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
     empty = (y == padding).all(1)
     if empty.any():
         raise FedtideError(f"{name}: row {int(empty.nonzero()[0])}: every step is padding; leave such rows out")
+
+
+def _check_names(name: str, names: tuple[str, ...]) -> None:
+    """Raise for names that would be obeyed where they are shown, or cannot be seen there."""
+    if HIDDEN.search("".join(names)):
+        wrong = next(each for each in names if HIDDEN.search(each))
+        raise refused(f"{name}: name of a domain or client", wrong, "names without control characters")
 
 
 def _check_features(name: str, x: Tensor) -> None:

@@ -62,7 +62,8 @@ class Table:
             for column in (_apart if k else _as_it_is)(name, [row[k] for row in self.rows])
         ]
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(zip(*columns, strict=True))
+        rows = ([_no_formula(cell) for cell in row] for row in zip(*columns, strict=True))
+        csv.writer(out, lineterminator="\n").writerows(rows)
         return out.getvalue()
 
     def latex(self) -> str:
@@ -86,6 +87,15 @@ LATEX = {
 
 def _escaped(cell: str) -> str:
     return "".join(LATEX.get(character, character) for character in cell) if cell != "-" else "--"
+
+
+def _no_formula(cell: str) -> str:
+    """Put an apostrophe in front of what a spreadsheet would compute.
+
+    >>> _no_formula("=SUM(A1)"), _no_formula("-0.5 %"), _no_formula("-")
+    ("'=SUM(A1)", '-0.5 %', '-')
+    """
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) and cell != "-" and not CELL.fullmatch(cell) else cell
 
 
 def _as_it_is(name: str, cells: Sequence[str]) -> list[list[str]]:

@@ -121,8 +121,11 @@ def find(
     wanted = Path(path).expanduser()
     places = [Path()] if wanted.is_absolute() else _places(directory)
     for place in places:
-        if (place / wanted).exists():
-            return place / wanted
+        found = place / wanted
+        if found.exists():
+            if not found.is_file() and not found.is_dir():
+                raise FedtideError(f"{key}: {found}: is a pipe or a device, allowed: a file or folder")
+            return found
     tried = ", ".join(str(place / wanted) for place in places)
     raise FedtideError(f"{key}: no such file or folder: {tried}; {hint}")
 

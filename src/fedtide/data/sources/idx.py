@@ -136,4 +136,6 @@ def read_idx(path: Path) -> np.ndarray:
         unpacked = "others" if len(data) in (0, announced + 1) else header + len(data)
         raise refused(f"{path}: bytes", unpacked if packed else size, f"{header + announced}, as its header announces")
     values = np.frombuffer(data, kind)
-    return values.reshape(shape).astype(values.dtype.newbyteorder("="), copy=True)
+    with reading(path, "an IDX file"):  # of more dimensions than an array has
+        values = values.reshape(shape)
+    return values.astype(values.dtype.newbyteorder("="), copy=True)

@@ -93,9 +93,11 @@ class CSV(Loading):
         joined: dict[str, Any] = {key: [cell for columns in found for cell in columns[key]] for key in found[0]}
         named = any(isinstance(label, str) for label in joined["label"])
         y = [str(label) for label in joined["label"]] if named else np.array(joined["label"])
+        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused below
+            x = np.array(joined["x"], np.float32)
         rows = from_arrays(
             Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files",
-            np.array(joined["x"], np.float32),
+            x,
             y,
             **{key: joined[key] for key in ("client", "domain", "time") if key in joined},
             scaled=self.scaled,
