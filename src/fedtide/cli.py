@@ -433,9 +433,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # nobody reads any more (`| head`)
         status = 0
     except OSError as error:
-        # Folders and files are made under another name first, which nobody has asked for.
-        name = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)$", "", str(error.filename or "input/output"))
-        status = _fail(f"{name}: {error.strerror or error}")
+        status = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -453,5 +451,7 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _fail(line: str, status: int = 2) -> int:
+    # Folders and files are made under another name first, which nobody has asked for.
+    line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
     print(f"fedtide: {line}", file=sys.stderr)
     return status

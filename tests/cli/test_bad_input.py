@@ -384,6 +384,14 @@ def test_a_pipe_is_no_data_file(capsys, here, source):
     assert "pipe: is a pipe or a device" in capsys.readouterr().err
 
 
+def test_numbers_in_an_npz_that_fp32_cannot_hold(capsys, here):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    x[7] *= 1e300
+    np.savez(here / "n.npz", x=x, y=np.arange(40) % 3)
+    on(here, "npz:n.npz")
+    assert "n.npz: row 7: a feature is NaN or infinite in fp32" in run(capsys, here)
+
+
 def test_a_name_in_data_that_a_terminal_obeys(capsys, here):
     rows = "".join(f"{k},{k % 2},{k % 3},\x1b[2J{k % 2}\n" for k in range(60))
     (here / "named.csv").write_text("a,b,label,d\n" + rows)
@@ -936,11 +944,11 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
 
 def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkeypatch):
     def broken(*given, **named):
-        raise BrokenPipeError(32, "Broken pipe")
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("fedtide.api.recipes", broken)
     assert done("recipes") == 2
-    assert capsys.readouterr().err == "fedtide: input/output: Broken pipe\n"
+    assert capsys.readouterr().err == "fedtide: input/output: Input/output error\n"
 
 
 def test_a_run_that_stopped_on_a_full_disk_goes_on_when_there_is_room(here, monkeypatch):

@@ -5,6 +5,7 @@ What else is in it is read as what it should be, or refused.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from fedtide.config import options_model
-from fedtide.core import checkpoint
+from fedtide.core import checkpoint, codec
 from fedtide.core.atomic import replacing, sha256
+from fedtide.core.record import whole
 from helpers.shell import contents, done, written
 from helpers.studies import A
 
@@ -255,3 +257,43 @@ def test_a_line_that_somebody_made_is_damaged(run, capsys, change):
     marks = {"rounds.jsonl": {"length": record.stat().st_size, "sha256": sha256(record)}}
     forged(run, marks=[[2, marks]])
     assert "rounds.jsonl: line 1: damaged" in said(capsys, "report", run)
+
+
+@pytest.mark.parametrize("change", [{"labels": 7}, {"labels": {"counts": 7, "of": 3}}, {"group_names": 5}], ids=repr)
+def test_a_population_that_somebody_made_is_damaged(run, capsys, change):
+    path = run / "shift" / "0.safetensors"
+    codec.to_file(path, {**codec.from_file(path), **change})
+    name = "../../shift/0.safetensors"
+    marks = {**json.loads(about_of(run).read_text())["marks"][-1][1], name: dataclasses.asdict(whole(path))}
+    forged(run, marks=[[2, marks]])
+    assert f"0.safetensors: damaged: '{next(iter(change))}' is of another kind" in said(capsys, "report", run)
+
+
+def test_an_index_of_memory_that_somebody_made_is_damaged(run, capsys):
+    path = about_of(run).with_name("memory.safetensors")
+    codec.to_file(path, {"groups": {}, "files": [[float("inf"), 2, 3, "x"]]})
+    digests = json.loads(about_of(run).read_text())["sha256"]
+    forged(run, sha256={**digests, "memory.safetensors": sha256(path)})
+    for command in ("verify", "resume"):
+        assert "memory.safetensors: damaged" in said(capsys, command, run)
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.toml", "a/0/rounds.jsonl", "summary.json"])
+def test_a_page_does_not_take_the_place_of_a_file_of_the_run(run, capsys, name):
+    before = contents(run)
+    assert "allowed: a page (.html)" in said(capsys, "report", run, "--out", run / name)
+    assert contents(run) == before
+
+
+def test_tables_are_not_written_through_links(run):
+    tables = run.parent / "tables"
+    assert done("report", run, "--tables", tables) == 0
+    (name, *_) = sorted(path.name for path in tables.glob("*.csv"))
+    (tables / name).unlink()
+    (tables / name).symlink_to(run.parent / "victim")
+    assert done("report", run, "--tables", tables) == 0
+    assert (run.parent / "victim").read_text() == "precious"
+    assert not (tables / name).is_symlink()

@@ -101,17 +101,27 @@ def check(population: Any, path: Path) -> None:
 
 def labels_of(path: Path) -> dict[str, Any] | None:
     """Return the label counts that `save` wrote, without reading the rows; None in a file of an older version."""
-    return codec.piece(path, "labels")
+    found = codec.piece(path, "labels")
+    if found is not None and (not isinstance(found, dict) or not isinstance(found.get("counts"), Tensor | None)):
+        raise FedtideError(f"{path}: damaged: 'labels' is of another kind")
+    return found
 
 
 def groups_of(path: Path) -> list[str]:
     """Return the names of the groups of a saved population."""
-    return list(codec.piece(path, "group_names") or [])
+    return _names(path, "group_names")
 
 
 def domains_of(path: Path) -> list[str]:
     """Return the names of the domains of its source; none in a file of an older version."""
-    return list(codec.piece(path, "domain_names") or [])
+    return _names(path, "domain_names")
+
+
+def _names(path: Path, key: str) -> list[str]:
+    found = codec.piece(path, key) or ()
+    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        raise FedtideError(f"{path}: damaged: '{key}' is of another kind")
+    return list(found)
 
 
 def content_of(path: str, key: str, needed: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
 from fedtide.report.alarms import alarms
 from fedtide.report.environment import NANO, environment_line
@@ -81,6 +81,9 @@ def write_report(
     Raises:
         FedtideError: a folder is not a run folder, or no run in it is finished.
     """
+    for root in roots:
+        if out is not None and root.resolve() in out.resolve().parents and out.suffix != ".html":
+            raise refused("--out", str(out), "a page (.html), or a place outside of the run folder")
     made = _named(_Root.read(root) for root in roots)
     shown = [
         (

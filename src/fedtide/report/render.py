@@ -14,6 +14,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import slug
+from fedtide.core.atomic import replacing
 from fedtide.report.figures import STYLE, Drawn, Look, save_figure
 from fedtide.report.tables import Table
 
@@ -106,9 +107,10 @@ def save_pictures(pictures: Iterable[Picture], directory: Path) -> None:
     """Write every picture as SVG and as PDF."""
     directory.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        (directory / f"{picture.anchor}.svg").write_text(picture.file, encoding="utf-8")
-        with matplotlib.rc_context(STYLE):
-            save_figure(picture.drawn.figure, directory / f"{picture.anchor}.pdf", metadata={"CreationDate": None})
+        with replacing(directory / f"{picture.anchor}.svg") as temporary:
+            temporary.write_text(picture.file, encoding="utf-8")
+        with replacing(directory / f"{picture.anchor}.pdf") as temporary, matplotlib.rc_context(STYLE):
+            save_figure(picture.drawn.figure, temporary, format="pdf", metadata={"CreationDate": None})
 
 
 def save_tables(parts: Iterable[Part], directory: Path) -> None:
@@ -116,7 +118,8 @@ def save_tables(parts: Iterable[Part], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for part in parts:
         for end, text in part.files.items():
-            (directory / f"{part.anchor or 'table'}.{end}").write_text(text, encoding="utf-8")
+            with replacing(directory / f"{part.anchor or 'table'}.{end}") as temporary:
+                temporary.write_text(text, encoding="utf-8")
 
 
 POINTS = {

@@ -148,7 +148,11 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
             (making / name).parent.mkdir(parents=True, exist_ok=True)
             with naming(root / name):
                 (making / name).write_text(text, encoding="utf-8")
-        making.replace(root)
+        try:
+            making.replace(root)
+        except OSError:  # another command was faster
+            free(root)
+            raise
     finally:
         shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
 

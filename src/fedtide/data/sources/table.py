@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -149,7 +150,7 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if len(lines) < 2:
         raise FedtideError(f"{path}: no rows below the header")
     header = [column.strip() for column in lines[0][1]]
-    twice = [column for column in header if header.count(column) > 1]
+    twice = [column for column, count in Counter(header).items() if count > 1]
     if twice:
         raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
     for row, line in lines[1:]:
@@ -160,10 +161,11 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 def places(path: object, header: list[str], columns: Sequence[str]) -> list[int]:
     """Return the positions of columns in a header; raise for one that is not there."""
+    at = {column: place for place, column in enumerate(header)}
     for column in columns:
-        if column not in header:
+        if column not in at:
             raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
-    return [header.index(column) for column in columns]
+    return [at[column] for column in columns]
 
 
 def number(where: str, column: str, cell: Any, least: float = -math.inf, hint: str = "") -> float:
