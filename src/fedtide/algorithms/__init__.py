@@ -58,6 +58,7 @@ FULL = {"local": {"lr": 0.1, "batch_size": 0}}
 FALLING = {"local": {**FULL["local"], "lr_schedule": {"kind": "exponential", "factor": 0.5}}}
 UNIFORM = {"weighting": "uniform"}
 ONE_CLUSTER = {"clustering": {"kind": "k-means", "k_max": 1}, "cohort": "arrivals"}
+MOVING = {"server": MOMENTUM}
 ONE_GROUP = {"clusters": 1, "pretrain": 3, "group_init": "same"}
 
 REGISTRY: Mapping[str, Entry] = {
@@ -312,11 +313,13 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its update and what it counts for",
         variants={
             "": ALWAYS,
+            "shared": {**ALWAYS, "cluster_layer": "head", "server": MOMENTUM},
             "complete": {**ALWAYS, "linkage": "complete", "weighting": "samples", "server": "adam", "update_ttl": 1},
         },
         reductions=[
             Reduction({"split_after": 99}, "fedavg", UNIFORM),
             Reduction({"split_after": 99, "weighting": "samples"}, "fedavg"),
+            Reduction({"split_after": 99, "cluster_layer": "head"}, "fedavg", UNIFORM),
         ],
     ),
     "cfl-released": Entry(
@@ -342,6 +345,7 @@ REGISTRY: Mapping[str, Entry] = {
                 **DRIFT,
             },
             "gain": {"clustering": FEW_CLUSTERS, "trigger": "gain", **DRIFT},
+            "shared": {"clustering": FEW_CLUSTERS, "cluster_layer": "head", "server": MOMENTUM, **DRIFT},
             "gradient": {
                 "representation": {"kind": "gradient", "at": "global", "sketch": 8},
                 "clustering": FEW_CLUSTERS,
@@ -385,6 +389,7 @@ REGISTRY: Mapping[str, Entry] = {
             Reduction({**ONE_CLUSTER, "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3}),
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
             Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
+            Reduction({**ONE_CLUSTER, "cluster_layer": "head", **MOVING}, "fedavg", {**UNIFORM, **MOVING}),
             Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
             Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),
             Reduction(
@@ -406,6 +411,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),
             Reduction({"clusters": 1, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+            Reduction({"clusters": 1, "cluster_layer": "head"}, "fedavg"),
             Reduction({"clusters": 3, "hide_choice": True}, "ifca", {"clusters": 3}),
             Reduction({**FULL, "clusters": 1, **GRADIENT}, "fedsgd", {**FULL, **UNIFORM}),
             Reduction({**FULL, "variant": "gradient"}, "ifca", FULL, 1e-6),
@@ -431,8 +437,13 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "still": {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
             "silhouette": {"clusters": "silhouette", "pretrain": 5},
+            "shared": {"clusters": 2, "pretrain": 5, "migrate": 0.0, "cluster_layer": "head", **MOVING, **DRIFT},
         },
-        reductions=[Reduction(ONE_GROUP, "fedavg"), Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5})],
+        reductions=[
+            Reduction(ONE_GROUP, "fedavg"),
+            Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+            Reduction({**ONE_GROUP, "cluster_layer": "head"}, "fedavg"),
+        ],
     ),
     "auxo": Entry(
         auxo,
@@ -446,6 +457,13 @@ REGISTRY: Mapping[str, Entry] = {
                 "epsilon": 0.3,
                 "update_fraction": 0.5,
             },
+            "shared": {
+                "split": {"kind": "rounds", "rounds": [1, 2]},
+                "min_participants": 2,
+                "epsilon": 0.3,
+                "cluster_layer": "head",
+                "server": "adam",
+            },
             "evidence": {
                 "split": {"kind": "evidence", "min_fraction": 0.0},
                 "min_participants": 2,
@@ -457,6 +475,7 @@ REGISTRY: Mapping[str, Entry] = {
         },
         reductions=[
             Reduction({"split": {"kind": "rounds", "rounds": []}, "min_participants": 1}, "fedavg"),
+            Reduction({"max_clusters": 1, "min_participants": 1, "cluster_layer": "head"}, "fedavg"),
             Reduction(
                 {"max_clusters": 1, "min_participants": 1, "server": "adam", "mu": 0.5},
                 "fedprox",
@@ -492,10 +511,22 @@ REGISTRY: Mapping[str, Entry] = {
                 "local": FAST,
                 **DRIFT,
             },
+            "shared": {
+                "rounds_per_step": 1,
+                "delta": 0.01,
+                "variant": {"kind": "isolate", "merge": 0.1},
+                "criterion": "loss",
+                "cluster_layer": "head",
+                "window": 3,
+                "server": MOMENTUM,
+                "local": FAST,
+                **DRIFT,
+            },
             "eager": {"rounds_per_step": 2, "delta": 0.0, "variant": "eager", "local": FAST, **DRIFT},
         },
         reductions=[
             Reduction({"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg"),
+            Reduction({"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0, "cluster_layer": "head"}, "fedavg"),
             # A client cannot do worse by more than all of its rows; rows that do not change are not rows of the past.
             Reduction({"rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox", {"mu": 0.5}),
         ],
@@ -505,6 +536,7 @@ REGISTRY: Mapping[str, Entry] = {
         "weights of its true group down, update up",
         "clustered",
         sees="its true group: a bound, as nobody can know it",
+        variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
     ),
 }
 

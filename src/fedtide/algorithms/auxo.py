@@ -59,7 +59,8 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
-from fedtide.multi.clusters import find_model, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.models.branched import WHOLE
+from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -129,6 +130,7 @@ def auxo(
     split: Annotated[Split, Spelled] = ByEvidence(),
     min_participants: Count = 5,
     max_clusters: ModelCount = 8,
+    cluster_layer: str = WHOLE,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
@@ -145,10 +147,12 @@ def auxo(
         split: rule for splits: by evidence, or at given rounds.
         min_participants: participants that a cluster needs for evidence from its round.
         max_clusters: largest number of clusters.
+        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
         epsilon: probability that a client trains a random cluster's model.
         decay: factor on that probability in every round.
         update_fraction: fraction of the update that is used as sketch, from its end.
     """
+    check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -184,7 +188,9 @@ def auxo(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         cluster = choose_models(state, clients, rng, fleet.moment.round)
-        state, reply, facts = train_clusters(fleet, state, clients, cluster, server, cohort, reveal=("sketch",))
+        state, reply, facts = train_clusters(
+            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, reveal=("sketch",)
+        )
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()

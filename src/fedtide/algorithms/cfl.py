@@ -66,7 +66,15 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import predict_by_cluster, replace_at, serve_clusters, train_clusters
+from fedtide.models.branched import WHOLE
+from fedtide.multi.clusters import (
+    check_layer,
+    predict_by_cluster,
+    replace_at,
+    serve_clusters,
+    share_layers,
+    train_clusters,
+)
 from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -125,6 +133,7 @@ def cfl(
     gamma: Fraction = 0.1,
     split_after: Whole = 20,
     linkage: Linkage = "single",
+    cluster_layer: str = WHOLE,
     update_ttl: Count = 10,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
@@ -140,8 +149,10 @@ def cfl(
         gamma: required separation of the two sides: 0 for none, 0.7 for a right angle, 1 for opposite directions.
         split_after: number of initial rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
+        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
         update_ttl: rounds that an update represents its client.
     """
+    check_layer(task, cluster_layer, "cluster_layer")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, first = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
@@ -159,7 +170,7 @@ def cfl(
         before = place_clients(state, fleet, clients)
         cluster = before.model[clients]
         state, reply, facts = train_clusters(
-            fleet, before, clients, cluster, server, cohort, reveal=("update", "weight")
+            fleet, before, clients, cluster, server, cohort, own_layer=cluster_layer, reveal=("update", "weight")
         )
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
@@ -187,7 +198,7 @@ def cfl(
         """Split a cluster in two; unchanged if the sides are too close, or with two clients or fewer.
 
         The step of the whole cluster is undone: each half steps from the weights in `before`, along the mean update of
-        its own clients.
+        its own clients. Shared layers keep the step of the round.
         """
         clients, updates = updates_of(state, k)
         second = sides_of(updates, linkage, gamma)
@@ -199,6 +210,8 @@ def cfl(
             weights, memo = before.weights[k], before.server[k]
             if delta is not None:
                 weights, memo = server.step(weights, memo, delta)
+            _, weights = share_layers([state.weights[k], weights], cluster_layer)
+            _, memo = share_layers([state.server[k], memo], cluster_layer)
             state = replace(
                 state, weights=replace_at(state.weights, half, weights), server=replace_at(state.server, half, memo)
             )

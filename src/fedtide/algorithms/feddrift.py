@@ -76,14 +76,19 @@ from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
+from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
+    check_layer,
     find_model,
     mean_losses,
     mix_models,
     predict_by_cluster,
     predicts_right,
+    receive_models,
     replace_at,
+    send_models,
     serve_clusters,
+    share_layers,
     step_models,
 )
 from fedtide.parts.weighting import Weighting, client_weight
@@ -162,6 +167,7 @@ def feddrift(
     delta: NonNegative = 0.1,
     criterion: Criterion = "error",
     max_clusters: ModelCount = 10,
+    cluster_layer: str = WHOLE,
     init_new_from: Literal["previous", "start"] = "previous",
     window: Count = 1,
     mu: Pull = 0.0,
@@ -179,9 +185,11 @@ def feddrift(
         delta: increase of a client's loss since the last step above which it leaves; an error rate, or nats.
         criterion: loss of a model: "error" (the released code) or "loss" (the paper).
         max_clusters: largest number of models at a time; each uses the memory of a model, whether used or not.
+        cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
         init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
         window: number of steps whose samples count, including the current one; above 1, clients keep samples.
     """
+    check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -195,7 +203,8 @@ def feddrift(
         """Return the loss of each model on the client's samples, and sums over kept samples by their model."""
         if not len(shard):
             return None
-        bad = model_losses(task, payload["models"], shard, criterion)
+        models = receive_models(payload["models"])
+        bad = model_losses(task, models, shard, criterion)
         rows = {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)}
         if window == 1:
             return Answer({}, rows)
@@ -203,18 +212,19 @@ def feddrift(
         sums = torch.zeros(len(bad), max_clusters, dtype=torch.float64)
         for j, past in kept_rows(memory, payload["place"], payload["step"], window).items():
             held[j] = len(past)
-            sums[:, j] = len(past) * model_losses(task, payload["models"], past, criterion)
+            sums[:, j] = len(past) * model_losses(task, models, past, criterion)
         return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
-        own = payload["own"]
+        own, models = payload["own"], receive_models(list(payload["models"].values()))
+        models = dict(zip(payload["models"], models, strict=True))
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = merge_shards([shard, *([mine[own]] if own in mine else [])])
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
-            fitted = local(task, task.loss, payload["models"][k], mine[k], moment, key, extra=extra)
+            fitted = local(task, task.loss, models[k], mine[k], moment, key, extra=extra)
             if fitted.steps:
                 updates[k] = fitted.delta if len(mine) == 1 else detached(fitted.delta)
                 parts[k] = Weighted(updates[k], client_weight(mine[k], weighting))
@@ -232,7 +242,8 @@ def feddrift(
         there, places = state.there.tolist(), range(max_clusters)
         if window == 1:
             return [{"models": {k: state.weights[k]}, "own": k} if k in there else {} for k in places]
-        everything = {"models": {k: state.weights[k] for k in there}, "step": state.step, "place": state.place}
+        models = dict(zip(there, send_models([state.weights[k] for k in there], cluster_layer), strict=True))
+        everything = {"models": models, "step": state.step, "place": state.place}
         return [{**everything, "own": k, "number": state.number[k]} if k in there else {} for k in places]
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -247,12 +258,13 @@ def feddrift(
         total = reduce(merge, [total for total in reply.total if total is not None])
         members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
         facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
-        return step_models(state, server, total["delta"]), facts
+        return step_models(state, server, total["delta"], own_layer=cluster_layer), facts
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
         there = state.there
-        payload = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
+        models = send_models([state.weights[k] for k in there.tolist()], cluster_layer)
+        payload = {"models": models, "place": state.place, "step": step}
         reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
         if not len(reply.clients):
             return state, {}
@@ -260,7 +272,7 @@ def feddrift(
         state, left = with_best(state, reply, there, step, delta)
         leavers = reply.clients[left]
         for each in [leavers] if isinstance(variant, Eager) else leavers.split(1):
-            state = with_new(state, each, init_new_from, server)
+            state = with_new(state, each, init_new_from, server, cluster_layer)
         one_each = torch.ones(len(reply.clients), dtype=torch.float64)
         state = replace(state, pairs=state.pairs.index_add(0, state.model[reply.clients], one_each))
         groups: list[list[int]] = []
@@ -272,7 +284,7 @@ def feddrift(
                 reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
             )
         for places in groups:
-            state = merge_models(state, places, server)
+            state = merge_models(state, places, server, cluster_layer)
         gone = sum(len(places) - 1 for places in groups)
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
@@ -359,7 +371,7 @@ def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta:
     return (before[:, None] == there) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
 
 
-def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
+def with_new(state: State, clients: Tensor, init_new_from: str, server: Server, layer: str = WHOLE) -> State:
     """Make a new model for some clients, in the least recently used place; unchanged if all are in use."""
     held = torch.bincount(state.model, minlength=len(state.used)) > 0
     last = torch.where(held, state.step, state.used).masked_fill(~state.in_use, -1)
@@ -367,12 +379,14 @@ def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) 
     if not len(clients) or last[k] == state.step:
         return state
     begun = state.start if init_new_from == "start" else state.weights[int(state.model[clients[0]])]
+    _, begun = share_layers([state.weights[k], begun], layer)
+    _, memo = share_layers([state.server[k], server.init(begun)], layer)
     at = torch.tensor([k])
     place = torch.cat([torch.where(state.place == k, -1, state.place), at])
     return replace(
         state,
         weights=replace_at(state.weights, k, begun),
-        server=replace_at(state.server, k, server.init(begun)),
+        server=replace_at(state.server, k, memo),
         model=state.model.index_fill(0, clients, k),
         in_use=state.in_use.index_fill(0, at, True),
         used=state.used.index_fill(0, at, state.step),
@@ -440,16 +454,18 @@ def linked_groups(losses: Tensor, cut: float) -> list[Tensor]:
     return [group for group in groups if len(group) > 1]
 
 
-def merge_models(state: State, places: Sequence[int], server: Server) -> State:
+def merge_models(state: State, places: Sequence[int], server: Server, layer: str = WHOLE) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = places
     made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])
-    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
+    _, start = share_layers([made, state.start], layer)
+    _, *reset = share_layers([state.server[first], server.init(made), server.init(start)], layer)
+    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, reset[0])
     used, pairs, gone = state.used.clone(), state.pairs.clone(), torch.tensor(rest)
     used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
     used[gone], pairs[gone] = 0, 0.0
     for k in rest:
-        weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
+        weights, memos = replace_at(weights, k, start), replace_at(memos, k, reset[1])
     model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
     in_use = state.in_use.index_fill(0, gone, False)
     return replace(

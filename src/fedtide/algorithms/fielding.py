@@ -81,13 +81,16 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
+from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     accuracy_question,
+    check_layer,
     mean_over_slots,
     mix_models,
     pick_per_cluster,
     predict_by_cluster,
     serve_clusters,
+    share_layers,
     train_clusters,
 )
 from fedtide.multi.representation import Labels, Representation, report_question
@@ -156,6 +159,7 @@ def fielding(
     representation: Representation = Labels(),
     trigger: Annotated[Triggers, Spelled] = FixedFraction(),
     clustering: Annotated[Clusterer, Spelled] = KMeans(),
+    cluster_layer: str = WHOLE,
     reassign: Literal["drifted", "all"] = "drifted",
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
@@ -178,6 +182,7 @@ def fielding(
         representation: representation that clients report, and its distance.
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
+        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
         reassign: clients that move at a drift event: those that "drifted", or "all".
         reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
             "once", at its first report.
@@ -193,6 +198,7 @@ def fielding(
     """
     if clustering.center == "median" and representation.kind != "labels":
         raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
+    check_layer(task, cluster_layer, "cluster_layer")
     represent = representation.of(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -203,7 +209,8 @@ def fielding(
         state, drifted = heard(state, fleet, fleet.reachable)
         if not len(drifted):
             return state
-        return adopt(state, cluster_reports(state, clustering, rng.at("cluster")))  # Algorithm 1, line 1
+        # Algorithm 1, line 1.
+        return adopt(state, cluster_reports(state, clustering, rng.at("cluster")), cluster_layer)
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
@@ -228,8 +235,11 @@ def fielding(
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = pick_participants(state, fleet, rng) if participants is None else participants
         cluster, totals = state.trains_with[clients], fair_totals if q else None
+        members = torch.bincount(state.trains_with, minlength=len(state.weights))
         # Algorithm 1, lines 10 to 15.
-        state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
+        state, reply, trained = train_clusters(
+            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, members=members, totals=totals
+        )
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
@@ -244,10 +254,10 @@ def fielding(
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
-                state = adopt(state, cluster_reports(state, clustering, rng))
+                state = adopt(state, cluster_reports(state, clustering, rng), cluster_layer)
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
-                state, facts = reassign_clients(state, movers, clustering, trigger, drift_baseline, rng)
+                state, facts = reassign_clients(state, movers, clustering, trigger, drift_baseline, rng, cluster_layer)
             facts["drifted"] = len(drifted)
             reclustered = facts["reclustered"] * len(state.known)
             fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
@@ -297,7 +307,13 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
 
 
 def reassign_clients(
-    state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng
+    state: State,
+    movers: Tensor,
+    clustering: Clusterer,
+    trigger: Trigger,
+    baseline: str,
+    rng: Rng,
+    layer: str = WHOLE,
 ) -> tuple[State, dict[str, Any]]:
     """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
     distance = state.distance
@@ -312,7 +328,7 @@ def reassign_clients(
     event = Event(since, centers, filled, reported, label[known], distance, lambda: anew().label)
     fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
     state = replace(state, trigger=trigger.after(state.trigger, fired))
-    return adopt(state, anew()) if fired else state, {
+    return adopt(state, anew(), layer) if fired else state, {
         "moved": int(moved.sum()),
         "reclustered": int(fired),
         "theta": theta(centers, filled, distance),
@@ -325,11 +341,13 @@ def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering
     return clustering.fit(state.reported[state.known], state.distance, rng)
 
 
-def adopt(state: State, found: Clustering) -> State:
+def adopt(state: State, found: Clustering, layer: str = WHOLE) -> State:
     """Adopt a clustering (Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
     share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
-    weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
+    weights, server = (
+        share_layers([mix_models(held, row) for row in share], layer) for held in (state.weights, state.server)
+    )
     label = state.cluster.index_copy(0, known, found.label)
     state = replace(state, weights=weights, server=server, cluster=label, silhouette=found.silhouette.get(found.k))
     return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)

@@ -73,7 +73,16 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import at_most_registered, mix_models, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.models.branched import WHOLE
+from fedtide.multi.clusters import (
+    at_most_registered,
+    check_layer,
+    mix_models,
+    predict_by_cluster,
+    serve_clusters,
+    share_layers,
+    train_clusters,
+)
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.recluster import KMeans
 from fedtide.parts.weighting import Weighting
@@ -107,6 +116,7 @@ def flexcfl(
     migrate: NonNegative | None = 0.2,
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
+    cluster_layer: str = WHOLE,
     mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -125,7 +135,9 @@ def flexcfl(
         migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
+        cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
     """
+    check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
     first = replace(local, epochs=None, local_steps=pretrain)
 
@@ -148,10 +160,14 @@ def flexcfl(
             return state
         parameters = state.directions.shape[1]
         member = groups_of(parameters_of(reply, parameters), count, rng.at("groups"))
-        pulls = [mean_update(reply.rows["update"], member == g) for g in range(count)]
-        made = tuple(move_clients(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
+        all_of_them, *pulls = [
+            mean_update(reply.rows["update"], at) for at in (member >= 0, *(member == g for g in range(count)))
+        ]
+        made = [state.start] * count
+        if group_init == "trained":
+            _, *made = share_layers([move_clients(state.start, pull) for pull in (all_of_them, *pulls)], cluster_layer)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
-        return State(made, tuple(map(server.init, made)), state.start, group, directions, state.cohort)
+        return State(tuple(made), tuple(map(server.init, made)), state.start, group, directions, state.cohort)
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
@@ -190,7 +206,8 @@ def flexcfl(
             return state, {"newcomers": 0, "moved": 0}
         state = migration(state, fleet, clients)
         grouped = clients[state.group[clients] >= 0]
-        state, reply, facts = train_clusters(fleet, state, grouped, state.group[grouped], server, cohort)
+        group = state.group[grouped]
+        state, reply, facts = train_clusters(fleet, state, grouped, group, server, cohort, own_layer=cluster_layer)
         if reply.total is not None:
             state = replace(state, weights=inter_group(state.weights, eta_g))
         return state, {

@@ -39,7 +39,15 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import mix_models, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.models.branched import WHOLE
+from fedtide.multi.clusters import (
+    check_layer,
+    mix_models,
+    predict_by_cluster,
+    serve_clusters,
+    share_layers,
+    train_clusters,
+)
 from fedtide.parts.weighting import Weighting
 
 
@@ -56,6 +64,7 @@ class State:
 def oracle(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
+    cluster_layer: str = WHOLE,
     mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -64,7 +73,11 @@ def oracle(
     """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.
+
+    Args:
+        cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
     """
+    check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Simulation, rng: Rng) -> State:
@@ -73,9 +86,10 @@ def oracle(
         return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
-        state = regroup(state, fleet.true_groups, server, len(fleet.clients))
+        state = regroup(state, fleet.true_groups, server, len(fleet.clients), cluster_layer)
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server, cohort)
+        group = state.group[clients]
+        state, _, facts = train_clusters(fleet, state, clients, group, server, cohort, own_layer=cluster_layer)
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
@@ -86,7 +100,7 @@ def oracle(
     return with_cohort(made, cohort, task, local)
 
 
-def regroup(state: State, group: Tensor, server: Server, registered: int) -> State:
+def regroup(state: State, group: Tensor, server: Server, registered: int, layer: str = WHOLE) -> State:
     """Update the group of every client, and make a model for every new group.
 
     Args:
@@ -95,10 +109,11 @@ def regroup(state: State, group: Tensor, server: Server, registered: int) -> Sta
         server: makes the memo of a new model.
         registered: number of clients, from the first on, whose models make a new one: the others are unknown before
             evaluation.
+        layer: the only layer in which the models differ; "*" means all.
     """
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)
     for k in range(known, int(group.max()) + 1):
         share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
         weights.append(mix_models(state.weights, share) if share.sum() else weights[0])
-        memos.append(server.init(weights[-1]))
+        memos.append(share_layers([memos[0], server.init(weights[-1])], layer)[1])
     return State(tuple(weights), tuple(memos), group, state.cohort)

@@ -16,7 +16,7 @@ from fedtide.cohorts.protocol import Serve
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
+from fedtide.core.trees import children, is_node, map_leaves, rebuild
 from fedtide.core.types import (
     Answer,
     Facts,
@@ -47,6 +47,8 @@ ChooseOn = Literal["val", "train"]
 Divisor = Literal["members", "participants"]
 """Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
 
+T = TypeVar("T")
+
 S = TypeVar("S", bound=Any)
 """State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
 
@@ -59,6 +61,8 @@ def train_clusters(
     server: Server,
     cohort: Cohort,
     *,
+    own_layer: str,
+    members: Tensor | None = None,
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] | None = None,
 ) -> tuple[S, Reply, Facts]:
@@ -71,6 +75,9 @@ def train_clusters(
         cluster: the cluster of each participant (clients,).
         server: the optimizer.
         cohort: the cohort that picked `clients`; it learns from the reply.
+        own_layer: the only layer in which the models differ; "*" means all.
+        members: (K,) number of clients in each cluster, if participants were picked in each: in shared layers their
+            mean update then counts for all of these. None: participants count for themselves.
         reveal: further values revealed per client.
         totals: transforms a cluster's sums (None if it has none) before their mean is taken.
 
@@ -86,7 +93,9 @@ def train_clusters(
     made = reply.total if totals is None else [totals(total) for total in reply.total]
     sums = [None if total is None else total["delta"] for total in made]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
-    return step_models(state, server, sums), reply, {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
+    each = None if members is None else members / trained.clamp(min=1)
+    state = step_models(state, server, sums, own_layer=own_layer, each=each)
+    return state, reply, {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
 
 
 def init_models(
@@ -103,7 +112,7 @@ def init_models(
     """
     first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
     others = [task.init(key) if noise is None else perturb(first, noise, key) for key in keys]
-    return tuple(receive_models(send_models([first, *others], own_layer)))
+    return share_layers([first, *others], own_layer)
 
 
 def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
@@ -135,7 +144,7 @@ def check_layer(task: Task, layer: str, key: str) -> None:
     """Refuse a layer, written at `key`, that the task's model does not have; "*" is no layer."""
     names = [] if layer == WHOLE else list(task.init(Rng(0)).params)
     if names and not any(in_layer(name, layer) for name in names):
-        raise unknown(key, layer, sorted({name.rpartition(".")[0] for name in names}))
+        raise unknown(key, layer, [WHOLE, *sorted({name.rpartition(".")[0] for name in names})])
 
 
 def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
@@ -300,6 +309,7 @@ def step_models(
     normalize_by: Divisor = "members",
     own_layer: str = WHOLE,
     everyone: float | None = None,
+    each: Tensor | None = None,
 ) -> S:
     """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
 
@@ -312,6 +322,7 @@ def step_models(
             updates.
         everyone: total weight of all participants; None if each has trained one model, so that it is that of all
             members.
+        each: (K,) number of clients that each of a model's participants stands for in that mean; None means one.
     """
     if everyone is None:
         everyone = sum(total.weight for total in sums if total is not None)
@@ -322,24 +333,56 @@ def step_models(
         for total in sums
     ]
     if own_layer != WHOLE and everyone:
-        deltas = [add_shared_layers(delta, sums, own_layer) for delta in deltas]
+        shared = mean_of_all(sums, torch.ones(len(sums)) if each is None else each)
+        deltas = [with_shared_update(delta, shared, own_layer) for delta in deltas]
     steps = [
         (model, memo) if delta is None else server.step(model, memo, delta)
         for model, memo, delta in zip(state.weights, state.server, deltas, strict=True)
     ]
-    return replace(state, weights=tuple(weights for weights, _ in steps), server=tuple(memo for _, memo in steps))
+    weights, memos = (share_layers(held, own_layer) for held in zip(*steps, strict=True))
+    return replace(state, weights=weights, server=memos)
 
 
-def add_shared_layers(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:
-    """Return a model's mean update in its own layer, if it has one, and that of all participants elsewhere."""
-    there = [total for total in sums if total is not None]
-    value = there[0].value
-    for total in there[1:]:
-        value = map_leaves(torch.add, value, total.value)
-    shared = mean(Sum(value, sum(total.weight for total in there)))
-    own = {} if delta is None else {name: d for name, d in delta.params.items() if in_layer(name, own_layer)}
-    rest = {name: d for name, d in shared.params.items() if not in_layer(name, own_layer)}
-    return Weights(rest | own, shared.buffers)
+def mean_of_all(sums: Sequence[Sum | None], each: Tensor) -> Weights:
+    """Return the mean update over all models; a participant of model k counts for `each[k]` (K,) clients.
+
+    >>> sums = [Sum(Weights({"w": torch.tensor(2.0)}), 1.0), None, Sum(Weights({"w": torch.tensor(12.0)}), 2.0)]
+    >>> mean_of_all(sums, torch.tensor([6.0, 9.0, 1.0])).params
+    {'w': tensor(3.)}
+    """
+    there = [(total, float(count)) for total, count in zip(sums, each, strict=True) if total is not None]
+    share = torch.tensor([total.weight * count for total, count in there], dtype=torch.float64)
+    means = [mean(total) if weight else total.value for (total, _), weight in zip(there, share, strict=True)]
+    return mix_models(means, share)
+
+
+def with_shared_update(delta: Weights | None, shared: Weights, own_layer: str) -> Weights:
+    """Return a model's update with that of all participants in shared layers; None is no update of its own layer."""
+    if delta is not None:
+        return share_layers([shared, delta], own_layer)[1]
+    params = {name: d for name, d in shared.params.items() if not _own(name, own_layer)}
+    buffers = {name: d.new_zeros(d.shape) if _own(name, own_layer) else d for name, d in shared.buffers.items()}
+    return Weights(params, buffers)
+
+
+def share_layers(trees: Sequence[T], own_layer: str) -> tuple[T, ...]:
+    """Return models, or the optimizer's memos of models, with the first's entries in all layers that they share.
+
+    Args:
+        trees: K trees; their dicts are by the name of a parameter.
+        own_layer: the only layer in which the models differ; "*" means all.
+
+    >>> share_layers([{"conv.w": 1, "head.w": 2}, {"conv.w": 3, "head.w": 4}], "head")
+    ({'conv.w': 1, 'head.w': 2}, {'conv.w': 1, 'head.w': 4})
+    """
+
+    def shared(first: Any, tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {name: leaf if _own(name, own_layer) else first[name] for name, leaf in tree.items()}
+        pairs = zip(children(first), children(tree), strict=True)
+        return rebuild(tree, [shared(one, other) for (_, one), (_, other) in pairs]) if is_node(tree) else tree
+
+    return tuple(trees) if own_layer == WHOLE else tuple(shared(trees[0], tree) for tree in trees)
 
 
 def in_layer(name: str, layer: str) -> bool:
@@ -355,7 +398,7 @@ def send_models(models: Sequence[Weights], own_layer: str) -> list[Weights]:
     """Return K models as they are sent: shared layers only in the first."""
     if own_layer == WHOLE:
         return list(models)
-    own = {name: name for name in models[0].params if in_layer(name, own_layer)}
+    own = {name: name for name in [*models[0].params, *models[0].buffers] if in_layer(name, own_layer)}
     return [models[0], *(renamed(model, own) for model in models[1:])]
 
 
