@@ -32,8 +32,8 @@ Choices:
     The cold start asks reachable clients before round 0, and again while fewer than m answer; until then no client
     trains. The step between groups moves parameters only. With `mu` clients train as in FedProx, also in pre-training.
     Before evaluation, a client that was never grouped finds its group by its own pre-training; one without samples
-    takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups it
-    gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
+    takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups
+    it gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
     are sent before round 0.
 """
 
