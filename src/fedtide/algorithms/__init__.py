@@ -298,7 +298,11 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "ensemble": {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}},
             "alone": {"personal": {"kind": "alone", "solver": FEW}},
-            "stacking": {"personal": {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"}},
+            "stacking": {
+                "personal": {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"},
+                "personal_others": ["choice"],
+                "anchor": True,
+            },
         },
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),

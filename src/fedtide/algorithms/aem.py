@@ -27,6 +27,10 @@ Choices:
     Personalization (`personal`) uses a real validation set (the authors' code uses its test set). It leaves out models
     that no participant has chosen by loss for ten rounds (`drop_unused`; the code leaves out those that no evaluated
     client picks). Frozen models stay in it.
+    `personal = "stacking"` is not the paper's: it weighs all models that a client has by its validation samples. With
+    `anchor`, also ours, a global model is one of these, and the model of clients without labeled samples; nobody
+    chooses it in training. It is trained as long as any other model is. (The mean of models that began apart is no
+    model, and the one that most clients chose is among them already.)
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
+from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -73,7 +78,7 @@ from fedtide.multi.clusters import (
     step_models,
 )
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, Personalization, predict_personal
+from fedtide.multi.personal import Choice, Personal, Personalization, names_of, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST = 1e6
@@ -163,6 +168,7 @@ class State:
     chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any. active: (J,)
     models still trained. best: the models at their lowest validation loss, None before a check, least: (J,) that loss,
     if any, stale: (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
+    anchor: the model that everybody trains, with its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -174,6 +180,7 @@ class State:
     least: Tensor
     stale: Tensor
     losses: Tensor
+    anchor: tuple[Weights, Any] | None = None
     cohort: Any = None
 
 
@@ -183,6 +190,8 @@ def aem(
     clusters: ModelCount = 2,
     exploration: Annotated[Exploration, Spelled] = Constant(),
     personal: Annotated[Personal, Spelled] = Choice(),
+    personal_others: tuple[Annotated[Personal, Spelled], ...] = (),
+    anchor: Flag = False,
     drop_unused: Flag = True,
     freeze: Freeze | None = None,
     hide_choice: Flag = False,
@@ -199,6 +208,8 @@ def aem(
         clusters: number of models, J.
         exploration: probability that a participant trains a random model.
         personal: personalization of the models by a client before evaluation.
+        personal_others: further personalizations of the same models, each judged and reported as a method of its own.
+        anchor: one more model, which every participant trains as in FedAvg, for personalization: twice the training.
         drop_unused: leave models that no client chooses by loss any more out of personalization.
         freeze: freezing of models that no longer improve; None means never.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
@@ -207,9 +218,10 @@ def aem(
         refuse_equal_start(task, clusters, ", or `exploration`")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
-    if not isinstance(personal, Personalization):
-        raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
-    personal.check(nets, clusters)
+    for way in (personal, *personal_others):
+        if not isinstance(way, Personalization):
+            raise refused("personal", type(way).__name__, "one of fedtide.personal, such as Choice()")
+        way.check(nets, clusters + anchor)
     if "loss" in cohort.asks and not isinstance(personal, Choice):
         raise refused("personal", personal.kind, "'choice' with a cohort that asks for losses, as others train first")
 
@@ -217,7 +229,8 @@ def aem(
         models = init_models(task, rng, clusters)
         memos = tuple(map(server.init, models))
         best, losses = (None,) * clusters, torch.zeros(clusters, 2, dtype=torch.float64)
-        return State(models, memos, none, none, none == 0, best, none, none, losses, cohort.init(fleet))
+        beside = (models[0], memos[0]) if anchor else None
+        return State(models, memos, none, none, none == 0, best, none, none, losses, beside, cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -234,12 +247,17 @@ def aem(
         if not fitted.steps:
             return None
         chosen, delta = F.one_hot(torch.tensor(j), clusters).double(), fitted.delta
+        if anchor:  # trained in the same memory
+            delta = detached(delta)
         total = {
             "delta": in_slot(delta, client_weight(shard, weighting), j, clusters, hidden=hide_choice),
             "loss": Weighted(fitted.loss, len(shard)),
             "trained": Weighted(chosen, 1.0),
             "chosen": Weighted(chosen * (not explored), 1.0),
         }
+        if anchor:
+            beside = local(task, task.loss, payload["anchor"], shard, moment, rng)
+            total["anchor"] = Weighted(detached(beside.delta), client_weight(shard, weighting))
         if judged is not None:
             total["val"] = Weighted(chosen[:, None] * judged, 1.0)
         return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
@@ -249,6 +267,8 @@ def aem(
         if not len(active):
             return state, {"active": 0}
         payload = {"models": [state.weights[j] for j in active.tolist()], "active": active}
+        if state.anchor is not None:
+            payload["anchor"] = state.anchor[0]
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {"active": len(active)}
@@ -258,6 +278,8 @@ def aem(
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
         losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
+        if state.anchor is not None:
+            after = replace(after, anchor=server.step(*state.anchor, mean(reply.total["anchor"])))
         # Lines 11 and 12.
         if freeze and (fleet.moment.round + 1) % freeze.check_every == 0:
             after = freeze_stale(state, after, freeze.patience)
@@ -267,21 +289,29 @@ def aem(
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         used = (state.chosen > 0) & (state.last > state.last.max() - IN_USE)
         kept = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
-        usual = state.chosen[kept].argmax()
-        return {"models": [state.weights[j] for j in kept.tolist()], "numbers": kept, "usual": usual}, None
+        models, usual = [state.weights[j] for j in kept.tolist()], state.chosen[kept].argmax()
+        if state.anchor is not None:
+            kept, usual = torch.cat([kept, torch.tensor([clusters])]), torch.tensor(len(models))
+            models.append(state.anchor[0])
+        return {"models": models, "numbers": kept, "usual": usual}, None
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        kept = personal.fit(nets, payload["models"], shard, moment, rng)
-        return None if kept is None else Answer({}, memory=kept)
+    def personalized(way: Personalization) -> Algorithm[State]:
+        def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+            kept = way.fit(nets, payload["models"], shard, moment, rng)
+            return None if kept is None else Answer({}, memory=kept)
 
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
-        return renumber(found, payload["numbers"], clusters, own=personal.own_expert)
+        def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+            found = predict_personal(way, nets, payload["models"], int(payload["usual"]), memories, x, owner)
+            return renumber(found, payload["numbers"], clusters + anchor, own=way.own_expert)
 
+        return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt, own_expert=way.own_expert)
+
+    others = dict(zip(names_of(personal_others), map(personalized, personal_others), strict=True))
     # As if no client explored, and no model were frozen or out of use.
-    forward, own, check = {"train": clusters, "loss": clusters + 1}, personal.own_expert, at_most_registered(clusters)
-    made = Algorithm("aem", init, {"train": train}, round, serve, predict, adapt, own_expert=own, check=check)
-    return with_cohort(made, cohort, task, local, forward=forward)
+    forward = {"train": clusters, "loss": clusters + anchor + 1}
+    made = replace(personalized(personal), others=others, check=at_most_registered(clusters))
+    trained = (lambda rows: 2 * local.samples(rows)) if anchor else None
+    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)
 
 
 def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:

@@ -282,6 +282,10 @@ def _check(experiment: Experiment, where: str) -> None:
             raise FedtideError(f"{where}: method '{name}': the run folder needs '{path}' itself; take another name")
         if folders.count(path) > 1:
             raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
+    for method in experiment.method:
+        names += [method.named(other).name for other in method.others]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise refused(f"{where}: method '{doubled[0]}'", "two of that name", "one, other uses of models included")
     if experiment.baseline is not None and experiment.baseline not in names:
         raise unknown(f"{where}: baseline", experiment.baseline, names)
     for claim in experiment.claim:

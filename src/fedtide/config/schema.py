@@ -42,6 +42,7 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
+from fedtide.multi.personal import OTHERS, names_of
 
 SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
@@ -102,6 +103,16 @@ class Method(Strict):
     def settings(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the algorithm's function."""
         return dict(options_model(self.algorithm).model_validate(self.options))
+
+    @property
+    def others(self) -> list[str]:
+        """Names of other uses of its models, each judged as a method of its own."""
+        known = self.options.get(OTHERS) and not is_own(self.algorithm)
+        return names_of(self.settings()[OTHERS]) if known else []
+
+    def named(self, other: str) -> Method:
+        """Return the method under the name of one of its other uses."""
+        return self.model_copy(update={"name": f"{self.name}, {other}"})
 
 
 def _owners(value: Any) -> Any:

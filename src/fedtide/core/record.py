@@ -33,9 +33,20 @@ FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
 STOPPED = "stopped"
 """Key in the last line of a run that ended before its last round: the target that it reached."""
+OTHERS = "others"
+"""Key in a line with an evaluation: entries of each other use of the state, by its name and by view."""
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 TRUTH = "truth"
 """One column more where groups drift: the number of the group that a client is in at that moment."""
+
+
+def view_of(view: str, other: str) -> str:
+    """Return what `clients.csv` calls a view under another use of the state; "" is the method's own.
+
+    >>> view_of("val", ""), view_of("val", "stacking")
+    ('val', 'val: stacking')
+    """
+    return f"{view}: {other}" if other else view
 
 
 def plain(value: Any) -> Any:

@@ -432,6 +432,8 @@ class Algorithm(Generic[S]):
         first: number of answers to "train" that count, the earliest ones; None means all.
         deadline: seconds within which answers to "train" count; None means that the server waits for all.
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
+        others: by name, algorithms that use the same state otherwise, each judged as a method of its own; of them only
+            `adapt`, `predict` and `own_expert` count.
     """
 
     name: str
@@ -449,6 +451,7 @@ class Algorithm(Generic[S]):
     check: Callable[[Holdings], None] | None = None
     first: int | None = None
     deadline: float | None = None
+    others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

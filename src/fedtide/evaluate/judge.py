@@ -76,13 +76,24 @@ class Judge:
     grouping: Grouping = "client"
     metrics: Sequence[Metric] = METRICS
 
-    def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
-        """Yield each view with the scores and slots of those of its clients that have rows to evaluate now."""
+    def scores(self, state: State, other: str = "") -> Iterator[tuple[View, Scores, Tensor | None]]:
+        """Yield each view with the scores and slots of those of its clients that have rows to evaluate now.
+
+        `other` is the name of another use of the state.
+        """
         for whole in self.views:
             now = self.fleet.population.judged(whole.clients, whole.part, self.fleet.moment)
             view = replace(whole, clients=now)
             payload, slot = self.algorithm.serve(state, view.clients)
-            yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part, grouping=self.grouping), slot
+            scores = self.fleet.score(
+                payload, view.clients, slot=slot, part=view.part, grouping=self.grouping, other=other
+            )
+            yield view, scores, slot
+
+    def others(self) -> Iterator[tuple[str, Judge]]:
+        """Yield each other use of the state, by name, with a judge that describes its scores."""
+        for name, algorithm in self.algorithm.others.items():
+            yield name, replace(self, algorithm=algorithm)
 
     def participants(self, state: State, clients: Tensor) -> dict[str, float]:
         """Return accuracy and loss of the received state on the participants' own training rows, before they train.

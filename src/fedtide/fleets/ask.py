@@ -59,6 +59,7 @@ class Scoring:
         part: part of their rows, such as "test".
         personal: whether clients use their memory and adapt before.
         grouping: which rows decide together.
+        other: name of the other use of the state that is evaluated; "" is the algorithm's own.
     """
 
     ask: Ask
@@ -66,6 +67,7 @@ class Scoring:
     part: str
     personal: bool = True
     grouping: Grouping = "client"
+    other: str = ""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,9 @@ class Host:
 
     def score(self, scoring: Scoring, payload: Tree) -> Scores:
         """Evaluate a block of clients on their own rows, pooled by slot into large batches."""
+        if scoring.other:
+            algorithm = self.algorithm.others[scoring.other]
+            return replace(self, algorithm=algorithm).score(replace(scoring, other=""), payload)
         ask = scoring.ask
         slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
         tally = Tally(len(ask.clients))

@@ -334,11 +334,12 @@ class SimulatedFleet:
         part: str = "test",
         personal: bool = True,
         grouping: Grouping = "client",
+        other: str = "",
     ) -> Scores:
         """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
 
         `personal = False` evaluates the payload without memory and adaptation. `grouping` says which rows decide
-        together.
+        together, `other` which other use of the state is evaluated.
         """
         clients, order = clients.sort()
         ask = Ask("adapt", "adapt", self.moment, clients, None if slot is None else slot[order])
@@ -346,7 +347,12 @@ class SimulatedFleet:
         blocks = _blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows)
         scorings = [
             Scoring(
-                ask.of(at), self._memory_of(clients[at]) if personal else [None] * len(at), part, personal, grouping
+                ask.of(at),
+                self._memory_of(clients[at]) if personal else [None] * len(at),
+                part,
+                personal,
+                grouping,
+                other,
             )
             for at in blocks
         ]

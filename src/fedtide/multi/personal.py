@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Spelled, ingredient
+from fedtide.core.config_types import Spelled, changed, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
@@ -167,6 +167,25 @@ class Ensemble(OwnModel):
 
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
+
+OTHERS = "personal_others"
+"""Option of an algorithm with personalizations that are judged beside its own."""
+
+
+def names_of(ways: Sequence[Any]) -> list[str]:
+    """Return a name for each of several personalizations: its kind, and where that is repeated what is not a default.
+
+    >>> names_of([Choice(), Mixture(), Mixture(tune=True, held=0.3)])
+    ['choice', 'mixture', 'mixture tune true held 0.3']
+    """
+    kinds, out = [way.kind for way in ways], list[str]()
+    for way in ways:
+        told = {key: value for key, value in changed(way).items() if isinstance(value, bool | int | float | str)}
+        telling = [f"{key} {str(value).lower()}" for key, value in told.items() if key != "kind"]
+        name = " ".join([way.kind, *telling]) if kinds.count(way.kind) > 1 else str(way.kind)
+        again = sum(known == name or known.startswith(f"{name} #") for known in out)
+        out.append(f"{name} #{again + 1}" if again else name)
+    return out
 
 
 def predict_personal(

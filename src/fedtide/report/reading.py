@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
-from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
+from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.data.saved import domains_of, groups_of, labels_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
@@ -44,7 +44,7 @@ Clock = Literal["rounds", "seconds"]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Record of one run: one method, one seed."""
+    """Record of one run: one method, one seed; with `other`, of another use of its models."""
 
     seed: int
     folder: Path
@@ -52,6 +52,7 @@ class RunRecord:
     rounds: int
     probed: tuple[int, ...] = ()
     shift: Path | None = None
+    other: str = ""
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -66,7 +67,9 @@ class RunRecord:
         ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
         if self.finished and [line.get("round") for line in lines] != list(range(ended)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
-        return lines
+        if not self.other:
+            return lines
+        return [{**line, "scores": line[OTHERS].get(self.other, {})} if OTHERS in line else line for line in lines]
 
     @cached_property
     def forgetting(self) -> list[dict[str, Any]]:
@@ -238,7 +241,8 @@ class RunRecord:
             return []
         with open(path, encoding="utf-8", newline="") as file:
             try:
-                rows = [row for row in csv.DictReader(file) if row["view"] == view and int(row["round"]) >= since]
+                called = view_of(view, self.other)
+                rows = [row for row in csv.DictReader(file) if row["view"] == called and int(row["round"]) >= since]
                 numbered = all(row[TRUTH].isdecimal() for row in rows if TRUTH in row)
                 if not numbered:
                     raise ValueError
@@ -400,9 +404,13 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     for key, kind in dict(wanted).items():
         if not isinstance(line.get(key), kind):
             raise FedtideError(f"{where}: damaged: '{key}' is missing or of another kind")
-    scores = line.get("scores", {})
+    scores, others = line.get("scores", {}), line.get(OTHERS, {})
     if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
+    if not isinstance(others, dict):
+        raise FedtideError(f"{where}: damaged: '{OTHERS}' is of another kind")
+    for entries in others.values():
+        _check({**{key: value for key, value in line.items() if key != OTHERS}, "scores": entries}, {}, where)
     for key, known in (
         ("domains", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
         ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart), ("facts", _is_table),
@@ -498,4 +506,16 @@ def read_experiment(root: Path) -> list[ExperimentRecord]:
             held.runs.append(run)
         else:
             methods[planned.method.name] = MethodRecord(held.method, held.experiment, held.runs, held.unfinished + 1)
-    return [ExperimentRecord(point, points[point], list(methods.values())) for point, methods in records.items()]
+    return [
+        ExperimentRecord(point, points[point], [each for method in methods.values() for each in with_others(method)])
+        for point, methods in records.items()
+    ]
+
+
+def with_others(record: MethodRecord) -> list[MethodRecord]:
+    """Return the record of a method, followed by one for each other use of its models."""
+    others = [
+        replace(record, method=record.method.named(other), runs=[replace(run, other=other) for run in record.runs])
+        for other in record.method.others
+    ]
+    return [record, *others]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
+from fedtide.core.record import OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
@@ -256,6 +256,11 @@ def run_rounds(
                 clients += judge.rows(number, view, scores, slot)
                 if "heterogeneity" not in line and view.name != "held_out_clients":
                     line |= heterogeneity(judge, scores, slot)
+            for name, other in judge.others():
+                entries = line.setdefault(OTHERS, {}).setdefault(name, {})
+                for view, scores, slot in judge.scores(step.state, name):
+                    entries[view.name] = other.line(view, scores)
+                    clients += other.rows(number, replace(view, name=view_of(view.name, name)), scores, slot)
             accuracy = headline(line)
             told.append(accuracy)
         stopped = reached(stop_at, told)

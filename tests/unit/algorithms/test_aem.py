@@ -12,11 +12,17 @@ from torch import nn
 
 import fedtide
 from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale, renumber
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import summarize
+from fedtide.runs import folder
+from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
+from helpers.studies import raw
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
@@ -269,3 +275,54 @@ def test_what_makes_no_sense_is_one_clear_line(options, said):
     with pytest.raises(FedtideError, match=said) as raised:
         preflight(toy("aem", options))
     assert "\n" not in str(raised.value)
+
+
+def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_training():
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
+    ours = played(toy("aem", {"local": local, "clusters": 3, "anchor": True}), rounds=4)
+    plain = played(toy("aem", {"local": local, "clusters": 3}), rounds=4)
+    theirs = played(toy("fedavg", {"local": local}), rounds=4)
+    for name, value in theirs.state.weights.params.items():
+        assert torch.equal(ours.state.anchor[0].params[name], value)
+    assert all(torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state, plain.state))) for k in range(3))
+    payload, _ = ours.host.algorithm.serve(ours.state, ours.host.population.clients)
+    assert payload["numbers"].tolist()[-1] == 3
+    assert int(payload["usual"]) == len(payload["models"]) - 1
+    assert payload["models"][-1] is ours.state.anchor[0]
+
+
+def played_in(experiment, root) -> None:
+    folder.create(experiment, root)
+    assert execute(experiment, root, workers=1)
+
+
+def test_further_personalizations_of_the_same_models_are_as_if_each_had_a_federation_of_its_own(tmp_path):
+    few = {"lr": 0.05, "epochs": 2, "batch_size": 4, "optimizer": "adamw"}
+    ways = {
+        "choice": {"kind": "choice"},
+        "stacking": {"kind": "stacking", "solver": few, "tuning": few},
+        "mixture": {"kind": "mixture", "solver": few, "gating": few},
+        "mixture tune true": {"kind": "mixture", "solver": few, "gating": few, "tune": True},
+    }
+    shared = {key: value for key, value in raw().items() if key in ("data", "model")} | {"rounds": 2, "seeds": [0, 1]}
+    one = {"name": "AEM", "algorithm": "aem", "cohort": 4}
+    claim = {"text": "stacking is as good", "method": "AEM, stacking", "versus": "AEM", "bound": -1.0}
+    listed = {**one, "personal": "choice", "personal_others": [ways[name] for name in list(ways)[1:]]}
+    experiment = from_dict({**shared, "method": [listed], "claim": [claim], "baseline": "AEM"})
+    played_in(experiment, tmp_path / "listed")
+    apart = from_dict({**shared, "method": [{**one, "name": name, "personal": way} for name, way in ways.items()]})
+    played_in(apart, tmp_path / "apart")
+    (ours,), (theirs,) = read_experiment(tmp_path / "listed"), read_experiment(tmp_path / "apart")
+    assert [method.name for method in ours.methods] == ["AEM", *(f"AEM, {name}" for name in list(ways)[1:])]
+    for mine, other in zip(ours.methods, theirs.methods, strict=True):
+        assert len(mine.runs) == len(other.runs) == 2
+        for left, right in zip(mine.runs, other.runs, strict=True):
+            assert [line["scores"] for line in left.judged] == [line["scores"] for line in right.judged]
+            assert left.client_rows("train_clients", 0) != []
+            values = [[row["accuracy"] for row in each.client_rows("train_clients", 0)] for each in (left, right)]
+            assert values[0] == values[1]
+    summary = summarize(ours)
+    assert [method.name for method in summary.methods] == [method.name for method in ours.methods]
+    assert "own_weight" in summary.method("AEM, stacking").measures
+    with pytest.raises(FedtideError, match=r"claim .*: method: found .AEM, alone"):
+        from_dict({**shared, "method": [listed], "claim": [{**claim, "method": "AEM, alone"}]})
