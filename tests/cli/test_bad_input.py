@@ -57,7 +57,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
-            "study.toml: shift.who.curve: found 'linaer', allowed: linear, cosine, block; did you mean",
+            "study.toml: shift.who.curve: found 'linaer', allowed: linear, cosine; did you mean",
         ),
         ("baseline=B", "study.toml: baseline: found 'B', allowed: A"),
         ("sweep.rounds=[]", r"study.toml: sweep.rounds: found \[\]"),

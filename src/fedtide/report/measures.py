@@ -247,6 +247,8 @@ UNITS: dict[str, Written] = {
             "posterior_entropy",
             "log_likelihood",
             "training_loss",
+            "first_loss",
+            "peak_loss",
             "loss_spread",
             "ari_over_rounds",
             "ari_last",

@@ -161,7 +161,7 @@ WRONG = [
     ("data", "mnist", "data: found 'mnist', allowed: a table; did you mean data = { source = \"idx:mnist\" }?"),
     ("data", "idx:mine", "data: found 'idx:mine', allowed: a table; did you mean data = { source = \"idx:mine\" }?"),
     ("data", "lda", "data: found 'lda', allowed: a table; did you mean data = { partition = \"dirichlet\" }?"),
-    ("fleet", "ray", "fleet: found 'ray', allowed: a table; did you mean fleet = { kind = \"ray\" }?"),
+    ("fleet", "rya", "fleet: found 'rya', allowed: local, workers, ray, stacked, auto; did you mean 'ray'?"),
     ("data/source/samples", 0, "data.source.samples: found 0, allowed: 1 or more"),
     ("data/source/noise", 0, "data.source.noise: found 0, allowed: greater than 0"),
     ("data/source/noise", float("inf"), "data.source.noise: found inf, allowed: a finite number"),

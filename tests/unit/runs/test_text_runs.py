@@ -110,7 +110,7 @@ def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path
     ),
     ({"source": {"kind": "text"}}, "data.source.path: missing"),
     ({"source": {"kind": "text", "path": 3}}, "data.source.path: found 3, allowed: a list"),
-    ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p", "test": 0.5}}, "held_out says which"),
+    ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p"}}, "held_out: unknown key; .*did you mean 'test'"),
     ({"source": "text:nothing.jsonl"}, "data.source: no such file or folder: .*nothing.jsonl"),
     ({"source": {"kind": "domains", "names": ["a", "b"], "sources": ["text:a.jsonl", "text:b.jsonl"]}}, "found 'text'"),
 ])  # fmt: skip
