@@ -215,7 +215,7 @@ def test_workers_killed_at_any_moment(shell, tmp_path, name, seed, tried: Counte
     shutil.rmtree(tmp_path)
 
 
-test_workers_killed_at_any_moment.each = DEATHS * len(REGISTRY)  # type: ignore[attr-defined]
+test_workers_killed_at_any_moment.each = 4 * DEATHS * len(REGISTRY)  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
