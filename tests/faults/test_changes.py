@@ -147,6 +147,7 @@ def test_a_change_is_named_or_changes_nothing(played, state, seed, tmp_path, mon
         shutil.copytree(played[state], root)
         done = change(root, draw)
         command = "report" if state == "whole" and draw.random() < 0.5 else "resume"
+        whole, _ = outcome("verify", root)
         status, said = outcome(command, root, *(["--workers", 1] if command == "resume" else []))
         tried["changes to a run folder"] += 1
         if status == 0:
@@ -156,6 +157,10 @@ def test_a_change_is_named_or_changes_nothing(played, state, seed, tmp_path, mon
         else:
             assert status == 2, f"{done}, then {command}: status {status}, {said}"
             assert said.count("\n") == 1, f"{done}, then {command}: {said}"
+            # No number follows from the line about the machine.
+            assert whole in (1, 2) or done.startswith("environment.json"), (
+                f"{done}: verify says that all is whole, and {command}: {said}"
+            )
             tried["changes: named in one line"] += 1
         shutil.rmtree(root)
 

@@ -98,10 +98,17 @@ def whole(path: Path) -> Mark:
     return Mark(path.stat().st_size, sha256(path))
 
 
-def check_marks(folder: Path, marks: Mapping[str, Mark]) -> None:
-    """Raise a FedtideError if a file of a run folder does not begin with what its checkpoint counts on."""
+def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = False) -> None:
+    """Raise a FedtideError if a file of a run folder does not begin with what its checkpoint counts on.
+
+    A file beside the record, and the record of a run that is `finished`, must end there, too.
+    """
     for name, mark in marks.items():
-        check_sha256(folder / name, mark.sha256, mark.length)
+        path = folder / name
+        check_sha256(path, mark.sha256, mark.length)
+        more = path.stat().st_size - mark.length
+        if more and (finished or name not in (*FILES, FORGETTING)):
+            raise FedtideError(f"{path}: damaged (it is {more} bytes longer than what was written)")
 
 
 class Record:

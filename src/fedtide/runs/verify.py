@@ -47,7 +47,7 @@ def verify(root: Path) -> Iterator[Verdict]:
             memory = MemoryStore(run.folder / "memory")
             memory.read_index(checkpoint.check_files(folder, about) / "memory.safetensors")
             memory.check_files()
-            check_marks(run.folder, about.records)
+            check_marks(run.folder, about.records, finished=run.finished)
         except FedtideError as error:
             yield Verdict(run, checkpoint.whole_until(folder, about), str(error))
         else:
