@@ -151,7 +151,7 @@ def test_killed_between_any_two_writes_of_a_checkpoint(tmp_path, monkeypatch):
         patch.setattr(Path, "rename", counted(Path.rename))
         patch.setattr(Path, "replace", counted(Path.replace))
         patch.setattr(MemoryStore, "settle", counted(MemoryStore.settle))
-        patch.setattr(checkpoint.shutil, "rmtree", counted(checkpoint.shutil.rmtree))
+        patch.setattr(checkpoint, "_remove", counted(checkpoint._remove))
 
     died = 0
     for number in range(0, 400, 11):

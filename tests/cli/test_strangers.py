@@ -179,10 +179,13 @@ def test_what_a_person_puts_among_checkpoints_stays(run):
     for name in ("writing-my-thesis", "00000001"):
         (folder / name).mkdir()
         (folder / name / "x.txt").write_text("mine")
-    (folder / "00000001" / "state.safetensors").touch()  # as a process that was killed leaves it
+    (folder / "writing-00000001").mkdir()
+    for name in ("00000001/state.safetensors", "writing-00000001/.tmpAb12Cd"):  # as a process that was killed leaves them
+        (folder / name).touch()
     assert done("resume", run) == 0
     assert (folder / "writing-my-thesis" / "x.txt").read_text() == "mine"
     assert [path.name for path in (folder / "00000001").iterdir()] == ["x.txt"]
+    assert not (folder / "writing-00000001").exists()
 
 
 def test_the_name_of_a_folder_is_shown_and_not_obeyed(run, capsys):

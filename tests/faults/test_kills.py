@@ -81,7 +81,9 @@ def kept(root: Path) -> dict[str, bytes]:
     return {
         name: data
         for name, data in contents(root).items()
-        if not name.endswith(("/", *silent)) and ("checkpoints" not in name or newest & set(Path(name).parts))
+        if not name.endswith(("/", ".writing", *silent))
+        and not Path(name).name.startswith(".tmp")  # what was written when it was killed
+        and ("checkpoints" not in name or newest & set(Path(name).parts))
     }
 
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,8 @@ from fedtide.core.record import Mark, check_marks, read_marks
 
 FILES = ("state.safetensors", "memory.safetensors")
 ABOUT = "checkpoint.json"
+OWN = re.compile("|".join([*map(re.escape, (*FILES, ABOUT)), codec.UNFINISHED]))
+"""Names of the files in a checkpoint: the only ones that are removed with it."""
 
 FORMAT = 2
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
@@ -82,8 +83,8 @@ def save(
     written = _written(folder)
     earlier = _about(written[-1]).marks[-EARLIER:] if written else ()
     temporary = folder / f"writing-{start.round:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    _remove(temporary)
+    temporary.mkdir(exist_ok=True)
     codec.to_file(temporary / "state.safetensors", start.state)
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
@@ -93,7 +94,7 @@ def save(
     for path in temporary.iterdir():
         _flush(path)
     final = folder / f"{start.round:08d}"
-    shutil.rmtree(final, ignore_errors=True)
+    _remove(final)
     temporary.rename(final)
     _flush(folder)
     memory.settle(now)
@@ -102,10 +103,15 @@ def save(
 
 def _remove_old(folder: Path, keep: int) -> None:
     for old in [*_written(folder)[:-keep], *_numbered(folder, "writing-")]:
-        for name in (*FILES, ABOUT):
-            (old / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody has put more into it
-            old.rmdir()
+        _remove(old)
+
+
+def _remove(checkpoint: Path) -> None:
+    for path in checkpoint.iterdir() if checkpoint.is_dir() else ():
+        if OWN.fullmatch(path.name):
+            path.unlink()
+    with contextlib.suppress(OSError):  # there is none, or somebody has put more into it
+        checkpoint.rmdir()
 
 
 def _flush(path: Path) -> None:

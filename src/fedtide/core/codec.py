@@ -24,6 +24,9 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, children, is_node
 
+UNFINISHED = r"\.tmp[A-Za-z0-9]{6}"
+"""Pattern of the names of files that safetensors has not finished, as those of a process that was killed."""
+
 
 def encode(tree: Tree) -> tuple[dict[str, Tensor], Any]:
     """A tree as (arrays by name, skeleton that `json.dumps` takes).

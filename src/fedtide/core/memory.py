@@ -27,8 +27,8 @@ Version = tuple[int, int]
 SMALL = 16 * 1024
 """Bytes up to which a row is kept in RAM."""
 
-OWN = re.compile(r"\d+\.\d+\.\d+\.safetensors|staged-\w*-\d+-\d+|\.tmp[A-Za-z0-9]{6}")
-"""Names of the files that a store writes, and of those that safetensors has not finished: the only ones it removes."""
+OWN = re.compile(rf"\d+\.\d+\.\d+\.safetensors|staged-\w*-\d+-\d+|{codec.UNFINISHED}")
+"""Names of the files that a store writes: the only ones it removes."""
 
 
 @dataclass(frozen=True)
