@@ -107,7 +107,7 @@ def _remove_old(folder: Path, keep: int) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    for path in checkpoint.iterdir() if checkpoint.is_dir() else ():
+    for path in sorted(checkpoint.iterdir()) if checkpoint.is_dir() else ():
         if OWN.fullmatch(path.name):
             path.unlink()
     with contextlib.suppress(OSError):  # there is none, or somebody has put more into it
