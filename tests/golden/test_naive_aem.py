@@ -273,6 +273,7 @@ def personal(way, models, shard, key, x_test, model):
     def loss(w, x, y):
         return -blend(w, x)[torch.arange(len(y)), y].log().mean()
 
+    theirs = train if way.get("tune") else theirs  # experts that are tuned see all rows
     parts, gating = early_stopped(parts, loss, theirs, val, way["gating"], key.at("gating"), every=2, patience=20)
     return blend(parts, x_test), (took, gating)
 

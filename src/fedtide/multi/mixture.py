@@ -43,7 +43,8 @@ class Mixture:
         solver: training of the local expert.
         model: network of the local expert; None is that of the federation.
         tune: train private copies of all experts along with the gate, as most of the authors' configurations do.
-        held: share of the training samples for the gate only; 0 trains gate and local expert on the same samples.
+        held: share of the training samples on which the local expert is not trained from scratch: the gate has these
+            alone, or with `tune` gate and experts together all samples. 0 trains both on the same samples.
     """
 
     gate: Annotated[Model, Spelled] = MLP(hidden=(16,))
@@ -86,9 +87,8 @@ class Mixture:
             {"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}}
         )
         tuned = train_early_stopping(
-            whole, self.gating, whole.loss, together, gate_rows, shard.val, moment, rng.at("gating"), every=2,
-            patience=20,
-        )  # fmt: skip
+            whole, self.gating, whole.loss, together, shard, shard.val, moment, rng.at("gating"), every=2, patience=20
+        )
         return {"mixture": tuned}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
