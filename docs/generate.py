@@ -314,7 +314,7 @@ def documentable(thing: Any) -> bool:
 GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "algorithms": algorithm_table,
-    **{family: partial(uses, family) for family in ("global", "branches", "mixture", "clustered")},
+    **{family: partial(uses, family) for family in ("global", "branches", "mixture", "clustered", "baseline")},
     "laws": laws,
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),

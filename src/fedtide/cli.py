@@ -259,7 +259,8 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
     Args:
         name: tell of this one: where it is from, what it sends, which keys it has, and which laws cannot hold for it.
         family: list these alone: one model (global), another step of the server (server-optimizer), a network with
-            branches, components that clients are mixtures of (mixture), or a model for each cluster (clustered).
+            branches, components that clients are mixtures of (mixture), a model for each cluster (clustered), or what
+            needs no federation (baseline).
     """
     screen = console()
     if name is not None:

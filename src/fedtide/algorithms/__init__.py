@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
+from fedtide.algorithms.centralized import centralized
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.entry import Entry, Reduction, preset
@@ -28,6 +29,7 @@ from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.algorithms.ifca import ifca
+from fedtide.algorithms.local_only import local_only
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.options import checked
 from fedtide.algorithms.oracle import oracle
@@ -271,6 +273,7 @@ REGISTRY: Mapping[str, Entry] = {
                 **PUBLIC,
             },
             "public": {"features": {"kind": "pca", "width": 2}, "gaussian_init": "public", "components": 3, **PUBLIC},
+            "anchor": {"features": "frozen", "gaussian_init": "random", "anchor": True, "inference": "client"},
         },
         reductions=[
             Reduction({"components": 1}, "fedavg"),
@@ -541,6 +544,28 @@ REGISTRY: Mapping[str, Entry] = {
         "clustered",
         sees="its true group: a bound, as nobody can know it",
         variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
+    ),
+    "local": Entry(
+        local_only,
+        "nothing",
+        "baseline",
+        sees="nothing",
+        keeps="its model, and a checksum of its rows",
+        exempt={
+            "degenerate": "a client whose rows break its training spoils its own model alone, and nothing is summed",
+            "update": "it starts from nothing that others have trained, so it cannot forget what is theirs",
+        },
+        variants={"": {"solver": FEW}, "linear": {"solver": FEW, "model": "linear"}},
+    ),
+    "centralized": Entry(
+        centralized,
+        "nothing",
+        "baseline",
+        sees="all of its rows: a bound, as these would have to leave it",
+        exempt={
+            "dropouts": "it asks nobody, so that nobody can be absent",
+            "degenerate": "rows that break training break it for all, as there is no answer to refuse",
+        },
     ),
 }
 

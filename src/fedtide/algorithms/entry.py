@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from fedtide.core.types import Algorithm
 
-Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered"]
+Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
 """What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
-components that clients are mixtures of, or a model for each cluster of clients."""
+components that clients are mixtures of, a model for each cluster of clients, or as a baseline without a federation."""
 
 
 @dataclass(frozen=True)

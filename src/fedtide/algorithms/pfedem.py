@@ -37,12 +37,15 @@ Choices:
     it can come back. Eq. 3 averages over K, which only scales the learning rate. `component_layer` other than "*" lets
     the models share all other layers, which then move by the mean over all updates. Line numbers in the code are those
     of Algorithm 1.
+    `anchor = true` is not the paper's: one more model is trained on all samples, as in FedAvg, and mixed with the
+    others' prediction. Where base distributions look alike, K models of fewer samples each lose to one of all. Its
+    weight is the one of 0, 0.1, ..., 1 with the highest likelihood of participants' validation samples in the last
+    round, 1/2 before the first. A client trains twice as much.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -58,6 +61,7 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
+    Holdings,
     Memory,
     Moment,
     Notes,
@@ -73,6 +77,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.anchor import Anchor, likelihoods_of, log_probabilities, mix, needs_val
 from fedtide.multi.branches import blend_branches, with_branches
 from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
@@ -93,7 +98,8 @@ the global shares."""
 class State:
     """The models, the optimizer's memo of each, the mixture, and the collection for its initialization.
 
-    mu and spread (K, d): means and variances. pi (K,): shares. All in float64.
+    mu and spread (K, d): means and variances. pi (K,): shares. All in float64. anchor: the model of all samples,
+    if any.
     """
 
     weights: tuple[Weights, ...]
@@ -102,6 +108,7 @@ class State:
     spread: Tensor
     pi: Tensor
     collected: Collected
+    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -118,6 +125,7 @@ def pfedem(
     keep_mixture: Flag = False,
     inference: Inference = "posterior",
     var_floor: Positive = 1e-3,
+    anchor: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -140,6 +148,7 @@ def pfedem(
         keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
     setup = GaussianSetup(gaussian_init, task, features, components)
@@ -150,11 +159,13 @@ def pfedem(
         models = init_models(task, rng, components, component_layer)
         mu, var = setup.initial(models[0], rng)
         memos = tuple(map(server.init, models))
-        return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
+        beside = Anchor(models[0], memos[0]) if anchor else None
+        return State(models, memos, mu, var, even, Collected.nothing(), beside, cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
         models = send_models(state.weights, component_layer)
-        return {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
+        sent = {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
+        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
@@ -184,14 +195,24 @@ def pfedem(
             gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * (n_k / n))
         if not deltas:
             return None
+        kept = {"pi": pi}
         total = {
             "delta": Slotted(deltas, components),
             "gaussians": Slotted(gaussians, components),
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
-        kept, whole = {"pi": pi} if keep_mixture else None, {k: part.value for k, part in deltas.items()}
-        return Answer(total, memory=kept, notes=Notes(component=component), update=whole)
+        if anchor:
+            beside = local(task, task.loss, payload["anchor"]["weights"], shard, moment, rng)
+            total["anchor"] = Weighted(detached(beside.delta), weight)
+            if shard.val is not None and len(shard.val):
+                owner = torch.zeros(len(shard.val), dtype=torch.int64)
+                shares, _, _ = weigh(payload, [kept], extract(models[0], shard.val.x), owner)
+                logp, _ = blend_branches(whole, join_models(models, component_layer), shard.val.x, shares)
+                other = log_probabilities(task, payload["anchor"]["weights"], shard.val.x)
+                total["likelihoods"] = likelihoods_of(logp, other, shard.val)
+        updates, notes = {k: part.value for k, part in deltas.items()}, Notes(component=component)
+        return Answer(total, memory=kept if keep_mixture else None, notes=notes, update=updates)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -211,6 +232,9 @@ def pfedem(
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": pi}
+        if state.anchor is not None:
+            beside = state.anchor.step(server, reply.total["anchor"], reply.total.get("likelihoods"))
+            state, facts = replace(state, anchor=beside), facts | {"anchor": beside.share}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -220,24 +244,40 @@ def pfedem(
         _, _, (_, _, pi) = em(payload, memory, extract(payload["models"][0], shard.x))
         return Answer({}, memory={"pi": pi})
 
-    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models, mu, var, pi = receive_models(payload["models"]), payload["mu"], payload["var"], payload["pi"]
-        z = extract(models[0], x)
+    def weigh(payload: Any, memories: Any, z: Tensor, owner: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return the shares of the models for each row, those of other ways to infer by name, and log-densities."""
+        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
         gamma, joints = posteriors(z, mu, var, pi)
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         even_gamma = posteriors(z, mu, var, even)[0]
-        others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(x), -1)}
+        others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(z), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
+        return shares, others, joints.logsumexp(1)
+
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        models = receive_models(payload["models"])
+        shares, others, density = weigh(payload, memories, extract(models[0], x), owner)
         joined = join_models(models, component_layer)
         logp, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
-        return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
+        if not anchor:
+            return Prediction(logp, shares.argmax(1), shares, labels, density)
+        share, other = payload["anchor"]["share"], log_probabilities(task, payload["anchor"]["weights"], x)
+        labels = {**labels, "components": logp.argmax(-1), "anchor": other.argmax(-1)}
+        weights = torch.cat([shares * (1 - share), torch.full((len(x), 1), share, dtype=torch.float64)], 1)
+        return Prediction(mix(logp, other, share), weights.argmax(1), weights, labels, density)
 
-    parts = partial(split_samples, local, components)
+    def trained(rows: Tensor) -> Tensor:
+        return split_samples(local, components, rows) + (local.samples(rows) if anchor else 0)
+
+    def check(held: Holdings) -> None:
+        enough_rows_for(components=components)(held)
+        if anchor:
+            needs_val(held)
+
     works, once = {"collect": setup.work, "train": train}, int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}
     serve = to_everyone(broadcast)
     made = Algorithm(
-        "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
-        check=enough_rows_for(components=components),
+        "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before, check=check
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local, forward=forward, trained=parts)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

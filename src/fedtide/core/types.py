@@ -405,6 +405,13 @@ class Simulation(Timed, Protocol):
         For baselines that say what could be reached at best, and name "true_groups" among what they reveal.
         """
 
+    @property
+    def all_rows(self) -> Shard:
+        """The training rows of all reachable clients now, in one place.
+
+        For baselines without a federation, which name "all_rows" among what they reveal.
+        """
+
 
 @dataclass(frozen=True)
 class Algorithm(Generic[S]):
@@ -421,7 +428,8 @@ class Algorithm(Generic[S]):
             is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalize); nothing flows back.
-        reveals: every value the server sees per client; () = sums only. "true_groups" is known in simulation alone.
+        reveals: every value the server sees per client; () = sums only. "true_groups" and "all_rows" are known in
+            simulation alone.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
             the disk follows from it.

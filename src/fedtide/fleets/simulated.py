@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node, same, size_in_bytes
-from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Slot, State, Weights
+from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.clock import Clock, SteadyClock
@@ -184,10 +184,22 @@ class SimulatedFleet:
     @property
     def true_groups(self) -> Tensor:
         """True group of every client now (see `fedtide.core.types.Simulation.true_groups`)."""
-        if self.reveals is not None and "true_groups" not in self.reveals:
-            allowed = ", ".join(self.reveals) or "sums only"
-            raise FedtideError(f"the true groups are asked for, which only a simulation knows; allowed: {allowed}")
+        self._refuse_on_real("true_groups", "the true groups are")
         return self.population.group_at(self.moment)
+
+    @property
+    def all_rows(self) -> Shard:
+        """Training rows of all reachable clients now (see `fedtide.core.types.Simulation.all_rows`)."""
+        self._refuse_on_real("all_rows", "all clients' rows are")
+        clients, held = self.reachable, self.population.rows
+        rows, owner = self.population.pooled(clients, self.moment, "train")
+        x, y = self.population.fetch(rows, clients[owner], self.moment)
+        return Shard(x, y, rows, None if held.time is None else held.time[rows.long()], held.mask(y))
+
+    def _refuse_on_real(self, name: str, what: str) -> None:
+        if self.reveals is not None and name not in self.reveals:
+            allowed = ", ".join(self.reveals) or "sums only"
+            raise FedtideError(f"{what} asked for, which only a simulation knows; allowed: {allowed}")
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` clients by the shift, from (seed, round) alone, sorted."""

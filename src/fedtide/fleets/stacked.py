@@ -35,7 +35,7 @@ def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float =
     reasons = {question: _unstackable(work) for question, work in algorithm.works.items()}
     if partial_work:
         raise _refused(where, "clients with devices.partial_work")
-    if None not in reasons.values():
+    if reasons and None not in reasons.values():
         why = reasons.get("train", next(iter(reasons.values())))
         raise _refused(where, f"'{algorithm.name}': {why}")
 

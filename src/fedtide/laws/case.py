@@ -132,7 +132,7 @@ class Question:
 
 
 SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "add_server_time")
-"""Attributes of a fleet that the protocol names, besides `ask` and `true_groups`."""
+"""Attributes of a fleet that the protocol names, besides `ask`, `true_groups` and `all_rows`."""
 
 
 class Watched:
@@ -153,7 +153,7 @@ class Watched:
         self.revealed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "true_groups":
+        if name in ("true_groups", "all_rows"):
             self.revealed.add(name)
         elif name not in SHOWN:
             raise AttributeError(f"a fleet has no '{name}'")

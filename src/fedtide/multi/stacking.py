@@ -20,6 +20,7 @@ from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task, row_losses
 from fedtide.models import Model
+from fedtide.multi.anchor import log_probabilities
 from fedtide.multi.clusters import decision_rows, mean_losses
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
@@ -106,11 +107,6 @@ class Stacking:
             *((nets.task, each) for each in models),
             *zip((nets.of(self.model), nets.task), private, strict=False),
         ]
-
-
-def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
-    """Return the log-probabilities (rows, ..., classes) of a model, in float64."""
-    return F.log_softmax(task.logits(weights, x).double(), -1)
 
 
 def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:

@@ -1,0 +1,93 @@
+"""Local: each client trains a model of its own, alone. No federation, and the floor under every personalized method.
+
+When to use it: as a baseline. A federation that is no better than this is not worth its messages.
+
+Choices:
+    A client trains from scratch with early stopping on its validation samples, once, and again whenever its samples
+    have changed; nothing is sent either way. All reachable clients look for that in every round, so there is no cohort.
+    A client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One without
+    any is judged by a model that nobody has trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.config_types import Spelled
+from fedtide.core.rng import Rng
+from fedtide.core.trees import raw
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Prediction,
+    Shard,
+    Weights,
+    shared_weights,
+)
+from fedtide.learn.local import LocalTrainer, training_cost
+from fedtide.learn.task import Task
+from fedtide.models import Model
+from fedtide.multi.expert_nets import ALONE, Networks
+from fedtide.multi.personal import Alone, predict_personal
+
+
+@dataclass(frozen=True)
+class State:
+    """The weights that nobody has trained."""
+
+    weights: Weights
+
+
+def local_only(
+    task: Task, solver: LocalTrainer = ALONE, model: Annotated[Model, Spelled] | None = None
+) -> Algorithm[State]:
+    """Training of each client alone, without a federation.
+
+    Sends nothing; clients keep their model and a checksum of the samples that it was trained on.
+
+    Args:
+        task: model and loss; `example` set if clients have another network.
+        solver: training of a client's model; its epochs are an upper bound.
+        model: network of the clients; None is that of the experiment.
+    """
+    alone, nets = Alone(solver, model), Networks(task)
+    alone.check(nets, 0)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        return State(task.init(rng))
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        seen = checksum(shard)
+        if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
+            return None
+        return Answer({}, memory={**alone.fit(nets, (), shard, moment, rng), "seen": seen})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        return state, {"trained": len(fleet.ask("train", fleet.reachable, {}).clients)}
+
+    def predict(payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).logp)
+
+    return Algorithm(
+        "local", init, {"train": train}, round, shared_weights, predict, adapt=train, keeps=1,
+        compute_cost=training_cost(solver, {}),
+    )  # fmt: skip
+
+
+def checksum(shard: Shard) -> Tensor:
+    """Return a checksum (16,) of a client's training and validation samples."""
+    found = hashlib.blake2b(digest_size=16)
+    for rows in (shard, shard.val):
+        for part in () if rows is None else (rows.x, rows.y, rows.ids):
+            found.update(raw(part).numpy().tobytes())
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)

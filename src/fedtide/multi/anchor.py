@@ -1,0 +1,83 @@
+"""Anchor: a global model beside K others, and its weight in their mixture, found on clients' validation samples.
+
+Clients sum the log-likelihood of their validation samples at eleven weights, and the server takes the best: it learns
+eleven sums and nothing of a single client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.errors import refused
+from fedtide.core.sums import mean
+from fedtide.core.types import Holdings, Shard, Sum, Weighted, Weights
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task, row_losses
+
+WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
+"""Weights of the anchor that are tried."""
+
+LEAST = -1e6
+"""Log-likelihood of a sample at least."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """State of an anchor: its weights, the server optimizer's memo, and its weight in the mixture."""
+
+    weights: Weights
+    memo: Any
+    share: float = 0.5
+
+    def step(self, server: Server, delta: Sum, likelihoods: Sum | None) -> Anchor:
+        """Return the anchor after a server step, with the share of highest likelihood; without any as it was."""
+        weights, memo = server.step(self.weights, self.memo, mean(delta))
+        best = self.share if likelihoods is None else float(WEIGHTS[int(likelihoods.value.argmax())])
+        return Anchor(weights, memo, best)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What clients receive."""
+        return {"weights": self.weights, "share": self.share}
+
+
+def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
+    """Return the log-probabilities (rows, ..., classes) of a model, in float64."""
+    return F.log_softmax(task.logits(weights, x).double(), -1)
+
+
+def mix(logp: Tensor, anchor: Tensor, share: float) -> Tensor:
+    """Return log((1 - share) p + share p_anchor); with share 0 or 1 one of both as it is.
+
+    >>> mix(torch.tensor([0.2]).log(), torch.tensor([0.6]).log(), 0.5).exp()
+    tensor([0.4000])
+    """
+    if share in (0.0, 1.0):
+        return anchor if share else logp
+    parts = torch.stack([logp, anchor])
+    return (parts + torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * logp.dim())).logsumexp(0)
+
+
+def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard) -> Weighted:
+    """Return the mean log-likelihood (11,) of a client's validation labels at each of `WEIGHTS`.
+
+    Args:
+        logp: log-probabilities of the mixture without the anchor (rows, ..., classes).
+        anchor: those of the anchor.
+        val: the samples.
+    """
+    told = [-row_losses(each, val.y).double() for each in (logp, anchor)]
+    ours, theirs = (each if val.mask is None else each[val.mask] for each in told)
+    found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
+    return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).mean(1), found.shape[1])
+
+
+def needs_val(held: Holdings) -> None:
+    """Refuse an anchor where no client has validation samples to weigh it by."""
+    if not held.has_val:
+        raise refused("anchor", True, "false without validation samples (data.split.val)")

@@ -1,0 +1,98 @@
+"""The anchor of pFedEM: a global model that is FedAvg's, and its weight by hand from validation rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Shard
+from fedtide.multi.anchor import WEIGHTS, likelihoods_of, mix
+from fedtide.runs.preflight import preflight
+from helpers.toys import played, toy
+
+LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
+OPTIONS = {"features": "frozen", "gaussian_init": "random", "local": LOCAL, "cohort": "everyone"}
+
+
+def test_the_weight_of_highest_likelihood_by_hand():
+    """Labels with .9 and .1 of the mixture, .3 and .7 of the anchor: (.9 - .6 w)(.1 + .6 w) is largest at w = 2/3."""
+    ours, theirs = (torch.tensor([[p, 1 - p], [q, 1 - q]]).double().log() for p, q in ((0.9, 0.1), (0.3, 0.7)))
+    val = Shard(torch.zeros(2, 1), torch.tensor([0, 0]), torch.arange(2))
+    told = likelihoods_of(ours, theirs, val)
+    w = WEIGHTS
+    torch.testing.assert_close(told.value, ((0.9 - 0.6 * w) * (0.1 + 0.6 * w)).log() / 2)
+    assert told.weight == 2
+    assert float(w[int(told.value.argmax())]) == pytest.approx(0.7)
+
+
+def test_steps_that_do_not_count_say_nothing_about_the_weight():
+    logp = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).double().log()
+    val = Shard(torch.zeros(1, 2), torch.tensor([[0, 0]]), torch.arange(1), mask=torch.tensor([[True, False]]))
+    told = likelihoods_of(logp, logp, val)
+    assert told.weight == 1
+    torch.testing.assert_close(told.value, torch.full((11,), 0.5).double().log())
+
+
+def test_all_of_one_model_is_that_model_bit_for_bit():
+    one, two = torch.randn(3, 4).log_softmax(1), torch.randn(3, 4).log_softmax(1)
+    assert torch.equal(mix(one, two, 0.0), one)
+    assert torch.equal(mix(one, two, 1.0), two)
+
+
+def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
+    ours = played(toy("pfedem", {**OPTIONS, "anchor": True}), rounds=4)
+    plain = played(toy("pfedem", OPTIONS), rounds=4)
+    theirs = played(toy("fedavg", {"local": LOCAL, "cohort": "everyone"}), rounds=4)
+    for name, value in theirs.state.weights.params.items():
+        assert torch.equal(ours.state.anchor.weights.params[name], value)
+    for with_it, without in zip(ours.state.weights, plain.state.weights, strict=True):
+        assert all(torch.equal(value, without.params[name]) for name, value in with_it.params.items())
+    assert torch.equal(ours.state.mu, plain.state.mu)
+
+
+@pytest.mark.parametrize("inference", ["posterior", "uniform", "global"])
+def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inference):
+    """Summed by hand over clients, all of which take part, from the predictions of what the round sent."""
+    options = {**OPTIONS, "anchor": True, "inference": inference}
+    run = played(toy("pfedem", options, shift={"who": {"kind": "always"}}), rounds=3)
+    before, after = run.steps[1].state, run.steps[2].state
+    algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[2].moment
+    payload, _ = algorithm.serve(before, population.clients)
+    sums = torch.zeros(11).double()
+    for client in population.clients.tolist():
+        val = population.shard(client, moment, "val")
+        owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
+        told = [
+            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], val.x, owner).logp
+            for share in (0.0, 1.0)
+        ]
+        p, q = (each.exp()[places, val.y] for each in told)
+        sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
+    assert after.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+
+
+def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_beside():
+    run = played(toy("pfedem", {**OPTIONS, "anchor": True}), rounds=2)
+    state = replace(run.state, anchor=replace(run.state.anchor, share=0.3))
+    clients = run.host.population.clients
+    payload, _ = run.host.algorithm.serve(state, clients)
+    x, owner = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
+    found = run.host.algorithm.predict(payload, [None], x, owner)
+    apart = [
+        run.host.algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], x, owner)
+        for share in (0.0, 1.0)
+    ]
+    torch.testing.assert_close(found.logp.exp(), 0.7 * apart[0].logp.exp() + 0.3 * apart[1].logp.exp())
+    assert found.weights.shape == (6, 3)
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(6).double())
+    assert found.weights[:, 2].tolist() == pytest.approx([0.3] * 6)
+    assert torch.equal(found.others["components"], apart[0].logp.argmax(1))
+    assert torch.equal(found.others["anchor"], apart[1].logp.argmax(1))
+
+
+def test_without_validation_rows_it_is_refused_before_anything_runs():
+    with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
+        preflight(toy("pfedem", {**OPTIONS, "anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))

@@ -1,0 +1,70 @@
+"""Baselines without a federation: each client alone, and all rows in one place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from helpers.toys import played, toy
+
+FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
+LOCAL = {"lr": 0.1, "batch_size": 0}
+STILL = {"who": {"kind": "always"}}
+
+
+def params(weights):
+    return torch.cat([value.double().flatten() for value in weights.params.values()])
+
+
+def test_a_client_alone_is_the_local_expert_of_adaptive_expert_models():
+    """The model is the one that `personal = "alone"` makes with the same key: training is the same."""
+    alone = played(toy("local", {"solver": FEW}, shift=STILL), rounds=1)
+    aem = played(toy("aem", {"personal": {"kind": "alone", "solver": FEW}}, shift=STILL), rounds=1)
+    for client in alone.host.population.clients.tolist():
+        shard, now = alone.host.population.shard(client, Moment(0, 6)), Moment(0, 6)
+        ours = alone.host.algorithm.works["train"]({}, None, shard, now, Rng(client)).memory["own"]
+        payload, _ = aem.host.algorithm.serve(aem.state, torch.tensor([client]))
+        theirs = aem.host.algorithm.adapt(payload, None, shard, now, Rng(client)).memory["own"]
+        assert torch.equal(params(ours), params(theirs))
+
+
+def test_a_client_trains_once_and_again_when_its_rows_change():
+    still = played(toy("local", {"solver": FEW}, shift=STILL), rounds=4)
+    assert [step.facts["trained"] for step in still.steps] == [8, 0, 0, 0]
+    assert still.fleet.spent.up == 0
+    swaps = {**STILL, "how": {"kind": "label-swaps", "every": 2, "fraction": 1.0}}
+    drifting = played(toy("local", {"solver": FEW}, shift=swaps), rounds=4)
+    trained = [step.facts["trained"] for step in drifting.steps]
+    assert trained[0] == 8
+    assert trained[1] == trained[3] == 0
+    assert trained[2] > 0
+
+
+def test_one_without_labeled_rows_is_judged_by_a_model_that_nobody_has_trained():
+    run = played(toy("local", {"solver": FEW}, shift=STILL), rounds=2)
+    held_out = run.host.population.held_out_clients
+    payload, _ = run.host.algorithm.serve(run.state, held_out)
+    x, owner = torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
+    made = run.host.algorithm.predict(payload, [None], x, owner)
+    plain = played(toy("fedavg"), rounds=1).host.algorithm.predict(run.state.weights, [None], x, owner)
+    torch.testing.assert_close(made.logp, plain.logp.double())
+    assert made.choice is None
+
+
+def test_centralized_full_batch_descent_is_that_of_fedsgd_with_everybody():
+    """One step on all rows at once is the mean over clients of their gradients, weighted by rows."""
+    ours = played(toy("centralized", {"local": LOCAL}, shift=STILL, precision="fp64"))
+    theirs = played(toy("fedsgd", {"local": LOCAL, "cohort": "everyone"}, shift=STILL, precision="fp64"))
+    torch.testing.assert_close(params(ours.state.weights), params(theirs.state.weights), rtol=1e-9, atol=1e-12)
+    assert ours.fleet.spent.up == ours.fleet.spent.down == 0
+    assert all("loss" in step.facts for step in ours.steps)
+
+
+def test_on_a_real_fleet_it_is_refused():
+    with pytest.raises(FedtideError, match=r"all clients. rows are asked for, which only a simulation knows"):
+        played(toy("centralized"), sums_only=True)
+    run = played(toy("centralized"), rounds=1)
+    assert len(run.fleet.all_rows) == int(run.host.population.counts(run.fleet.reachable, "train").sum())
