@@ -3,7 +3,8 @@
 They stand in the pages, so that they can be read in the repository, between a line `<!-- generated: NAME ... -->` and a
 line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms are made as a whole. Types, ranges
 and defaults come from `fedtide.config`, meanings from docstrings, algorithms from the registry, laws from
-`fedtide.laws`, tables of recipes from docs/results. A test compares the pages with what this makes.
+`fedtide.laws`, tables of recipes from docs/results, those of papers from docs/papers.toml. A test compares the pages
+with what this makes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, get_type_hints, is_typeddict
 
 from kept import recipes
 from keys import PLACES, anchor, configuration, explained, row
+from papers import papers
 
 import fedtide
 import fedtide.core.types
@@ -322,6 +324,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "vocabulary": vocabulary,
     "namespaces": namespaces,
     "recipes": recipes,
+    "papers": papers,
     "navigation": navigation,
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""

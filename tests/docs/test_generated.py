@@ -14,7 +14,7 @@ def generate(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     before = set(sys.modules)
     yield import_module("generate")
-    for name in {"generate", "keys", "kept"} - before:
+    for name in {"generate", "keys", "kept", "papers"} - before:
         sys.modules.pop(name, None)
 
 

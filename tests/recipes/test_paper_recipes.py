@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtide.config import read
+from fedtide.config import points, read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.branches import with_branches
@@ -21,9 +21,9 @@ SCALES = ("nano", "cpu", "paper")
 EVERY = pytest.mark.parametrize("name", NAMES)
 
 METHODS = {
-    "Vanilla": "vanilla", "No shift": "vanilla", "FedTEM": "fedtem", "FedTEM, as printed": "fedtem",
-    "FedTKM": "fedtkm", "FedTKM, as printed": "fedtkm", "EM only": "fedtem", "Min Loss": "min-loss", "SCSGD": "scsgd",
-    "T-shot": "t-shot", "FedEM": "fedem",
+    "Vanilla": "vanilla", "No shift": "vanilla", "Vanilla (s)": "fedavg", "No shift (s)": "fedavg", "FedTEM": "fedtem",
+    "FedTEM, as printed": "fedtem", "FedTKM": "fedtkm", "FedTKM, as printed": "fedtkm", "EM only": "fedtem",
+    "EM only, as printed": "fedtem", "Min Loss": "min-loss", "SCSGD": "scsgd", "T-shot": "t-shot", "FedEM": "fedem",
 }  # fmt: skip
 
 # Table 2: server learning rate, epsilon of Adam, client learning rate, cohort, batch, rounds; then lambda and epsilon
@@ -76,9 +76,13 @@ def test_every_method_of_the_paper_is_there_with_two_branches(name, scale):
     layer = "projection" if name == "stackoverflow" else "head"
     for method in experiment.method:
         said = method.settings()
+        if method.algorithm == "fedavg":  # Figure 9
+            continue
         count, of = ("components", "component_layer") if method.algorithm == "fedem" else ("branches", "branch_layer")
         assert (said[count], said[of]) == (2, layer)
-    assert [m.name for m in experiment.method if experiment.shift_of(m).who.kind == "always"] == ["No shift"]
+    assert [m.name for m in experiment.method if experiment.shift_of(m).who.kind == "always"] == [
+        "No shift", "No shift (s)",
+    ]  # fmt: skip
     assert experiment.baseline == "No shift"
     assert len(experiment.claim) >= 8
 
@@ -92,7 +96,7 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     curve = "cosine" if name == "stackoverflow" else "linear"
     for method, kind in (("FedTEM", curve), ("FedTEM, as printed", curve), ("FedTKM", "linear")):
         assert (prior[method].kind, prior[method].period, prior[method].phase) == (kind, period, 0)
-    assert prior["EM only"].kind == "em-only"
+    assert prior["EM only"].kind == prior["EM only, as printed"].kind == "em-only"
     options = {m.name: m.settings() for m in experiment.method}
     printed = options["FedTKM, as printed"]["alpha"]
     assert (printed.kind, printed.eta, printed.schedule) == ("integral", 0.02, "zero-mid")
@@ -104,6 +108,56 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
         assert options["T-shot"]["shots"] == period or scale == "nano"
     together = "sample" if name == "stackoverflow" else "batch"
     assert {m.decide_per for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
+
+
+P = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
+SHIFTS = {(curve, p) for curve in ("linear", "cosine") for p in P}
+FIGURES = {
+    "emnist": SHIFTS, "cifar110": SHIFTS, "stackoverflow": SHIFTS,  # Figures 2 and 9
+    "priors": SHIFTS, "branch-choice": SHIFTS, "smoothing": SHIFTS, "selection": SHIFTS, "period-length": SHIFTS,
+    "local-size": {("cosine", 1.0)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_of_the_paper_have_both_curves_and_its_seven_exponents(name):
+    played = [point.experiment for point in points(recipe(name, "paper"))]
+    assert {(one.shift.who.curve, one.shift.who.exponent) for one in played} == FIGURES[name]
+    assert {one.seeds for one in played} == {(0, 1, 2)}
+    assert len({one.shift.who.period for one in played}) == (6 if name == "period-length" else 1)
+
+
+ABLATIONS = tuple(name for name in FIGURES if name not in NAMES)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_figures_of_the_paper_are_on_its_data(data, name):
+    """The first point of each figure, with few clients, on rows in EMNIST's format."""
+    fewer = [*SMALL["emnist"], "method.cohort=3", "data.held_out_clients={clients = 4, samples = 10}"]
+    wide = recipe(name, "paper", *fewer)
+    assert (wide.data.source.kind, wide.data.source.path, wide.rounds) == ("idx", "emnist-byclass", 2049)
+    main = recipe("emnist", "paper")
+    assert (wide.data.groups, wide.model) == (main.data.groups, main.model)
+    assert recipe(name, "paper").data.partition == main.data.partition
+    experiment = points(wide)[0].experiment
+    preflight(experiment)
+    for method in experiment.method:
+        options = method.settings()
+        server, local = options["server"], options["local"]
+        assert (server.kind, server.lr, server.eps, local.lr) == ("keras-adam", 10**-2.5, 1e-4, 10**-1.5)
+        if name != "smoothing" and options.get("lam"):
+            assert (options["lam"], options["eps"]) == (0.5, 0.1)
+
+
+def test_the_smoothing_of_idle_branches_is_searched_for_every_method_that_has_it():
+    tried = set()
+    for point in points(recipe("smoothing", "paper")):
+        options = {m.name: m.settings() for m in point.experiment.method}
+        at = {(options[name]["lam"], options[name]["eps"]) for name in ("FedTEM", "FedTKM", "Min Loss")}
+        assert len(at) == 1
+        tried |= at
+        assert {options[f"{name}, not at all"]["lam"] for name in ("FedTEM", "FedTKM", "Min Loss")} == {0}
+    assert tried == {(lam, eps) for lam in (0.1, 0.25, 0.5) for eps in (0.1, 0.5, 1.0)}
 
 
 @EVERY

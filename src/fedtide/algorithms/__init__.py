@@ -148,7 +148,11 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "vanilla": Entry(
-        vanilla, "weights down, update up", "branches", reductions=[Reduction({"branches": 1}, "fedavg", KERAS)]
+        vanilla,
+        "weights down, update up",
+        "branches",
+        variants={"certain": {"choose_per": "client"}},
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "fedtem": Entry(
         fedtem,

@@ -6,20 +6,25 @@ of branch. With one branch it is FedAdam.
 When to use it: as the baseline of multi-branch methods.
 
 Choices:
-    The mean is taken over logits, as in the released language code, not over probabilities.
+    The mean is taken over logits, as in the released language code, not over probabilities. With `choose_per` the more
+    certain branch answers, as for Min Loss: the paper's Figure 4 lets its baseline choose, too, and finds it worse.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
 
 from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.types import Algorithm
+from fedtide.core.types import Algorithm, Prediction, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, BranchCount, branched
+from fedtide.multi.branches import ChoosePer, predict_by_certainty, with_branches
 from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
 
@@ -29,6 +34,7 @@ def vanilla(
     local: LocalTrainer = LocalTrainer(),
     branches: BranchCount = 2,
     branch_layer: str = "head",
+    choose_per: ChoosePer | None = None,
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -37,7 +43,21 @@ def vanilla(
 
     Args:
         branch_layer: the layer to repeat.
+        choose_per: whether each "row" or each "client" picks the more certain branch at inference; None answers with
+            the mean of the branches.
     """
     refuse_equal_start(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
-    return replace(fedavg(many, local, server, cohort, weighting), name="vanilla")
+    made = replace(fedavg(many, local, server, cohort, weighting), name="vanilla")
+    if choose_per is None:
+        return made
+    choose = predict_by_certainty(with_branches(task, branch_layer, branches), choose_per)
+
+    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        within = (  # `Averaged`
+            {name.removeprefix("model."): value for name, value in part.items()}
+            for part in (payload.params, payload.buffers)
+        )
+        return choose(Weights(*within), memories, x, owner)
+
+    return replace(made, predict=predict)

@@ -322,6 +322,25 @@ def test_vanilla_averages_logits_in_training_and_at_inference():
         assert not torch.equal(start[f"model.model.head.copies.0.{part}"], end[f"model.model.head.copies.0.{part}"])
 
 
+@pytest.mark.parametrize("per", ["row", "client"])
+def test_the_more_certain_branch_of_vanilla_may_answer(per):
+    run = played(toy("vanilla", {"choose_per": per}, rounds=2))
+    x, owner = run.host.population.rows.x[:20], torch.arange(20) % 3
+    made = run.host.algorithm.predict(run.state.weights, [None] * 3, x, owner)
+    net = Averaged(branched(MLP(hidden=(5,)).build((4,), 3), "head", 2))
+    net.load_state_dict(run.state.weights.params)
+    with torch.no_grad():
+        logits, _ = net.model(x)
+    sure = certainty(logits)
+    chosen = sure.argmax(0)
+    if per == "client":
+        chosen = torch.stack([sure[:, owner == i].mean(1).argmax() for i in range(3)])[owner]
+    assert torch.equal(made.choice, chosen)
+    torch.testing.assert_close(made.logp, F.log_softmax(logits[chosen, torch.arange(20)], -1))
+    plain = played(toy("vanilla", rounds=2))
+    assert same(plain.state.weights.params, run.state.weights.params)
+
+
 # -- FedEM -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,56 @@
+"""The page of papers: every command is one that can be given."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fedtide.config import points, read
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "src" / "fedtide" / "recipes"
+FAMILIES = ("experts", "fedtem", "fielding", "ifca", "pfedem", "wsm")
+
+
+@pytest.fixture
+def papers(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    before = set(sys.modules)
+    yield import_module("papers")
+    for name in {"papers", "kept"} - before:
+        sys.modules.pop(name, None)
+
+
+def test_commands_can_be_given(papers):
+    """They are read, with every point of their sweeps; the data need not be there."""
+    rows = [row for paper in papers.contents() for row in paper["rows"]]
+    commands = [papers.command(row, scale) for row in rows for scale in ("paper", "cpu")]
+    seen = {tuple(command) for command in commands if command}
+    assert len(seen) > 60
+    for _, verb, recipe, _, scale, *rest in sorted(seen):
+        sets = rest[1::2]
+        assert rest[::2] == ["--set"] * len(sets)
+        experiment = read(RECIPES / f"{recipe.removeprefix('recipe:')}.toml", scale=scale, sets=sets)
+        assert verb == ("run" if experiment.tune is None else "tune")
+        assert points(experiment)
+
+
+def test_every_recipe_of_a_paper_has_a_row_and_a_row_says_how_it_stands(papers):
+    rows = [row for paper in papers.contents() for row in paper["rows"]]
+    named = {row[key] for row in rows for key in ("recipe", "cpu_recipe") if key in row}
+    there = {path.stem for path in RECIPES.glob("*.toml")}
+    assert named <= there
+    assert {name for name in there if name.split("-")[0] in FAMILIES} - named == {"fedtem-rates"}
+    assert all(row["item"] and row["state"] for row in rows)
+    items = [(paper["title"], row["item"]) for paper in papers.contents() for row in paper["rows"]]
+    assert len(set(items)) == len(items)
+
+
+def test_what_was_found_counts_verdicts_and_links_to_them(papers):
+    said = papers.found({"recipe": "fedtem-shift-strength"})
+    assert said.endswith("(recipes.md#fedtem-shift-strength), 5 seeds")
+    assert "holds" in said
+    assert papers.found({"recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
