@@ -67,6 +67,6 @@ def found(row: dict[str, Any]) -> str:
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
     tables = [*(point["claims"] for point in kept["points"]), kept.get("claims", {"rows": []})]
     verdicts = Counter(verdict for table in tables for *_, verdict in table["rows"])
-    said = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+    said = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}"
     return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}"

@@ -90,7 +90,7 @@ def test_every_method_of_the_paper_is_there_with_two_branches(name, scale):
 @EVERY
 @pytest.mark.parametrize("scale", SCALES)
 def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
-    experiment = recipe(name, scale)
+    experiment = points(recipe(name, scale))[0].experiment
     period = experiment.shift.who.period
     prior = {m.name: m.settings()["prior"] for m in experiment.method if "prior" in m.settings()}
     curve = "cosine" if name == "stackoverflow" else "linear"
