@@ -232,7 +232,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(shell, tmp_path, 
 
 def test_what_ctrl_c_waits_for_is_said_where_a_worker_is_stopped(shell, tmp_path, whole):
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)
-    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True)
+    process = shell.start("run", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path, forks=True, waits=0.5)
     until(lambda: all(recorded(tmp_path / "x" / name / "0") > 5 for name in ("a", "scaffold")))
     stopped = next(member for member in members(process) if member.pid != process.pid)
     stopped.suspend()
@@ -292,6 +292,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
     assert re.fullmatch(r"fedtide: .+\n", process.err)
     monkeypatch.chdir(tmp_path)
     undisturbed(tmp_path)
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
     again = ["run", "study.toml", "--out", "x"] if what == "the configuration" else ["resume", "x"]
     assert done(*again) == 0
     assert kept(tmp_path / "x") == kept(tmp_path / "whole")

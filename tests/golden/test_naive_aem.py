@@ -8,18 +8,21 @@ what), the modules that initial weights are drawn with, and the keys of shuffles
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import torch
 
 from fedtide.config import from_dict
+from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.runs.build import host_of
 from helpers.branchnet import Noted, close
 from helpers.toys import played, toy
 
-DIMS, CLASSES, J, ROUNDS = 4, 3, 3, 24
+DIMS, CLASSES, J, ROUNDS = 4, 3, 3, 16
 EPS, RATE, BATCH, EPOCHS = 0.3, 0.3, 4, 2
 DATA = {
     "source": {"kind": "gaussians", "samples": 160, "dims": DIMS, "classes": CLASSES, "domains": 2},
@@ -62,9 +65,9 @@ def gradient(loss, w, x, y):
     return dict(zip(at, torch.autograd.grad(loss(at, x, y), list(at.values())), strict=True))
 
 
-def batches(rows, generator):
+def batches(rows, generator, size=BATCH):
     order = torch.randperm(rows, generator=generator)
-    return [order[i : i + BATCH] for i in range(0, rows, BATCH)]
+    return [order[i : i + size] for i in range(0, rows, size)]
 
 
 # -- Algorithms 1 to 4 ------------------------------------------------------------------------------------------------
@@ -165,8 +168,8 @@ def test_rounds_agree_to_1e_8(case):
 
 # -- what a client makes of the models --------------------------------------------------------------------------------
 
-OWN = {"lr": 0.1, "epochs": 90, "batch_size": BATCH, "optimizer": "adamw", "weight_decay": 0.02}
-GATE = {"lr": 0.05, "epochs": 80, "batch_size": BATCH, "optimizer": "adamw", "weight_decay": 0.1}
+OWN = {"lr": 0.15, "epochs": 90, "batch_size": 8, "optimizer": "adamw", "weight_decay": 0.02}
+GATE = {"lr": 0.1, "epochs": 80, "batch_size": 8, "optimizer": "adamw", "weight_decay": 0.1}
 TUNE = {"lr": 0.03, "epochs": 80, "batch_size": BATCH, "optimizer": "adamw"}
 WIDE = {"kind": "mlp", "hidden": [7]}
 SMALL = {"kind": "mlp", "hidden": [6]}
@@ -208,7 +211,7 @@ def early_stopped(w, loss, train, val, solver, key, every, patience):
     best, stale = dict(w), 0
     least = float(loss(w, *val)) if val else None
     for epoch in range(1, solver["epochs"] + 1):
-        for rows in batches(len(train[1]), shuffle):
+        for rows in batches(len(train[1]), shuffle, solver["batch_size"]):
             t, g = next(steps), gradient(loss, w, train[0][rows], train[1][rows])
             for name in w:
                 m[name] = b1 * m[name] + (1 - b1) * g[name]
@@ -284,7 +287,16 @@ def agree(way, rounds, data=DATA):
     Returns how many epochs each training took, a row for each client, and how many clients chose each model.
     """
     options = {"local": LOCAL, "clusters": J, "exploration": {"epsilon": EPS}, "personal": way}
-    run = played(toy("aem", options, rounds=ROUNDS, precision="fp64", data=data), rounds=rounds)
+    experiment, memory, made = toy("aem", options, rounds=ROUNDS, precision="fp64", data=data), MemoryStore(None), {}
+    host = host_of(experiment, experiment.method[0], 0, memory)
+
+    def adapt(payload, kept, shard, moment, key):
+        answer = host.algorithm.adapt(payload, kept, shard, moment, key)
+        made[key] = answer.memory
+        return answer
+
+    watched = replace(host, algorithm=replace(host.algorithm, adapt=adapt))
+    run = played(experiment, rounds=rounds, host=watched, memory=memory)
     start = [w.params for w in run.steps[0].received.weights]
     *_, (models, _, picked, _) = federated(run.host.population, start, rounds)
     models = [w for w, by in zip(models, picked, strict=True) if by]
@@ -297,8 +309,7 @@ def agree(way, rounds, data=DATA):
         x, y = population.fetch(ids, torch.full_like(owner, client), moment)
         shard, key = population.shard(client, moment), Rng(0).at(moment.round, client, "adapt")
         p, took = personal(way, models, shard, key, x.double(), {"kind": "mlp", "hidden": [5]})
-        kept = algorithm.adapt(payload, None, shard, moment, key).memory
-        found = algorithm.predict(payload, [kept], x, torch.zeros(len(x), dtype=torch.int64)).logp
+        found = algorithm.predict(payload, [made[key]], x, torch.zeros(len(x), dtype=torch.int64)).logp
         close(found, p.log(), f"client {client}")
         close(judged.loss[place], -p[torch.arange(len(y)), y].log().sum(), f"loss of client {client}")
         assert int(judged.correct[place]) == int((p.argmax(1) == y).sum())

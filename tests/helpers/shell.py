@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 
 from fedtide.cli import main
+from fedtide.runs.parallel import WAIT_SECONDS
 from helpers.studies import raw
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,14 @@ class Shell:
         self._server.stdin.flush()
         return int(self._told())
 
-    def start(self, *arguments: object, cwd: Path, largest: int | None = None, forks: bool = False) -> Command:
+    def start(
+        self,
+        *arguments: object,
+        cwd: Path,
+        largest: int | None = None,
+        forks: bool = False,
+        waits: float = WAIT_SECONDS,
+    ) -> Command:
         """Start a command.
 
         Args:
@@ -92,11 +100,14 @@ class Shell:
             cwd: its current folder.
             largest: how many bytes a file may have, as on a disk that is nearly full.
             forks: whether it forks its workers and starts no interpreter for them, which takes two seconds each.
+            waits: seconds after a Ctrl-C after which it says what it waits for.
         """
         self.started += 1
         out, err = (self.scratch / f"{self.started}.{name}" for name in ("out", "err"))
         argv = [str(argument) for argument in arguments]
-        pid = self._order(argv=argv, cwd=str(cwd), out=str(out), err=str(err), largest=largest, forks=forks)
+        pid = self._order(
+            argv=argv, cwd=str(cwd), out=str(out), err=str(err), largest=largest, forks=forks, waits=waits
+        )
         return Command(self, pid, out, err)
 
     def wait(self, pid: int) -> int:

@@ -145,6 +145,6 @@ def test_training_lowers_the_loss(network, rate):
     weights, y = task.init(Rng(0)), torch.arange(16) % 4
     noise = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     shard = Shard(noise[16:][y] + 0.3 * noise[:16], y, torch.arange(16))
-    solver = LocalTrainer(lr=rate, batch_size=16, epochs=30)
+    solver = LocalTrainer(lr=rate, batch_size=16, epochs=15)
     trained = detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights)
     assert task.objective(trained, shard) < 0.5 * task.objective(weights, shard)
