@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
@@ -23,6 +23,7 @@ from fedtide import api
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Family
 from fedtide.config import Experiment
+from fedtide.config.fleet import ExactKind, FleetKind
 from fedtide.config.keys import Key, about, keys_of, options, sections, source, tables_in
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.shapes import tags
@@ -34,11 +35,6 @@ from fedtide.runs.experiment import check_runs
 from fedtide.terminal import console, print_results, print_table, say
 from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
-
-FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
-"""Kinds of fleet, as `fleet.kind` in a file."""
-ExactKind = Literal["local", "workers", "ray"]
-"""Kinds that give the same bits, with which a run may go on."""
 
 Done = TypeVar("Done", api.Finished, api.FinishedTuning)
 
@@ -54,7 +50,7 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
-    fedtide check mine:fednova     check an algorithm of your own against the laws
+    fedtide check mine:fednova     check your own algorithm against the laws
     fedtide algorithms             list the algorithms; models and keys likewise
 """
 

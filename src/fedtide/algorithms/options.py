@@ -84,6 +84,8 @@ def _check(name: str, options: Mapping[str, Any], check: Callable[[Holdings], No
 
 def _size(value: Any) -> Any:
     """`10` for `{kind = "arrivals", clients_per_round = 10}`."""
+    if isinstance(value, float):
+        raise ValueError(f"found {value!r}, allowed: a whole number of clients, or a table")
     whole = isinstance(value, int) and not isinstance(value, bool)
     return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
 

@@ -66,7 +66,7 @@ def allowed(kind: Any) -> str:
     if get_origin(kind) is dict or is_table(kind):
         return "table"
     if is_union(kind):
-        return " or ".join(allowed(member) for member in get_args(kind))
+        return " or ".join(allowed(member) for member in get_args(kind) if member is not type(None))
     word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
     if word is None:
         return f"`{getattr(kind, '__name__', kind)}`"

@@ -129,6 +129,8 @@ def _as_table(key: str, value: Any, full: str) -> Any:
         return {"kind": "arrivals", "clients_per_round": value}
     if key == "stop_at" and isinstance(value, int | float) and not isinstance(value, bool):
         return {"accuracy": value}
+    if key == "groups" and isinstance(value, str):
+        return {"by": value}
     table = value if key in ("kind", "by") else by_kind(value)
     if not isinstance(table, dict | list):
         raise FedtideError(f"{full}: '{key}' holds a value, not a table")

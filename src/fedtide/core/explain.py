@@ -47,12 +47,15 @@ def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhe
     # A key that is misspelt is why another one is missing.
     first = next((p for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")), problems[0])
     key, kind = _located(first["loc"], model, data)
+    above = _located(first["loc"][:-1], model, data)[1] if len(first["loc"]) > 1 else model
     # A method's own shift repeats the mistakes of the shared one.
-    others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in problems} - {
+    # A list whose entry is refused is too short, too.
+    apart = [p for p in problems if p["loc"] != first["loc"][: len(p["loc"])] or p["type"] != "too_short"]
+    others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in apart} - {
         (first["type"], first["loc"][-1:], repr(first.get("input")))
     }
     more = f" (and {len(others)} more)" if others else ""
-    return f"{key}: {_said(first, key, kind, elsewhere)}{more}"
+    return f"{key}: {_said(first, key, kind, above, elsewhere)}{more}"
 
 
 def of_python(error: ValidationError, model: type, data: Any) -> str:
@@ -61,20 +64,26 @@ def of_python(error: ValidationError, model: type, data: Any) -> str:
     return f"{model.__name__}: {said.removeprefix(WHOLE)}" if said.startswith(WHOLE) else f"{model.__name__}.{said}"
 
 
-def _said(problem: Any, key: str, kind: Any, elsewhere: Elsewhere) -> str:
+def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -> str:
     name, found, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
-        return _unknown(key, str(problem["loc"][-1]), kind, elsewhere)
+        last = str(problem["loc"][-1])
+        beside = _below(key.rpartition(".")[0], found, kind) if last in ("kind", "by") else ""
+        return (
+            f"unknown key; allowed: {', '.join(names_of(kind))}{beside}"
+            if beside
+            else _unknown(key, last, kind, elsewhere)
+        )
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):
         return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
     if name == "union_tag_invalid":
         tag, tags = str(context["tag"]), _words(context["expected_tags"])
-        path = found.get("path") if isinstance(found, dict) else None
-        if path and "python" in tags and not get_close_matches(tag, tags, n=1, cutoff=0.65):
-            return f"found '{tag}', allowed: {', '.join(tags)}; did you mean 'python:{tag}:{path}'?"
-        return f"found '{tag}', {nearest(tag, tags)}"
+        line, path = nearest(tag, tags), found.get("path") if isinstance(found, dict) else None
+        beside = [other for other, hint in fields_of(above).items() if tag in tags_of(hint)]
+        meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{beside[0]} = '{tag}'" if beside else ""
+        return f"found '{tag}', {line}{f'; did you mean {meant}?' * ('did you mean' not in line and bool(meant))}"
     if name == "union_tag_not_found":
         by, known = context["discriminator"], ", ".join(tags_of(kind))
         return f"found {shown(found)}, allowed: a table with {by} = one of {known}"
@@ -109,11 +118,20 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
 
 def _below(key: str, word: Any, kind: Any) -> str:
     """Say in which key of a table a word would choose, as in `data = { source = "cifar" }`; "" where in none."""
+    own = key.rpartition(".")[2]
+    if isinstance(word, int | float) and not isinstance(word, bool):
+        kinds = {name: bare(hint) for name, hint in fields_of(kind).items()}
+        takes = [f"{own} = {{ {name} = {word} }}" for name, of in kinds.items() if of in (type(word), float)]
+        return f"; did you mean {' or '.join(takes[:2])}?" if takes else ""
+    if is_table(type(word)):  # made in Python
+        holds = [name for name, hint in fields_of(kind).items() if type(word) in map(bare, get_args(bare(hint)))]
+        made = f"{getattr(kind, '__name__', own)}({holds[0]}={type(word).__name__}(...))" if holds else ""
+        return f", or {made}" if made else ""
     for name, hint in fields_of(kind).items() if isinstance(word, str) else ():
         words = tags_of(hint) if is_choice(bare(hint)) else get_args(hint) if get_origin(hint) is Literal else ()
         known = [name for name in words if isinstance(name, str)]
         for meant in [word] if word.partition(":")[0] in known else synonyms(word, known):
-            return f'; did you mean {key.rpartition(".")[2]} = {{ {name} = "{meant}" }}?'
+            return f'; did you mean {own} = {{ {name} = "{meant}" }}?'
     return ""
 
 

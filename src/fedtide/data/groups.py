@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedtide.core.config_types import Count, OpenFraction, Whole, ingredient
 from fedtide.core.errors import refused
@@ -63,7 +63,12 @@ class ByLabels:
         return table[rows.y.numpy()], names
 
 
-Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by")]
+def _by_name(value: Any) -> Any:
+    """Read `"domain"` as `{by = "domain"}`."""
+    return {"by": value} if isinstance(value, str) else value
+
+
+Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by"), BeforeValidator(_by_name)]
 
 
 @ingredient

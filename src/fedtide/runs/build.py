@@ -199,7 +199,8 @@ def _fits(method: Method, population: Population) -> None:
     cohort = cohort_of(method)
     size = None if cohort is None else cohort.clients_per_round
     if size is not None and size > population.registered:
-        allowed = f"at most {population.registered}, the registered clients (data.partition.clients)"
+        source = "of the source" if population.names else "(data.partition.clients)"
+        allowed = f"at most {population.registered}, the registered clients {source}"
         raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
 
 

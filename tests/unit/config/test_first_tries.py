@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from fedtide.config import from_dict, read
+from fedtide.config.fleet import FleetKind, Kind
 from fedtide.config.keys import Key, places, sections
 from fedtide.config.overrides import seed_list
 from fedtide.core.errors import SYNONYMS, FedtideError, nearest
+from fedtide.core.explain import tags_of
 
 
 def study(**more: Any) -> dict[str, Any]:
@@ -173,3 +175,32 @@ def test_a_key_that_is_not_there(path, meant):
         sections(path)
     assert str(error.value).startswith(f"keys: found '{path}', allowed: ")
     assert str(error.value).endswith(f"; did you mean '{meant}'?") == (meant is not None)
+
+
+@pytest.mark.parametrize(("more", "expected"), [
+    ({"shift": {"what": "rotation"}}, "shift.what: found 'rotation', ...; did you mean how = 'rotation'?"),
+    ({"shift": {"how": "stream"}}, "shift.how: found 'stream', ...; did you mean what = 'stream'?"),
+    ({"shift": {"kind": "periodic"}}, 'shift.kind: unknown key; ...; did you mean shift = { who = "periodic" }?'),
+    ({"data": {"source": "gaussians", "split": 0.2}},
+     "data.split: found 0.2, allowed: a table; did you mean split = { val = 0.2 } or split = { test = 0.2 }?"),
+    ({"data": {"source": "gaussians", "held_out_clients": 4}},
+     "allowed: a table; did you mean held_out_clients = { clients = 4 }"),
+    ({"defaults": {"cohort": 0.1}}, "cohort: found 0.1, allowed: a whole number of clients, or a table"),
+])  # fmt: skip
+def test_a_value_in_the_wrong_table_is_led_to_the_right_one(more, expected):
+    line = said(study(**more))
+    for part in expected.split("..."):
+        assert part in line
+
+
+def test_one_mistake_is_told_once():
+    assert "more)" not in said(study(method=[{"algorithm": "fedavg", "loss": "focal"}]))
+
+
+def test_groups_may_be_a_word():
+    made = from_dict(study(data={"source": "gaussians", "groups": "domain"}), sets=["data.partition=iid"])
+    assert made == from_dict(study(data={"source": "gaussians", "groups": {"by": "domain"}, "partition": "iid"}))
+
+
+def test_the_command_line_knows_every_kind_of_fleet():
+    assert get_args(FleetKind) == tuple(tags_of(Kind))

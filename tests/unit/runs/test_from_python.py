@@ -51,6 +51,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: simulated(lambda: nn.LSTM(3, 2)), r"model: it does not fit rows of shape \(3,\): "),
     (lambda: ft.population(X, Y, 3), r"population\.partition: found 3, allowed: "),
     (lambda: people(shift="periodic"), r"population\.shift: found 'periodic', allowed: a table"),
+    (lambda: people(shift=ft.shift.Periodic()),
+     r"population\.shift: found Periodic.*, allowed: a table, or Shift\(who=Periodic\(\.\.\.\)\)"),
     (lambda: people(split=0.2), r"population\.split: found 0\.2, allowed: a table"),
     (lambda: ft.simulate(A.fedavg, people(), rounds=1), r"simulate\.algorithm: found <function .*, allowed: an Alg"),
     (lambda: ft.simulate(A.fedavg(TASK), X, rounds=1), r"simulate\.population: found tensor.*, allowed: a Population"),

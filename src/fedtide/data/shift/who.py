@@ -51,7 +51,7 @@ class Turns(Arriving):
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Raise if there are fewer than two groups, or if one has no clients."""
         if len(sizes) < 2:
-            allowed = "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
+            allowed = "data.groups = 'domain' or by labels, or shift.who.kind = 'always'"
             raise refused("shift.who.kind", self.kind, allowed, "there is a single group of clients")
         if 0 in sizes:
             but = f"'{names[list(sizes).index(0)]}' has no clients"

@@ -252,7 +252,7 @@ class StreamPlan(Plan):
             return rows
         if not len(rows):
             if self.stream.empty == "error" and client < self.view.registered:
-                raise _nothing(client, self.view.time(moment))
+                raise _nothing(self.view, client, self.view.time(moment))
             return rows
         return torch.cat([rows, self.shared.to(rows.dtype)]).unique() if len(self.shared) else rows
 
@@ -300,11 +300,12 @@ class StreamPlan(Plan):
                 allowed = f"fewer rounds, a larger gap, more intervals (the last one ends at {self.stream.ends[-1]:g})"
                 raise refused("shift.what.kind", self.stream.kind, allowed, but)
             if self.stream.empty == "error" and not own.all():
-                raise _nothing(int((~own).nonzero()[0][0]), time)
+                raise _nothing(self.view, int((~own).nonzero()[0][0]), time)
 
 
-def _nothing(client: int, time: float) -> FedtideError:
-    but = f"client {client} holds no training rows at {time:g}, as no interval that is there has any"
+def _nothing(view: PopulationView, client: int, time: float) -> FedtideError:
+    who = f"{client} ({view.names[client]})" if view.names else f"{client}"
+    but = f"client {who} holds no training rows at {time:g}, by shift.clock, as no interval that is there has any"
     return refused("shift.what.empty", "error", "'wait', fewer intervals, a longer retention, or more rows", but)
 
 
