@@ -33,11 +33,11 @@ class Live(Display):
         self._accuracy: dict[int, float] = {}
         self._left: dict[int, int] = {}  # rounds of each run
         self._played = 0
-        self._began = time.monotonic()
+        self._since: float | None = None  # the first round, as processes take a while to start
 
     def begin(self, runs: list[Planned], finished: int) -> None:
         """Start with the runs that are left, and the number of those that were finished before."""
-        self._runs, self._began = runs, time.monotonic()
+        self._runs = runs
         self._left = {number: run.experiment.rounds for number, run in enumerate(runs)}
         already = f", {finished} already finished" if finished else ""
         self.console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}", highlight=False)
@@ -54,7 +54,10 @@ class Live(Display):
         """Show that run number `run` has played another round."""
         if progress.accuracy is not None:
             self._accuracy[run] = progress.accuracy
-        self._played += 1
+        if self._since is None:
+            self._since = time.monotonic()
+        else:
+            self._played += 1
         self._left[run] = progress.rounds - progress.round
         if self._bars is None:
             self._line(run, progress)
@@ -94,8 +97,10 @@ class Live(Display):
         if len(self._runs) < 2:
             return ""
         done, left = sum(not rounds for rounds in self._left.values()), sum(self._left.values())
-        when = f", {spoken(left * (time.monotonic() - self._began) / self._played)} left in all" if left else ""
-        return f"; {done} of {len(self._runs)} runs done{when}"
+        said = f"; {done} of {len(self._runs)} runs done"
+        if not left or self._since is None or not self._played:
+            return said
+        return f"{said}, {spoken(left * (time.monotonic() - self._since) / self._played)} left in all"
 
     def end(self) -> None:
         """Remove the bars."""
