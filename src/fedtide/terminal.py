@@ -42,6 +42,7 @@ def print_results(made: Study, screen: Console) -> None:
     # Reports draw: whoever prints none does not wait for it.
     from fedtide.report.alarms import alarms
     from fedtide.report.environment import NANO
+    from fedtide.report.narrative import SAME_RUN
     from fedtide.report.tables import brief_table
 
     if made.nano:
@@ -50,6 +51,8 @@ def print_results(made: Study, screen: Console) -> None:
         print_table(brief_table(summary), screen, summary.point)
         for line in alarms(summary):
             screen.print(line, style="red", soft_wrap=True)
+        for pair in (pair for pair in summary.paired if pair.same_run):
+            screen.print(f"{pair.name} is {SAME_RUN.format(pair.baseline)}", soft_wrap=True)
         _print_claims(summary.claims, screen, verdicts=not made.nano)
     _print_claims(made.claims, screen, verdicts=not made.nano)
     if len(made.summaries) > 1 and not made.chosen:

@@ -94,7 +94,7 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
     Participants: expected share of each group and the arrivals. Domains: share of each, where domains are blended.
     Drift: number of drifted clients in each round, with vertical lines at known events through both panels.
     """
-    shifted = next((m for m in record.methods if m.shifted and m.runs), None)
+    shifted = next((m for m in record.methods if m.shifted and m.runs and record.groups), None)
     blended = next(
         (run for m in record.methods for run in m.runs if any("domains" in line for line in run.lines)), None
     )
@@ -109,8 +109,9 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
             _draw_domains(below[shifted is not None], record, blended)
         if drifting is not None:
             _draw_drifted(below[-1], drifting)
-            for axes in (top, below[-1]):
-                mark_events(axes, marks(drifting))
+            events = marks(drifting)
+            for axes in (top, below[-1]) if len(events) <= record.experiment.rounds / 2 else ():
+                mark_events(axes, events)
         _draw_accuracies(top, [(method.name, _accuracies(record, method)) for method in record.methods])
         for method in record.methods:
             if method.name == floor:

@@ -158,7 +158,7 @@ def _against(summary: Summary, method: MethodSummary) -> str:
     if mean is None:
         return ""
     if pair.same_run:
-        return f"It is the same run as {base}, to the last digit at every seed."
+        return f"It is {SAME_RUN.format(base)}."
     if len(pair.difference.values) == 1:
         return f"That is {signed} against {base}, from one seed."
     clarity = pair.difference.clarity(mean)
@@ -201,6 +201,12 @@ def setting(record: ExperimentRecord) -> str:
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
 
 
+SAME_RUN = (
+    "the same run as {}, to the last digit at every seed: often because every client makes a single local step in a "
+    "round (local.batch_size, epochs), in which a pull or a correction of later steps does nothing"
+)
+"""What is said of two methods that are one, with the likely reason."""
+
 HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
 """Names of known events in text."""
 
@@ -216,6 +222,8 @@ def _met(record: ExperimentRecord) -> str:
     lines = run.lines[1:]  # events at round 0 change nothing
     happened = [(line["round"], set(line.get("events", ()))) for line in lines]
     known = [at for at, events in happened if events & HAPPENS.keys()]
+    if len(known) > max(FEW, len(lines) // 2):
+        return f"Something changes in {len(known)} of the {len(run.lines)} rounds. "
     if known:
         kinds = listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
         when = f"after {listed([str(at) for at in known])}" if len(known) <= FEW else f"before {len(known)} of the"
@@ -263,9 +271,13 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
         cost = steady.against(shifted, "accuracy")
+        costs = (cost.mean or 0.0) >= 0
         said = f"The shift costs {points(cost)} of accuracy on average"
+        if not costs:
+            said = f"With the shift accuracy is {points(_size(cost))} higher on average"
         if _known(shifted.measures.get("swing")) and _known(steady.measures.get("swing")):
-            said += f" and {points(steady.against(shifted, 'worst_point'))} at the worst moment{_doubt(cost)}"
+            worst = f" and {points(steady.against(shifted, 'worst_point'))}{' lower' * (not costs)} at the worst moment"
+            said += f"{worst}{_doubt(cost)}"
             apart = [
                 f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "
                 f"{points(steady.measures[f'swing_{group}'])}"

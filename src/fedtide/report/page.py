@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.prose import listed
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
 from fedtide.report.alarms import alarms
 from fedtide.report.environment import NANO, environment_line
@@ -61,7 +62,7 @@ class Section:
     headline: str
     methods: Part
     sentences: list[tuple[Markup, str, str]]
-    unfinished: list[str]
+    unfinished: str
     pictures: list[Picture]
     parts: list[Part]
     config: str
@@ -101,8 +102,8 @@ def write_report(
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     text = render(
         "page.html",
-        title=made[0].study.records[0].experiment.title or made[0].name,
-        about=made[0].study.records[0].experiment.description,
+        title=listed([each.study.records[0].experiment.title or each.name for each in made]),
+        about=made[0].study.records[0].experiment.description if len(made) == 1 else "",
         nano=[each.name for each in made if each.study.nano],
         warning=NANO,
         several=len(made) > 1,
@@ -137,6 +138,9 @@ def _together(shown: Sequence[tuple[str, ExperimentRecord, Summary]]) -> Togethe
     many = len(shown) > 1
     numbers = range(sum(len(summary.methods) for _, _, summary in shown))
     about = "Means over the evaluations of the rounds that the second column names, ± one standard error over seeds."
+    said = [record.experiment.model_dump() for _, record, _ in shown]
+    apart = [key for key in ("data", "shift", "model", "rounds", "seeds") if any(e[key] != said[0][key] for e in said)]
+    about += f" The experiments differ in {listed(apart)}: what is equal can be compared." if apart else ""
     table = tables.methods_of_all([(name, summary) for name, _, summary in shown])
     picture = (
         "Accuracy of all methods", "Accuracy over rounds, means over seeds with a band of one standard error.",
@@ -224,6 +228,8 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
     marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
     floor = [Markup("")] if summary.floor else []
     methods = tables.methods_table(summary)
+    left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
+            for method in summary.methods if method.unfinished]  # fmt: skip
     return Section(
         heading,
         anchor(heading) if heading else "",
@@ -233,8 +239,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
         Part("", methods, _about_marks(methods, summary), anchor("Methods", heading), [*marks, *floor]),
         [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
-        [f"{method.name}: {method.unfinished} of its runs are not finished and not counted."
-         for method in summary.methods if method.unfinished],
+        f"Not finished and not counted: {listed(left)}." if left else "",
         to_pictures(_pictures(record, summary), heading),
         _parts(record, summary, heading, nano=nano),
         to_toml(record.experiment),

@@ -175,8 +175,9 @@ class Study:
 def read_study(root: Path) -> Study:
     """Read a run folder and summarize all of it."""
     records = read_experiment(root)
-    summaries = [summarize(record) for record in records]
     experiment = load(root, imports=False)
+    title = experiment.title or root.resolve().name
+    summaries = [replace(summarize(record), title=title) for record in records]
     swept = bool(experiment.sweep)
     claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
     return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root))

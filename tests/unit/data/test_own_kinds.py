@@ -12,7 +12,10 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
 from fedtide.core.types import Moment
 from fedtide.data.shift import Shift
+from fedtide.report.page import write_report
+from fedtide.runs import folder
 from fedtide.runs.build import cohort_size, host_of, population_of, task_of
+from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.shift import Python
@@ -259,3 +262,16 @@ def test_a_function_itself_may_be_given_in_python():
 
     own = people(what=Python(lambda: HeldBy(lambda rows, part, moment, rng: rows[:1])))
     assert own.counts(own.clients, "train", at(0)).tolist() == np.ones(len(own.clients)).tolist()
+
+
+def test_a_page_about_own_shifts_says_what_there_is(tmp_path):
+    experiment = named(
+        rounds=7, shift__what="python:mine:weekdays", shift__who="python:mine:weekends", data__groups={"by": "none"}
+    )
+    folder.create(experiment, tmp_path / "run")
+    assert execute(experiment, tmp_path / "run", workers=1)
+    text = write_report([tmp_path / "run"]).read_text(encoding="utf-8")
+    assert "participants, %" not in text
+    assert "first group" not in text
+    assert "Something changes in 6 of the 7" in text
+    assert "It follows your own mine:weekends, too. It follows your own mine:weekdays, too." in text

@@ -214,6 +214,15 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
     )
 
 
+def test_a_shift_that_helps_costs_nothing():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
+    shifted = method("FedAvg", accuracy=0.9, worst_point=0.6, swing=0.2)
+    steady = method("FedAvg, steady", accuracy=0.8, worst_point=0.85, swing=0.02)
+    assert narrative.headline(made, summary(shifted, steady)).startswith(
+        "With the shift accuracy is 10.0 points higher on average and 25.0 points lower at the worst moment."
+    )
+
+
 def test_who_copes_best_is_one_method_only_where_it_is_clearly_ahead():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}}, {**A, "name": "X"})
     base, steady = ([0.5, 0.52, 0.51], [0.8, 0.81, 0.82])

@@ -163,7 +163,7 @@ def test_several_folders_are_sections_of_one_page(root, tmp_path, monkeypatch):
     assert path == Path("report.html")
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert page.tags.count("section") == 2
-    assert page.text["h1"] == "Day & night <here>"
+    assert page.text["h1"] == "Day & night <here> and other"
     assert page.cells[0][:2] == ["method", "averaged over"]
     assert [row[0] for row in page.cells[1:5]] == ["run: A", "run: A, steady", "run: momentum", "other: A"]
     pictures = [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")]
@@ -282,7 +282,7 @@ def test_runs_that_are_not_finished_are_told(tmp_path):
     list(run_of(experiment, tmp_path, 0).play())
     list(run_of(experiment, tmp_path, 1).play(lambda: True))
     page = Page(write_report([tmp_path]).read_text(encoding="utf-8"))
-    assert "1 of its runs are not finished and not counted" in page.text["strong"]
+    assert "Not finished and not counted: 1 of" in page.text["strong"]
     assert "momentum" not in page.text["dt"]
 
 

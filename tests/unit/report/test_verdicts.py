@@ -154,7 +154,7 @@ def test_of_two_equal_methods_the_headline_names_a_first_in_one_of_twenty(seeds)
     ([0.62, 0.62, 0.66], "?",
      "Against Base that is +3.3 ± 1.3 points, seed by seed: too few seeds to tell."),
     ([0.58, 0.62, 0.61], "≈", "Against Base that is no clear difference: +0.3 ± 1.2 points, seed by seed."),
-    ([0.60, 0.60, 0.60], "=", "It is the same run as Base, to the last digit at every seed."),
+    ([0.60, 0.60, 0.60], "=", f"It is {narrative.SAME_RUN.format('Base')}."),
 ])  # fmt: skip
 def test_rows_and_sentences_follow_the_rule(values, mark, said):
     base, ours = method("Base", [0.60, 0.60, 0.60]), method("Ours", values)

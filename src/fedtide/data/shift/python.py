@@ -20,4 +20,4 @@ class Python(user_code.Python):
 
     def words(self, *_: Any) -> str:
         """Name the user's code in words."""
-        return f"What your own {self.name} says holds too. "
+        return f"It follows your own {self.name}, too. "
