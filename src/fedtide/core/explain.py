@@ -81,8 +81,8 @@ def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -
     if name == "union_tag_invalid":
         tag, tags = str(context["tag"]), _words(context["expected_tags"])
         line, path = nearest(tag, tags), found.get("path") if isinstance(found, dict) else None
-        beside = [other for other, hint in fields_of(above).items() if tag in tags_of(hint)]
-        meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{beside[0]} = '{tag}'" if beside else ""
+        tables = [other for other, hint in fields_of(above).items() if tag in tags_of(hint)]
+        meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{tables[0]} = '{tag}'" if tables else ""
         return f"found '{tag}', {line}{f'; did you mean {meant}?' * ('did you mean' not in line and bool(meant))}"
     if name == "union_tag_not_found":
         by, known = context["discriminator"], ", ".join(tags_of(kind))
