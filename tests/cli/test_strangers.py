@@ -180,7 +180,7 @@ def test_what_a_person_puts_among_checkpoints_stays(run):
         (folder / name).mkdir()
         (folder / name / "x.txt").write_text("mine")
     (folder / "writing-00000001").mkdir()
-    for name in ("00000001/state.safetensors", "writing-00000001/.tmpAb12Cd"):  # as a process that was killed leaves them
+    for name in ("00000001/state.safetensors", "writing-00000001/.tmpAb12Cd"):  # as a kill leaves them
         (folder / name).touch()
     assert done("resume", run) == 0
     assert (folder / "writing-my-thesis" / "x.txt").read_text() == "mine"
