@@ -108,7 +108,7 @@ def test_the_lossless_part_of_cifar_10_is_read():
     assert np.array_equal(rows.y[rows.held_out].numpy(), test[:932])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # decodes 60,000 pictures
 def test_cifar_10_as_jpeg_has_its_original_order():
     """Every picture that is there without loss too is at most as far from it as the data's own README says."""
     directory = real("cifar-10")
