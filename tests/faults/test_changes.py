@@ -41,7 +41,7 @@ METHODS = {
 def played(request, tmp_path_factory) -> dict[str, Path]:
     """A run folder that is finished, and one of the same run half-way, with large memory in files."""
     home = tmp_path_factory.mktemp(request.param)
-    experiment = toy(request.param, checkpoint_every=2, **METHODS[request.param])
+    experiment = toy(request.param, title="A toy", checkpoint_every=2, **METHODS[request.param])
     made = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "_pictures", lambda *_: [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from os.path import isfile
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
@@ -335,7 +335,7 @@ def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algori
             raise refused(key, found, "a function that makes an Algorithm")
         return found
     module = algorithm.removesuffix(".py")
-    if Path(f"{module}.py").is_file():
+    if isfile(f"{module}.py"):
         raise refused(key, algorithm, f"'{module}:FUNCTION', a function of {module}.py")
     raise unknown(key, algorithm, [*REGISTRY, "your own module:function"])
 
