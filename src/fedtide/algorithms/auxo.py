@@ -36,6 +36,8 @@ Choices:
     The experiment's cohort selects participants, so clusters train the clients that come to them, not equal numbers.
     Clients are weighted by samples. Before evaluation, a client that was never asked takes the cluster whose model has
     the lowest loss on its labeled samples; one without samples takes the largest cluster.
+    With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update of all
+    participants; sketches are of whole updates.
 """
 
 from __future__ import annotations

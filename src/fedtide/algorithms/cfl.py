@@ -30,7 +30,8 @@ Choices:
     when its cluster is split is placed when it next participates: by an update at the weights of the split, on the side
     with the closer mean direction (the paper: the closest member). A client that was never asked is placed in the same
     way before evaluation; one without samples takes the model that most clients have. The code as it was released is
-    `cfl-released`.
+    `cfl-released`. With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update
+    of all participants and keep that step at a split; norms and cosines are of whole updates.
 """
 
 from __future__ import annotations

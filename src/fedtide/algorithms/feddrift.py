@@ -36,7 +36,8 @@ Choices:
     The optimizer of a merged model is reset. Before evaluation, a client that was never asked takes the model with the
     lowest loss on its labeled samples; one without takes the model that most clients have. With delta = 1 and errors no
     client ever leaves: one model, trained on the samples of the last `window` steps, which is the paper's baseline
-    "Window".
+    "Window". With `cluster_layer` other than "*" models share all other layers, which move by the mean of all updates;
+    new and merged models have them as they are, and their moments.
 """
 
 from __future__ import annotations

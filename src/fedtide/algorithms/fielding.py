@@ -45,10 +45,14 @@ Choices:
     Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. How far centers moved and theta are
     lengths: roots of distances that grow with the square, as those of embeddings and gradients. A third of a mean
     squared distance would be 58 % of the way between two centers, and a mass event moves them by about half.
-    `trigger = "gain"` is our own. With one cluster participants are those that FedAvg with the same cohort has; with
-    several, first those of them whom the clusters' shares allow. With `reporters = "participants"` they are drawn
-    before they move. `cohort = "nearest"` takes distances (its own `distance`) to the mean report of a cluster's
-    reachable members.
+    With one cluster participants are those that FedAvg with the same cohort has; with several, first those of them whom
+    the clusters' shares allow. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
+    takes distances (its own `distance`) to the mean report of a cluster's reachable members.
+
+    Our own: `trigger = "gain"`; `min_silhouette` of k-means, below which there is one cluster; and `cluster_layer`. If
+    that is not "*" clusters share all other layers. These move by the mean update of all clusters, in which that of a
+    cluster counts for all of its members, times the mean weight of those that answered, as equally many are drawn in
+    each.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -121,8 +125,8 @@ class State:
 
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
     first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
-    clustering. trigger, cohort: their memos. silhouette: the mean
-    silhouette of the last clustering, None if its number of clusters was no choice.
+    clustering. trigger, cohort: their memos. silhouette: the largest
+    mean silhouette of the last clustering, None if its number of clusters was no choice.
     """
 
     weights: tuple[Weights, ...]
@@ -348,6 +352,7 @@ def adopt(state: State, found: Clustering, layer: str = WHOLE) -> State:
     weights, server = (
         share_layers([mix_models(held, row) for row in share], layer) for held in (state.weights, state.server)
     )
+    silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
     label = state.cluster.index_copy(0, known, found.label)
-    state = replace(state, weights=weights, server=server, cluster=label, silhouette=found.silhouette.get(found.k))
+    state = replace(state, weights=weights, server=server, cluster=label, silhouette=silhouette)
     return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)

@@ -34,7 +34,8 @@ Choices:
     Before evaluation, a client that was never grouped finds its group by its own pre-training; one without samples
     takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups
     it gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
-    are sent before round 0.
+    are sent before round 0. With `cluster_layer` other than "*" groups share all other layers, which move by the mean
+    update of all participants, and begin with that of all clients of the cold start.
 """
 
 from __future__ import annotations

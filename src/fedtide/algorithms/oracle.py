@@ -18,7 +18,8 @@ Choices:
     A group that appears later, as at a mass event, begins with the mean of the models that its registered clients had,
     with equal weights, as in Fielding, or with the first model if it has none; its optimizer is reset. A group keeps
     its model while it is empty. Held-out clients' groups are known too. Knowing the groups costs no bytes or seconds.
-    With `mu` clients train as in FedProx.
+    With `mu` clients train as in FedProx. With `cluster_layer` other than "*" groups share all other layers, which move
+    by the mean update of all participants; a new group has them as they are, and their moments.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, ModelCount, StepCount, ingredient
+from fedtide.core.config_types import Count, Fraction, ModelCount, StepCount, ingredient
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import (
     CELLS,
@@ -67,12 +67,13 @@ class Clustering:
 class KMeans:
     """k-means, with the number of clusters of the largest mean silhouette; ties: the smaller (Algorithm 3).
 
-    There is one cluster if `k_max` is 1, if there are fewer than three rows, or if all rows are equal. Otherwise there
-    are fewer clusters than rows.
+    There is one cluster if `k_max` is 1, if there are fewer than three rows, if all rows are equal, or if the largest
+    silhouette is below `min_silhouette`. Otherwise there are fewer clusters than rows.
 
     Args:
         k_min: smallest number of clusters.
         k_max: largest number of clusters; 1 means one cluster, whatever `k_min`.
+        min_silhouette: if no mean silhouette is as large, there are no groups, and one cluster; None means any will do.
         n_init: starts for each number of clusters; the one of the lowest cost is used.
         center: center of a cluster; "median" is for label distributions only.
         silhouette_samples: rows drawn at random to compute silhouettes; None means all.
@@ -83,10 +84,13 @@ class KMeans:
     >>> found = KMeans().fit(x, "l1", Rng(0))
     >>> found.k, found.label.tolist(), {k: round(s, 3) for k, s in found.silhouette.items()}
     (2, [0, 0, 1, 1], {2: 0.889, 3: 0.441})
+    >>> KMeans(min_silhouette=0.9).fit(x, "l1", Rng(0)).label.tolist()
+    [0, 0, 0, 0]
     """
 
     k_min: ModelCount = 2
     k_max: ModelCount = 10
+    min_silhouette: Fraction | None = None
     n_init: StepCount = 10
     center: Center = "mean"
     silhouette_samples: Count | None = 1000
@@ -117,10 +121,12 @@ class KMeans:
         labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
         scores: dict[int, float] = {}
         best = 0
-        if len(ks) > 1:
+        if len(ks) > 1 or self.min_silhouette is not None:
             judged = _judged(fitted, labels, kind, self.silhouette_samples, rng.at("silhouette"))
             scores = dict(zip(ks, judged, strict=True))
             best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
+        if self.min_silhouette is not None and max(scores.values()) < self.min_silhouette:
+            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind, self.center)
         label = labels[best]
         if len(fitted) < len(rows):
             centers = means(fitted, label, ks[best], fitted[: ks[best]], kind, self.center)
