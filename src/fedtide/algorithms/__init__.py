@@ -61,6 +61,7 @@ FALLING = {"local": {**FULL["local"], "lr_schedule": {"kind": "exponential", "fa
 UNIFORM = {"weighting": "uniform"}
 ONE_CLUSTER = {"clustering": {"kind": "k-means", "k_max": 1}, "cohort": "arrivals"}
 MOVING = {"server": MOMENTUM}
+NO_GROUPS = {"clustering": {**FEW_CLUSTERS, "min_silhouette": 1.0}, "trigger": {"kind": "fraction", "tau": 0.0}}
 ONE_GROUP = {"clusters": 1, "pretrain": 3, "group_init": "same"}
 
 REGISTRY: Mapping[str, Entry] = {
@@ -401,6 +402,7 @@ REGISTRY: Mapping[str, Entry] = {
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
             Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "cluster_layer": "head", **MOVING}, "fedavg", {**UNIFORM, **MOVING}),
+            Reduction({**NO_GROUPS, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
             Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),
             Reduction(

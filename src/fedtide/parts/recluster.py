@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Fraction, ModelCount, StepCount, ingredient
+from fedtide.core.config_types import Count, ModelCount, StepCount, ingredient
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import (
     CELLS,
@@ -46,6 +46,8 @@ SCALED = 1000
 """Rows sampled to set the scales of a joint distance."""
 TIE = 1e-6
 """Difference below which silhouettes are equal: rounding in float32 is as large."""
+
+Silhouette = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class KMeans:
     Args:
         k_min: smallest number of clusters.
         k_max: largest number of clusters; 1 means one cluster, whatever `k_min`.
-        min_silhouette: if no mean silhouette is as large, there are no groups, and one cluster; None means any will do.
+        min_silhouette: if no mean silhouette is as large there is one cluster, as there are no groups; -1 takes any.
         n_init: starts for each number of clusters; the one of the lowest cost is used.
         center: center of a cluster; "median" is for label distributions only.
         silhouette_samples: rows drawn at random to compute silhouettes; None means all.
@@ -90,7 +92,7 @@ class KMeans:
 
     k_min: ModelCount = 2
     k_max: ModelCount = 10
-    min_silhouette: Fraction | None = None
+    min_silhouette: Silhouette = -1.0
     n_init: StepCount = 10
     center: Center = "mean"
     silhouette_samples: Count | None = 1000
@@ -121,11 +123,11 @@ class KMeans:
         labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
         scores: dict[int, float] = {}
         best = 0
-        if len(ks) > 1 or self.min_silhouette is not None:
+        if len(ks) > 1 or self.min_silhouette > -1:
             judged = _judged(fitted, labels, kind, self.silhouette_samples, rng.at("silhouette"))
             scores = dict(zip(ks, judged, strict=True))
             best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
-        if self.min_silhouette is not None and max(scores.values()) < self.min_silhouette:
+        if scores and max(scores.values()) < self.min_silhouette:
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), scores, kind, self.center)
         label = labels[best]
         if len(fitted) < len(rows):

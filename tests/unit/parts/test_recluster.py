@@ -197,6 +197,18 @@ def test_equal_silhouettes_give_the_smaller_k(monkeypatch):
     assert KMeans().fit(x, "l1", Rng(0)).k == 2
 
 
+def test_without_groups_there_is_one_cluster():
+    """By hand: rows 0, 1 and 4, 5 on a line have silhouettes of 3.5 / 4.5 and 2.5 / 3.5, 0.746 in the mean."""
+    x = torch.tensor([[0.0], [1.0], [4.0], [5.0]])
+    assert KMeans(k_max=2, min_silhouette=0.74).fit(x, "l1", Rng(0)).label.tolist() == [0, 0, 1, 1]
+    found = KMeans(k_max=2, min_silhouette=0.75).fit(x, "l1", Rng(0))
+    assert (found.k, found.label.tolist(), found.centers.tolist()) == (1, [0, 0, 0, 0], [[2.5]])
+    assert found.silhouette == {2: pytest.approx((7 / 9 + 5 / 7) / 2)}
+    none = torch.from_numpy(np.random.default_rng(0).dirichlet(np.full(10, 0.3), 100))
+    assert KMeans().fit(none, "l1", Rng(0)).k > KMeans(min_silhouette=0.15).fit(none, "l1", Rng(0)).k == 1
+    assert KMeans(min_silhouette=0.15).fit(grouped(40, 4)[0], "l1", Rng(0)).k == 4
+
+
 def test_clusters_are_in_the_order_of_their_lowest_members():
     x, _ = grouped(40, 4)
     found = KMeans().fit(x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], "l1", Rng(0))
