@@ -358,6 +358,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "gain": {"clustering": FEW_CLUSTERS, "trigger": "gain", **DRIFT},
             "shared": {"clustering": FEW_CLUSTERS, "cluster_layer": "head", "server": MOMENTUM, **DRIFT},
+            "pooled": {"clustering": FEW_CLUSTERS, "pooling": True, "weighting": "samples", **MOVING, **DRIFT},
             "gradient": {
                 "representation": {"kind": "gradient", "at": "global", "sketch": 8},
                 "clustering": FEW_CLUSTERS,
@@ -402,6 +403,7 @@ REGISTRY: Mapping[str, Entry] = {
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
             Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "cluster_layer": "head", **MOVING}, "fedavg", {**UNIFORM, **MOVING}),
+            Reduction({**ONE_CLUSTER, "pooling": True}, "fedavg", UNIFORM),
             Reduction({**NO_GROUPS, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
             Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),

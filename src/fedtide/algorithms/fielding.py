@@ -49,10 +49,10 @@ Choices:
     the clusters' shares allow. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
     takes distances (its own `distance`) to the mean report of a cluster's reachable members.
 
-    Our own: `trigger = "gain"`; `min_silhouette` of k-means, below which there is one cluster; and `cluster_layer`. If
-    that is not "*" clusters share all other layers. These move by the mean update of all clusters, in which that of a
-    cluster counts for all of its members, times the mean weight of those that answered, as equally many are drawn in
-    each.
+    Our own: `trigger = "gain"`; `min_silhouette` of k-means, below which there is one cluster; `pooling` (see
+    `fedtide.multi.pooling`), by which clusters that are alike train one model; and `cluster_layer`. If that is not "*"
+    clusters share all other layers. These move by the mean update of all clusters, in which that of a cluster counts
+    for all of its members, times the mean weight of those that answered, as equally many are drawn in each.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -75,7 +75,7 @@ from torch import Tensor
 
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.cohorts import Cohort, Uniform
-from fedtide.core.config_types import NonNegative, Spelled
+from fedtide.core.config_types import Flag, NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Timed, Weights
@@ -97,6 +97,7 @@ from fedtide.multi.clusters import (
     share_layers,
     train_clusters,
 )
+from fedtide.multi.pooling import Evidence
 from fedtide.multi.representation import Labels, Representation, report_question
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
@@ -126,7 +127,7 @@ class State:
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
     first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
     clustering. trigger, cohort: their memos. silhouette: the largest
-    mean silhouette of the last clustering, None if its number of clusters was no choice.
+    mean silhouette of the last clustering, None if its number of clusters was no choice. evidence: of `pooling`.
     """
 
     weights: tuple[Weights, ...]
@@ -139,6 +140,7 @@ class State:
     trigger: Any = None
     cohort: Any = None
     silhouette: float | None = None
+    evidence: Evidence | None = None
 
     @property
     def known(self) -> Tensor:
@@ -164,6 +166,7 @@ def fielding(
     trigger: Annotated[Triggers, Spelled] = FixedFraction(),
     clustering: Annotated[Clusterer, Spelled] = KMeans(),
     cluster_layer: str = WHOLE,
+    pooling: Flag = False,
     reassign: Literal["drifted", "all"] = "drifted",
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
@@ -187,6 +190,8 @@ def fielding(
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
         cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
+        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then send
+            the squared length of their update in each layer.
         reassign: clients that move at a drift event: those that "drifted", or "all".
         reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
             "once", at its first report.
@@ -202,6 +207,8 @@ def fielding(
     """
     if clustering.center == "median" and representation.kind != "labels":
         raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
+    if pooling and q:
+        raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
     check_layer(task, cluster_layer, "cluster_layer")
     represent = representation.of(task)
 
@@ -242,7 +249,16 @@ def fielding(
         members = torch.bincount(state.trains_with, minlength=len(state.weights))
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(
-            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, members=members, totals=totals
+            fleet,
+            state,
+            clients,
+            cluster,
+            server,
+            cohort,
+            own_layer=cluster_layer,
+            members=members,
+            pooling=pooling,
+            totals=totals,
         )
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
@@ -290,7 +306,11 @@ def fielding(
         return Answer({}, memory={"found": own[0]})
 
     term = Proximal(mu) if mu else None
-    train = FairTraining(task, local, weighting, term, q=q) if q else Training(task, local, weighting, term)
+    train = (
+        FairTraining(task, local, weighting, term, q=q)
+        if q
+        else Training(task, local, weighting, term, squares=pooling)
+    )
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
@@ -355,4 +375,6 @@ def adopt(state: State, found: Clustering, layer: str = WHOLE) -> State:
     silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
     label = state.cluster.index_copy(0, known, found.label)
     state = replace(state, weights=weights, server=server, cluster=label, silhouette=silhouette)
+    if state.evidence is not None:
+        state = replace(state, evidence=state.evidence.of_new_clusters())
     return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)

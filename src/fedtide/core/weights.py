@@ -88,6 +88,28 @@ def shaped(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(param.shape) for (name, param), part in zip(like.items(), parts, strict=True)}
 
 
+def layers_of(weights: Weights) -> dict[str, list[str]]:
+    """Return the names of the parameters of each layer, in their order.
+
+    >>> layers_of(Weights({"conv.w": torch.ones(1), "conv.b": torch.ones(1), "head.w": torch.ones(1)}))
+    {'conv': ['conv.w', 'conv.b'], 'head': ['head.w']}
+    """
+    layers: dict[str, list[str]] = {}
+    for name in weights.params:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return layers
+
+
+def squared_lengths(weights: Weights) -> Tensor:
+    """Return the squared length (layers,) float64 of the parameters of each layer.
+
+    >>> squared_lengths(Weights({"conv.w": torch.ones(2), "conv.b": torch.ones(1), "head.w": torch.ones(1)})).tolist()
+    [3.0, 1.0]
+    """
+    each = {name: param.detach().double().square().sum() for name, param in weights.params.items()}
+    return torch.stack([torch.stack([each[name] for name in names]).sum() for names in layers_of(weights).values()])
+
+
 def placed(
     weights: Weights | tuple[Weights, ...], update: Weights | Mapping[int, Weights], slot: int | None = None
 ) -> Weights | tuple[Weights, ...]:

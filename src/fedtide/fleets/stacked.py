@@ -74,7 +74,7 @@ def device() -> torch.device:
 
 
 def _unstackable(work: object) -> str | None:
-    if not isinstance(work, Training) or work.forward_passes:
+    if not isinstance(work, Training) or work.forward_passes or work.squares:
         return "its clients do more than train"
     return unstackable(work.task, work.local, work.term)
 

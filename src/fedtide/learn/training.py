@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedtide.cohorts.oort import utility
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights
+from fedtide.core.weights import squared_lengths
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -28,6 +30,7 @@ class Training:
         weighting: weight of a client in the mean.
         term: a gradient term.
         utility: also reveal "utility", which Oort asks for.
+        squares: also sum the squared length of each layer of the update, and the squared weight, for partial pooling.
 
     >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalTrainer(), "samples")
     >>> rows = Shard(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
@@ -41,6 +44,7 @@ class Training:
     weighting: Weighting
     term: Term | None = None
     utility: bool = False
+    squares: bool = False
 
     @property
     def forward_passes(self) -> int:
@@ -54,7 +58,10 @@ class Training:
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         delta = fitted.delta
-        total = {"delta": Weighted(delta, client_weight(shard, self.weighting))}
+        weight = client_weight(shard, self.weighting)
+        total: dict[str, Any] = {"delta": Weighted(delta, weight)}
+        if self.squares:
+            total |= {"squares": Weighted(squared_lengths(delta), weight), "weight": Weighted(weight, weight)}
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:

@@ -40,6 +40,7 @@ from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
+from fedtide.multi.pooling import pool_updates
 
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
@@ -50,7 +51,8 @@ Divisor = Literal["members", "participants"]
 T = TypeVar("T")
 
 S = TypeVar("S", bound=Any)
-"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
+"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, the memo of `cohort`, and the
+`evidence` of one that pools."""
 
 
 def train_clusters(
@@ -63,6 +65,7 @@ def train_clusters(
     *,
     own_layer: str,
     members: Tensor | None = None,
+    pooling: bool = False,
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] | None = None,
 ) -> tuple[S, Reply, Facts]:
@@ -78,6 +81,8 @@ def train_clusters(
         own_layer: the only layer in which the models differ; "*" means all.
         members: (K,) number of clients in each cluster, if participants were picked in each: in shared layers their
             mean update then counts for all of these. None: participants count for themselves.
+        pooling: draw updates toward that of all clusters (`fedtide.multi.pooling`); the state has `evidence`, and the
+            clients' sums "squares".
         reveal: further values revealed per client.
         totals: transforms a cluster's sums (None if it has none) before their mean is taken.
 
@@ -93,9 +98,16 @@ def train_clusters(
     made = reply.total if totals is None else [totals(total) for total in reply.total]
     sums = [None if total is None else total["delta"] for total in made]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
+    facts: dict[str, Any] = {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
     each = None if members is None else members / trained.clamp(min=1)
-    state = step_models(state, server, sums, own_layer=own_layer, each=each)
-    return state, reply, {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
+    if not pooling:
+        return step_models(state, server, sums, own_layer=own_layer, each=each), reply, facts
+    share = shares_of(sums, each)
+    middle = mean_of_all(sums, share)
+    pooled, evidence, kept = pool_updates(made, middle, share, state.evidence)
+    deltas = [share_layers([middle, delta], own_layer)[1] for delta in pooled]
+    facts["apart"] = float(kept[:, share > 0].mean())
+    return replace(step_along(state, server, deltas, own_layer), evidence=evidence), reply, facts
 
 
 def init_models(
@@ -333,8 +345,13 @@ def step_models(
         for total in sums
     ]
     if own_layer != WHOLE and everyone:
-        shared = mean_of_all(sums, torch.ones(len(sums)) if each is None else each)
+        shared = mean_of_all(sums, shares_of(sums, each))
         deltas = [with_shared_update(delta, shared, own_layer) for delta in deltas]
+    return step_along(state, server, deltas, own_layer)
+
+
+def step_along(state: S, server: Server, deltas: Sequence[Weights | None], own_layer: str) -> S:
+    """Take a server step of each model along an update; without one it stays unchanged."""
     steps = [
         (model, memo) if delta is None else server.step(model, memo, delta)
         for model, memo, delta in zip(state.weights, state.server, deltas, strict=True)
@@ -343,17 +360,26 @@ def step_models(
     return replace(state, weights=weights, server=memos)
 
 
-def mean_of_all(sums: Sequence[Sum | None], each: Tensor) -> Weights:
-    """Return the mean update over all models; a participant of model k counts for `each[k]` (K,) clients.
+def shares_of(sums: Sequence[Sum | None], each: Tensor | None) -> Tensor:
+    """Return what each model's mean update counts for in that of all (K,) float64.
+
+    Args:
+        sums: sums of the updates of each model's members; None if there are none.
+        each: (K,) number of clients that each of a model's participants stands for; None means one.
+    """
+    weight = torch.tensor([0.0 if total is None else total.weight for total in sums], dtype=torch.float64)
+    return weight if each is None else weight * each
+
+
+def mean_of_all(sums: Sequence[Sum | None], share: Tensor) -> Weights:
+    """Return the mean update over all models, each with its share (K,).
 
     >>> sums = [Sum(Weights({"w": torch.tensor(2.0)}), 1.0), None, Sum(Weights({"w": torch.tensor(12.0)}), 2.0)]
-    >>> mean_of_all(sums, torch.tensor([6.0, 9.0, 1.0])).params
+    >>> mean_of_all(sums, shares_of(sums, torch.tensor([6.0, 9.0, 1.0]))).params
     {'w': tensor(3.)}
     """
-    there = [(total, float(count)) for total, count in zip(sums, each, strict=True) if total is not None]
-    share = torch.tensor([total.weight * count for total, count in there], dtype=torch.float64)
-    means = [mean(total) if weight else total.value for (total, _), weight in zip(there, share, strict=True)]
-    return mix_models(means, share)
+    there = [k for k in range(len(sums)) if share[k] > 0]
+    return mix_models([mean(sums[k]) for k in there], share[there])
 
 
 def with_shared_update(delta: Weights | None, shared: Weights, own_layer: str) -> Weights:

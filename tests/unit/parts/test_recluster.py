@@ -204,7 +204,7 @@ def test_without_groups_there_is_one_cluster():
     found = KMeans(k_max=2, min_silhouette=0.75).fit(x, "l1", Rng(0))
     assert (found.k, found.label.tolist(), found.centers.tolist()) == (1, [0, 0, 0, 0], [[2.5]])
     assert found.silhouette == {2: pytest.approx((7 / 9 + 5 / 7) / 2)}
-    none = torch.from_numpy(np.random.default_rng(0).dirichlet(np.full(10, 0.3), 100))
+    none = torch.from_numpy(np.random.default_rng(0).dirichlet(np.full(26, 5.0), 100))
     assert KMeans().fit(none, "l1", Rng(0)).k > KMeans(min_silhouette=0.15).fit(none, "l1", Rng(0)).k == 1
     assert KMeans(min_silhouette=0.15).fit(grouped(40, 4)[0], "l1", Rng(0)).k == 4
 

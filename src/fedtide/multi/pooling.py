@@ -1,0 +1,113 @@
+"""Partial pooling: a cluster's mean update is drawn toward that of all clusters as far as chance sets them apart.
+
+A model of random effects for each layer, with variances by the method of moments (DerSimonian, Laird: *Meta-Analysis in
+Clinical Trials*, Controlled Clinical Trials 1986) and shrinkage by them (Efron, Morris: *Data Analysis Using Stein's
+Estimator and its Generalizations*, JASA 1975). Its use here is our own.
+
+| symbol | meaning |
+| --- | --- |
+| `d_i` | update of client i, in one layer |
+| `D_k`, `n_k` | mean update and number of the participants of cluster k |
+| `p_k`, `D` | share of cluster k among all clients, mean update of all clusters |
+| `s2`, `tau2` | variance of the clients of a cluster, and of clusters |
+
+    d_i  = D + u_k + e_i,  E |u_k|^2 = tau2,  E |e_i|^2 = s2
+    s2   = sum_k n_k (mean_i |d_i|^2 - |D_k|^2) / sum_k (n_k - 1)
+    tau2 = max(0, (sum_k p_k |D_k - D|^2 - s2 sum_k p_k (1 - p_k) / n_k) / sum_k p_k (1 - p_k))
+    b_k  = tau2 / (tau2 + s2 / n_k),  and model k steps along  D + b_k (D_k - D)
+
+Where clusters are alike b is near 0 and all models stay one model; where they are far apart it is near 1.
+
+Choices:
+    Squares are summed over all numbers of a layer, so variances are those of its vector. With unequal weights w of
+    clients `n_k` is (sum w)^2 / sum w^2. Numerators and denominators are sums over rounds that fade by `FADE`, as with
+    one participant in each cluster a round says nothing about s2; those of tau2 begin anew with new clusters. A cluster
+    without participants steps along D. Running statistics are those of all clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.sums import mean
+from fedtide.core.types import Weights
+from fedtide.core.weights import layers_of, squared_lengths
+
+FADE = 0.8
+"""Factor on the evidence of earlier rounds."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about the variances of each layer: fading sums, float64.
+
+    within: (layers, 2) numerator and denominator of s2. between: (layers, 3) sums of p_k |D_k - D|^2, of
+    p_k (1 - p_k) / n_k and of p_k (1 - p_k).
+    """
+
+    within: Tensor
+    between: Tensor
+
+    def of_new_clusters(self) -> Evidence:
+        """Return what it still says when clients have been clustered anew."""
+        return Evidence(self.within, torch.zeros_like(self.between))
+
+
+def pool_updates(
+    totals: Sequence[Any], middle: Weights, share: Tensor, held: Evidence | None
+) -> tuple[list[Weights], Evidence, Tensor]:
+    """Draw the mean updates of clusters toward their mean.
+
+    Args:
+        totals: sums of "delta", "squares" and "weight" of each cluster's participants, as of `Training` with squares;
+            None without any.
+        middle: D.
+        share: (K,) float64, what each cluster counts for in D; 0 without participants.
+        held: the evidence of earlier rounds.
+
+    Returns:
+        The update of each model, the evidence, and b (layers, K), 0 without participants.
+    """
+    there = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
+    got, layers = [mean(totals[k]) for k in there], layers_of(middle)
+    n = torch.tensor([totals[k]["delta"].weight / float(found["weight"]) for k, found in zip(there, got, strict=True)])
+    n, p = n.double(), share[there] / share.sum()
+    far = [Weights({name: d - middle.params[name] for name, d in found["delta"].params.items()}) for found in got]
+    inside = torch.stack([
+        n[j] * (found["squares"] - squared_lengths(found["delta"])) for j, found in enumerate(got)
+    ]).sum(0)  # fmt: skip
+    apart = torch.stack([p[j] * squared_lengths(each) for j, each in enumerate(far)]).sum(0)
+    one = torch.ones(len(layers), dtype=torch.float64)
+    within = torch.stack([inside, (n - 1).sum() * one], 1)
+    between = torch.stack([apart, (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one], 1)
+    if held is not None:
+        within, between = within + FADE * held.within, between + FADE * held.between
+    kept = torch.zeros(len(layers), len(totals), dtype=torch.float64)
+    kept[:, there] = shares_kept(within, between, n)
+    factor = {name: row for row, names in zip(kept, layers.values(), strict=True) for name in names}
+    moved = {
+        k: Weights({name: middle.params[name] + float(factor[name][k]) * d for name, d in each.params.items()},
+                   middle.buffers)
+        for k, each in zip(there, far, strict=True)
+    }  # fmt: skip
+    return [moved.get(k, middle) for k in range(len(totals))], Evidence(within, between), kept
+
+
+def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
+    """Return b (layers, K) from the evidence (layers, 2), (layers, 3) and the numbers of participants (K,).
+
+    >>> within, between = torch.tensor([[4.0, 2.0]]), torch.tensor([[9.0, 0.25, 0.5]])
+    >>> shares_kept(within, between, torch.tensor([2.0, 2.0])) * 18
+    tensor([[17., 17.]])
+    """
+    s2 = within[:, 0].clamp(min=0) / within[:, 1].clamp(min=1e-9)
+    tau2 = ((between[:, 0] - s2 * between[:, 1]) / between[:, 2].clamp(min=1e-9)).clamp(min=0)
+    noise = s2[:, None] / n
+    # Without a second participant anywhere nothing is known about s2.
+    known = (within[:, 1] > 1e-9)[:, None] & (tau2[:, None] > 0)
+    return torch.where(known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=1e-300), 0.0)
