@@ -75,8 +75,8 @@ def pool_updates(
     """
     there = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
     got, layers = [mean(totals[k]) for k in there], layers_of(middle)
-    n = torch.tensor([totals[k]["delta"].weight / float(found["weight"]) for k, found in zip(there, got, strict=True)])
-    n, p = n.double(), share[there] / share.sum()
+    participants = [totals[k]["delta"].weight / float(found["weight"]) for k, found in zip(there, got, strict=True)]
+    n, p = torch.tensor(participants, dtype=torch.float64), share[there] / share.sum()
     far = [Weights({name: d - middle.params[name] for name, d in found["delta"].params.items()}) for found in got]
     inside = torch.stack([
         n[j] * (found["squares"] - squared_lengths(found["delta"])) for j, found in enumerate(got)
@@ -102,8 +102,8 @@ def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
     """Return b (layers, K) from the evidence (layers, 2), (layers, 3) and the numbers of participants (K,).
 
     >>> within, between = torch.tensor([[4.0, 2.0]]), torch.tensor([[9.0, 0.25, 0.5]])
-    >>> shares_kept(within, between, torch.tensor([2.0, 2.0])) * 18
-    tensor([[17., 17.]])
+    >>> shares_kept(within, between, torch.tensor([2.0, 0.5])).round(decimals=3)
+    tensor([[0.9440, 0.8100]])
     """
     s2 = within[:, 0].clamp(min=0) / within[:, 1].clamp(min=1e-9)
     tau2 = ((between[:, 0] - s2 * between[:, 1]) / between[:, 2].clamp(min=1e-9)).clamp(min=0)
