@@ -19,8 +19,8 @@ from fedtide.data.partition import IID, Dirichlet, Resample
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import LabelSwaps, Permutation
-from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream
+from fedtide.data.shift.how import LabelSwaps, Permutation, Reading
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, cut_across
 from fedtide.data.shift.what.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
@@ -280,6 +280,47 @@ def test_the_control_holds_everything_always():
             assert held(population, 3, r, part) == population.parts[part][3].tolist()
         assert not len(population.changed(Moment(r, 1000)))
     population.check(1000)
+
+
+# -- who may hold something else --------------------------------------------------------------------------------------
+
+
+class Turned(Reading):
+    """A kind of a user's own: inputs change with time, and nothing says so."""
+
+    def apply(self, x, y, group, time):
+        return x + time, y
+
+
+OTHERS = {
+    "still": {},
+    "mixture": {"what": DomainMixture(samples=20, cycles=2)},
+    "both": {"what": Stream(by="order", gap=10, retention=20), "how": LabelSwaps(every=7)},
+    "permuted": {"how": Permutation()},
+}
+
+
+@pytest.mark.parametrize("kind", ["stream", "drift", "changes", "swaps", "concepts", *OTHERS])
+def test_who_holds_other_samples_is_among_those_who_may(kind):
+    population = people(**(KINDS | OTHERS)[kind])
+    quiet = 0
+    for r, before in [(0, -1), (5, 4), (10, 9), (11, 10), (25, 24), (30, 20), (21, 7), (9, 30)]:
+        now, then = Moment(r, 100), Moment(before, 100)
+        may = population.may_differ(now, then).tolist()
+        quiet += not may
+        for client in set(population.clients.tolist()) - set(may):
+            a, b = (population.shard(client, at) for at in (now, then))
+            assert torch.equal(a.x, b.x)
+            assert torch.equal(a.y, b.y)
+    assert quiet or kind == "mixture"
+
+
+def test_of_a_shift_that_does_not_say_everybody_may_differ(monkeypatch):
+    population = people()
+    monkeypatch.setitem(population.__dict__, "_how", Turned())
+    assert torch.equal(population.may_differ(Moment(5, 100), Moment(4, 100)), population.clients)
+    monkeypatch.setitem(population.__dict__, "_how", object())  # inherits nothing
+    assert torch.equal(population.may_differ(Moment(5, 100), Moment(4, 100)), population.clients)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------

@@ -315,6 +315,7 @@ def fielding(
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
+        unless_changed=() if representation.needs_model else ("report",),
     )  # fmt: skip
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)

@@ -241,6 +241,7 @@ def flexcfl(
 
     made = Algorithm(
         "flexcfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals, compute_cost=cost,
+        unless_changed=("shifted",),
         check=at_most_registered(clusters) if isinstance(clusters, int) else None,
     )  # fmt: skip
     return with_cohort(made, cohort, task, local, adapt=False)

@@ -442,6 +442,8 @@ class Algorithm(Generic[S]):
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
         others: by name, algorithms that use the same state otherwise, each judged as a method of its own; of them only
             `adapt`, `predict` and `own_expert` count.
+        unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
+            whatever it is sent. A simulation, which knows both, then does not run them.
     """
 
     name: str
@@ -460,6 +462,7 @@ class Algorithm(Generic[S]):
     first: int | None = None
     deadline: float | None = None
     others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
+    unless_changed: tuple[str, ...] = ()
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

@@ -250,6 +250,14 @@ class Population:
         read = [c for c in other[~torch.isin(other, moved)].tolist() if self._reads_otherwise(c, moment, before)]
         return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
 
+    def may_differ(self, moment: Moment, before: Moment) -> Tensor:
+        """Return the registered clients that may hold other samples than `before`, sorted; all if that is unknown."""
+        # A user's own kinds need not inherit from ours.
+        if not all(getattr(part, "exact", False) for part in (self._what, self._how)):
+            return self.clients
+        read = self.row_transform.changed(self.shift.time(moment), self.shift.time(before))
+        return torch.cat([self.plan.changed(moment, before), read]).unique()
+
     def _reads_otherwise(self, client: int, moment: Moment, before: Moment) -> bool:
         """Tell whether any row of a client, whose rows did not change since `before`, has another label."""
         for part in self.parts:

@@ -110,6 +110,7 @@ class SimulatedFleet:
         adapts: whether clients work before they are evaluated, so that work is cut by clients and not by rows.
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
+        unless_changed: questions that a silent client leaves unanswered until its samples or its memory change.
     """
 
     population: Population
@@ -122,8 +123,10 @@ class SimulatedFleet:
     adapts: bool = False
     first: int | None = None
     deadline: float | None = None
+    unless_changed: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self._silent: dict[str, tuple[Population, Moment, Tensor]] = {}
         self.server_seconds = 0.0
         self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)
@@ -144,6 +147,7 @@ class SimulatedFleet:
             adapts=algorithm.adapt is not None,
             first=algorithm.first,
             deadline=algorithm.deadline,
+            unless_changed=algorithm.unless_changed,
         )
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ class SimulatedFleet:
         ask = Ask(question, self._purpose(question), self.moment, clients, slot, width, tuple(reveal), passes)
         self._check(ask)
         race = self._race(ask, _down(payload, ask), began, first, deadline)
-        total, blocks = self._run(ask, split_blocks(race.counts), payload)
+        total, blocks = self._run(ask, split_blocks(race.counts & ~self._silent_still(ask)), payload)
         reply, seconds = self._reply(ask, race, total, blocks)
         self._close(ask, race, reply, seconds, blocks, payload)
         return reply
@@ -282,6 +286,14 @@ class SimulatedFleet:
         wanted = len(clients) if first is None else min(first, len(clients))
         return Race(counts, sent, ahead, rows, each, down, wanted, deadline)
 
+    def _silent_still(self, ask: Ask) -> Tensor:
+        """Return the mask (clients,) of those who said nothing the last time, and whose samples have not changed."""
+        people, before, silent = self._silent.get(ask.question, (None, self.moment, ask.clients[:0]))
+        still = torch.isin(ask.clients, silent)
+        if people is not self.population or not still.any():
+            return torch.zeros_like(still)
+        return still & ~torch.isin(ask.clients, self.population.may_differ(self.moment, before))
+
     def _run(self, ask: Ask, blocks: list[Tensor], payload: Payload) -> tuple[Tree, list[BlockResult]]:
         """Run the blocks; return the finished total, and the results without their sums."""
         total, rest = None, []
@@ -326,10 +338,17 @@ class SimulatedFleet:
     def _close(
         self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[BlockResult], payload: Payload
     ) -> None:
-        """End an ask: write the memory of counted answers, and note the ask for the record."""
+        """End an ask: write the memory of counted answers, and note the ask for the record and who was silent."""
         for done in blocks:
             for client, row in done.memory.items():
                 self.memory.commit(client, (self.moment.round, len(self.queries)), row)
+        written = torch.tensor([client for done in blocks for client in done.memory], dtype=torch.int64)
+        for question, (people, before, silent) in self._silent.items():
+            self._silent[question] = people, before, silent[~torch.isin(silent, written)]
+        if ask.question in self.unless_changed:
+            asked = ask.clients[race.counts]
+            silent = asked[~torch.isin(asked, torch.cat([reply.clients, reply.refused]))]
+            self._silent[ask.question] = self.population, self.moment, silent
         notes = {client: note for done in blocks for client, note in done.notes.items()}
         held = payload if self.moment.round in self.replayable else None
         self.queries.append(Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, notes, held))

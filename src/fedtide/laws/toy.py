@@ -121,7 +121,13 @@ def played(
     """
     memory = memory or MemoryStore(None)
     host = host or host_of(experiment, experiment.method[0], seed, memory)
-    simulated = SimulatedFleet(host.population, engine(host), memory, reveals=() if sums_only else None)
+    simulated = SimulatedFleet(
+        host.population,
+        engine(host),
+        memory,
+        reveals=() if sums_only else None,
+        unless_changed=host.algorithm.unless_changed,
+    )
     seen = fleet(simulated)
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
     steps = []

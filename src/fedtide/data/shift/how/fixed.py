@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ class Identity(Reading):
     """Rows as the source gives them."""
 
     kind: Literal["identity"] = "identity"
+    exact: ClassVar[bool] = True
 
 
 @ingredient
@@ -38,6 +39,7 @@ class Rotation(Reading):
 
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
+    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups with rotated images, and their angles."""
@@ -74,6 +76,7 @@ class Permutation(Reading):
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
     kind: Literal["permutation"] = "permutation"
+    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the groups between which labels differ."""

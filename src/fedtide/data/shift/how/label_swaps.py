@@ -49,6 +49,7 @@ class LabelSwaps(Reading):
     local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
     drifts: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the time between label changes, and the share of clients with a change."""

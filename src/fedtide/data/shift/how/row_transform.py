@@ -18,6 +18,8 @@ class Reading(Protocol):
 
     drifts: ClassVar[bool] = False
     """Tell whether labels change at events, so that the clients that drifted are known."""
+    exact: ClassVar[bool] = False
+    """Tell whether its transform's `changed` names every client whose rows mean something else, inputs or labels."""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise if the settings do not fit the groups or the rows; `classes` is None for sequences."""

@@ -108,6 +108,7 @@ class ChangePoints(Holding):
     concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
     kind: Literal["change-points"] = "change-points"
     drifts: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""

@@ -87,6 +87,7 @@ class ClusterDrift(Amounts, Holding):
     redraw_for: Literal["drifted", "all"] = "drifted"
     kind: Literal["cluster-drift"] = "cluster-drift"
     drifts: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.migrate_fraction + self.resample_fraction > 1:

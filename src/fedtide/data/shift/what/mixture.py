@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ class Static(Holding):
     """All rows of the client at all times."""
 
     kind: Literal["static"] = "static"
+    exact: ClassVar[bool] = True
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -59,6 +60,7 @@ class DomainMixture(Holding):
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["domain-mixture"] = "domain-mixture"
+    exact: ClassVar[bool] = True
 
     def check(self, view: PopulationView) -> None:
         """Raise if a client has no rows of some domain."""

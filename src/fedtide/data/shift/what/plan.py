@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -78,6 +78,9 @@ class Holding(Protocol):
     def drifts(self) -> bool:
         """Tell whether the rows of clients change at events, so that the clients that drifted are known."""
         return False
+
+    exact: ClassVar[bool] = False
+    """Tell whether its plan's `changed` names every client that holds other rows."""
 
     def check(self, view: PopulationView) -> None:
         """Raise if the settings do not fit the rows."""
