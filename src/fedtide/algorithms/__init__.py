@@ -162,7 +162,7 @@ REGISTRY: Mapping[str, Entry] = {
         sees="mean posterior, log-odds, feature mean and variance, rows",
         variants={
             "": LINEAR,
-            "cosine": {"prior": {"kind": "cosine", "period": 4}},
+            "cosine": {"prior": {"kind": "cosine", "period": 4}, "carry": True},
             "block": {"prior": {"kind": "block", "period": 4}},
             "soft": {"prior": {"kind": "soft", "period": 4}},
             "uniform": {"prior": "uniform"},
