@@ -218,8 +218,8 @@ def feddrift(
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
-        own, models = payload["own"], receive_models(list(payload["models"].values()))
-        models = dict(zip(payload["models"], models, strict=True))
+        own, received = payload["own"], receive_models(list(payload["models"].values()))
+        models = dict(zip(payload["models"], received, strict=True))
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = merge_shards([shard, *([mine[own]] if own in mine else [])])
         parts, updates, losses, seen = {}, {}, 0.0, 0
