@@ -409,6 +409,7 @@ def _say(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 2 and one line for anything a person can mend."""
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files; one that is set for screens may not exist here
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write

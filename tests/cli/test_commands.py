@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -33,6 +34,12 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
     return tmp_path
+
+
+def test_a_backend_for_screens_is_not_looked_at(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+    assert done("--version") == 0
+    assert os.environ["MPLBACKEND"] == "agg"
 
 
 # -- about -------------------------------------------------------------------------------------------------------------
