@@ -107,7 +107,11 @@ def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(sca
 def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
     assert done("tune", "recipe:experts-tuning", "--scale", "nano", "--workers", 1, "--out", tmp_path / "x") == 0
     ready = read(tmp_path / "x" / "tuned.toml")
-    solvers = [method.options["personal"].get("solver") for method in ready.method if method.name != "Global"]
+    solvers = [
+        method.options.get("personal", method.options).get("solver")
+        for method in ready.method
+        if method.name != "Global"
+    ]
     assert solvers[0]["lr"] == solvers[1]["lr"] == solvers[2]["lr"] != 1e-3
     preflight(ready)
     assert (tmp_path / "x" / "report.html").stat().st_size > 10_000
