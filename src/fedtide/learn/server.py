@@ -19,6 +19,7 @@ Choices:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -74,7 +75,7 @@ class SGD:
         return Weights(weights.params | moved, add(weights.buffers, delta.buffers)), None if memo is None else memo | m
 
 
-class _Adaptive:
+class _Adaptive(ABC):
     """Optimizer with two moments: the common part of "adagrad", "adam", "keras-adam" and "yogi"."""
 
     lr: float
@@ -85,9 +86,9 @@ class _Adaptive:
         """Return the initial second moment."""
         return self.eps**2
 
+    @abstractmethod
     def next_v(self, v: Tensor, d: Tensor) -> Tensor:
         """Return the second moment after an update."""
-        raise NotImplementedError
 
     def rate(self, t: int) -> float:
         """Return the learning rate of step t = 1, 2, ... of a parameter."""
