@@ -125,6 +125,11 @@ def test_the_models(capsys):
     assert "did you mean 'resnet18'?" in capsys.readouterr().err
 
 
+def test_a_key_below_a_value_is_refused_in_words(capsys):
+    assert done("keys", "data.partition.alpha.x") == 2
+    assert "allowed: 'data.partition.alpha', which has no keys of its own" in capsys.readouterr().err
+
+
 def test_the_keys(capsys):
     assert done("keys") == 0
     assert capsys.readouterr().out.startswith("the top of the file\n")

@@ -333,7 +333,7 @@ def sections(path: str = "") -> list[Section]:
         if not kinds and not owners:
             known = sorted({key for table in tables for key in (*_below(table), *tags(table))})
             hint = next((f"; did you mean '{place}'?" for place in places(steps[-1])), "")
-            said = nearest(step, known)
+            said = nearest(step, known) if tables else f"allowed: '{above}', which has no keys of its own"
             raise FedtideError(f"keys: found '{path}', {said}{'' if 'did you mean' in said else hint}")
         inside = kinds or [found for table in owners for found in tables_in(_below(table)[step])]
         if not inside and number == len(steps) - 1:
