@@ -1,0 +1,213 @@
+"""Reading what strangers send: bytes of the codec and plain JSON, within bounds, with one kind of error.
+
+`codec.from_bytes` is for what this program wrote itself. Here nothing is taken on trust: classes are built from a short
+list and none is looked up, and a message takes at most a small multiple of its bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
+from fedtide.core.trees import Tree
+from fedtide.core.types import Slotted, Weighted, Weights
+
+CLASSES: tuple[type, ...] = (Weighted, Slotted, Weights)
+"""What an answer is made of, beside tensors, containers and plain values."""
+
+DEEPEST = 32
+"""How deep a tree may be nested."""
+
+HEADER = 8 * 2**20
+"""Bytes that the header of a message may have: names, shapes and structure. Parsed it takes up to 40 times as many."""
+
+LONGEST = 2**40
+"""Largest dimension of a shape, which matters only where another one is zero."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types of numbers that travel."""
+
+FLOATS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+"""Plain numbers that JSON has no spelling for."""
+
+
+def decode(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
+    """Return the tree that `codec.to_bytes` was given, of bytes that anyone may have written.
+
+    Args:
+        data: the bytes.
+        classes: dataclasses that may be in the tree.
+
+    Raises:
+        FedtideError: they are not such bytes. Nothing else is raised.
+
+    >>> from fedtide.core.codec import to_bytes
+    >>> decode(to_bytes({"w": torch.ones(2), "n": (3, None, float("inf"))}))
+    {'w': tensor([1., 1.]), 'n': (3, None, inf)}
+    >>> decode(b"nonsense")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: message: found a header of 7310308002159816558 bytes, allowed: at most 0
+    """
+    length = int.from_bytes(data[:8], "little")
+    most = min(max(len(data) - 8, 0), HEADER)
+    if len(data) < 8 or length > most:
+        raise FedtideError(f"message: found a header of {length} bytes, allowed: at most {most}")
+    try:
+        header = parse(data[8 : 8 + length], HEADER, "message header")
+        _only(header["__metadata__"], {"tree"})
+        skeleton = parse(header.pop("__metadata__")["tree"], HEADER, "message tree", deepest=4 * DEEPEST)
+        arrays = _arrays(header, memoryview(data)[8 + length :])
+        tree = _decoded(skeleton, arrays, {f"{c.__module__}:{c.__qualname__}": c for c in classes}, DEEPEST)
+    except (RuntimeError, *UNREADABLE) as error:
+        raise FedtideError(f"message: not one of this program ({type(error).__name__}: {error})") from None
+    if arrays:
+        raise refused("message", f"{next(iter(arrays))} in no tree", "arrays of the tree")
+    return tree
+
+
+def _arrays(header: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
+    """Cut the arrays out of the data, which they fill without gaps, and copy them."""
+    arrays, at = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: list(item[1]["data_offsets"])):
+        _only(entry, {"dtype", "shape", "data_offsets"})
+        dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if not all(type(n) is int and 0 <= n <= LONGEST for n in [*shape, start, end]) or len(shape) > DEEPEST:
+            raise refused(f"message: {name}", shape, "a shape")
+        if start != at or end - start != math.prod(shape) * dtype.itemsize or end > len(data):
+            raise refused(f"message: {name}", f"{end - start} bytes from {start}", f"those of {shape} from {at}")
+        cut = bytearray(data[start:end])
+        if dtype == torch.bool and max(cut, default=0) > 1:
+            raise refused(f"message: {name}", max(cut), "0 and 1")
+        arrays[name] = torch.frombuffer(cut, dtype=dtype).reshape(shape) if cut else torch.empty(shape, dtype=dtype)
+        at = end
+    if at != len(data):
+        raise FedtideError(f"message: found {len(data)} bytes of arrays, allowed: the {at} that its header names")
+    return arrays
+
+
+def _only(table: Mapping[str, Any], keys: set[str]) -> None:
+    if set(table) != keys:
+        raise refused("message header", sorted(table), ", ".join(sorted(keys)))
+
+
+def _decoded(skeleton: Any, arrays: dict[str, Tensor], classes: Mapping[str, type], deeper: int) -> Tree:
+    """Build the tree of a skeleton; its arrays are taken out of `arrays`, so that each stands in one place."""
+    if not isinstance(skeleton, dict):
+        if isinstance(skeleton, list):
+            raise refused("message tree", skeleton, "a value, or an object that says what it is")
+        return skeleton
+    if not deeper:
+        raise FedtideError(f"message tree: nested deeper than allowed: {DEEPEST}")
+    found: list[tuple[str, Any]] = list(skeleton.items())
+    if len(found) != (2 if "class" in skeleton else 1):
+        raise refused("message tree", sorted(skeleton), "one word that says what it is")
+    tag, value = found[0]
+    if tag == "array":
+        return arrays.pop(value)
+    if tag == "float":
+        return FLOATS[value]
+    if tag == "dict":
+        keys = [key for key, _ in value]
+        if len({(type(key), key) for key in keys}) != len(keys) or not all(type(key) in (str, int) for key in keys):
+            raise refused("message tree", keys, "different keys, words or whole numbers")
+        return {key: _decoded(part, arrays, classes, deeper - 1) for key, part in value}
+    if tag in ("list", "tuple"):
+        if not isinstance(value, list):
+            raise refused("message tree", value, "a list")
+        parts = [_decoded(part, arrays, classes, deeper - 1) for part in value]
+        return parts if tag == "list" else tuple(parts)
+    if tag != "class" or value not in classes:
+        raise refused(
+            "message tree", value if tag == "class" else tag, ", ".join(kind.__name__ for kind in classes.values())
+        )
+    kind, fields = classes[value], skeleton["fields"]
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    if list(fields) != names:
+        raise refused(f"message tree: {kind.__name__}", list(fields), ", ".join(names))
+    return kind(**{name: _decoded(fields[name], arrays, classes, deeper - 1) for name in names})
+
+
+def parse(text: str | bytes, most: int, name: str, *, deepest: int = DEEPEST) -> Any:
+    """Return a JSON object that anyone may have written.
+
+    Numbers are finite and whole ones have 64 bits; no key stands twice.
+
+    Args:
+        text: the JSON.
+        most: bytes that it may have.
+        name: of the text, for messages.
+        deepest: how deep it may be nested.
+
+    Raises:
+        FedtideError: it is not such JSON. Nothing else is raised.
+
+    >>> parse('{"round": 3}', 100, "header")
+    {'round': 3}
+    >>> parse('{"round": NaN}', 100, "header")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: header: not JSON that is allowed (NaN is no number)
+    """
+    if not isinstance(text, str | bytes) or len(text) > most:
+        found = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
+        raise FedtideError(f"{name}: found {found}, allowed: JSON of at most {most} bytes")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as error:
+        raise FedtideError(f"{name}: not JSON that is allowed ({error})") from None
+    level = [value]
+    for _ in range(deepest):
+        level = [below for each in level for below in _below(each)]
+        if not level:
+            return value
+    raise FedtideError(f"{name}: nested deeper than allowed: {deepest}")
+
+
+def _below(value: Any) -> list[Any]:
+    """List the values in a value that have values in them."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inside if isinstance(each, dict | list)]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice")
+    return made
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError("a whole number has more than 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")

@@ -1,0 +1,284 @@
+"""The schema of an answer: learned by doing the work once on rows that nobody holds, and compared before any sum.
+
+A client that is not trusted may send anything. What its numbers are cannot be known, what they must look like can: the
+server does the work itself, on rows that are made up, and allows what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.codec import encode
+from fedtide.core.errors import FedtideError, printable, shown
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, all_finite, children, detached, is_node, leaves, rebuild
+from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
+
+ROWS = 20
+"""How many rows are made up."""
+
+LEAF = 150
+"""Bytes that a leaf takes in a header at most, beside its name: dtype, shape, place, or a long number."""
+
+KNOWN = 100
+"""How many schemas are kept."""
+
+LARGEST = 2**53
+"""Whole numbers below this size are exact in float64."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What one client's answer to a question must look like.
+
+    Args:
+        answer: an answer, `{"total": ..., "rows": ...}`, with all keys and, of every `Slotted`, one part.
+        bytes: what such an answer takes as a message at most, with all its slots.
+    """
+
+    answer: Tree
+    bytes: int
+
+
+def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
+    """Return rows that nobody holds: features drawn from a normal distribution, labels in turn.
+
+    Of whole numbers, such as tokens, and of sequences' labels, those of `like` are repeated: others might have no
+    meaning to the model.
+
+    Args:
+        like: some rows as the model sees them, one at least.
+        classes: number of classes.
+        rows: how many to make up.
+
+    >>> shard = made_up(Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1)), 3)
+    >>> shard.x.shape, shard.y[:4].tolist()
+    (torch.Size([20, 4]), [0, 1, 2, 0])
+    """
+    again = torch.arange(rows) % len(like)
+    x = like.x[again]
+    if x.is_floating_point():
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.dtype)
+    y = like.y[again] if like.y.dim() > 1 else (torch.arange(rows) % classes).to(like.y.dtype)
+    time = None if like.time is None else like.time[again]
+    mask = None if like.mask is None else like.mask[again]
+    made = Shard(x, y, torch.arange(rows), time, mask)
+    return replace(made, fetch_val=lambda: made)
+
+
+class Schemas:
+    """The schemas of all questions, as a client with made-up rows learns them, which keeps what clients keep.
+
+    Args:
+        works: the works of the algorithm.
+        rows: as of `made_up`.
+        memory: what it kept when the run was stopped.
+    """
+
+    def __init__(self, works: Mapping[str, Work], rows: Shard, memory: Memory = None) -> None:
+        self.works, self.rows, self.memory = works, rows, memory
+        self._known: dict[Any, Schema] = {}
+
+    def of(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str] = ()) -> Schema:
+        """Return the schema of an answer; the work is done once for all payloads that look alike.
+
+        Args:
+            question: a name in the works.
+            received: what a client receives; with slots the entry of one of them.
+            moment: when it is asked.
+            reveal: names of the rows that the server asks for.
+
+        Raises:
+            FedtideError: the work does not answer on made-up rows.
+        """
+        key = (question, tuple(reveal), _look(received))
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = self._learn(question, received, moment, reveal)
+        return self._known[key]
+
+    def _learn(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str]) -> Schema:
+        """Do the work without memory and with it; where nothing is new to say, on fewer rows."""
+        expected: Tree = None
+        for fresh, rows in ((True, self.rows), (False, self.rows), (False, self.rows.pick(slice(1)))):
+            if rows is not self.rows and expected is not None:
+                break
+            answer = self._answer(question, received, rows, moment, fresh=fresh)
+            if answer is not None:
+                total = {"total": answer.total, "rows": {name: answer.rows[name] for name in reveal}}
+                expected = _both(expected, _one_part(detached(total)))
+        if expected is None:
+            raise FedtideError(f"'{question}': made-up rows bring no answer, so nobody can say what one must look like")
+        return Schema(expected, _most_bytes(expected))
+
+    def _answer(self, question: str, received: Payload, rows: Shard, moment: Moment, *, fresh: bool) -> Answer | None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            memory = None if fresh else self.memory
+            answer = self.works[question](received, memory, rows, moment, Rng(0).at(question))
+        if answer is not None and answer.memory is not None:
+            self.memory = detached(answer.memory)
+        return answer
+
+
+def _look(tree: Tree) -> Any:
+    """Return what trees that look alike have in common: all but the numbers in tensors and fractions."""
+    if isinstance(tree, Tensor):
+        return tree.dtype, tuple(tree.shape)
+    if is_node(tree):
+        return type(tree), tuple((key, _look(child)) for key, child in children(tree))
+    return float if isinstance(tree, float) else (type(tree), tree)
+
+
+def _one_part(tree: Tree) -> Tree:
+    """Keep one part of every `Slotted`: they are all alike."""
+    if isinstance(tree, Slotted):
+        return Slotted({0: next(iter(tree.parts.values()))}, tree.slots)
+    return rebuild(tree, [_one_part(child) for _, child in children(tree)]) if is_node(tree) else tree
+
+
+def _both(one: Tree, other: Tree) -> Tree:
+    """Return a tree with the keys of two answers; clients may leave out keys of a dict."""
+    if one is None or not isinstance(one, dict):
+        return other if one is None else one
+    return other | {key: _both(child, other.get(key)) if key in other else child for key, child in one.items()}
+
+
+def _all_parts(tree: Tree) -> Tree:
+    """Give every `Slotted` all its parts."""
+    if isinstance(tree, Slotted):
+        return Slotted(dict.fromkeys(range(tree.slots), tree.parts[0]), tree.slots)
+    return rebuild(tree, [_all_parts(child) for _, child in children(tree)]) if is_node(tree) else tree
+
+
+def _most_bytes(expected: Tree) -> int:
+    """Count the bytes of an answer as a message, with all slots and the longest numbers."""
+    arrays, skeleton = encode(_all_parts(expected))
+    named = sum(len(json.dumps(name)) + len(json.dumps(list(array.shape))) for name, array in arrays.items())
+    held = len(json.dumps(json.dumps(skeleton))) + named + LEAF * (len(leaves(skeleton)) + len(arrays) + 10)
+    return sum(array.nbytes for array in arrays.values()) + held
+
+
+def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
+    """Say in one line why an answer must not be summed, or None: what was found where, and what is allowed.
+
+    Keys of a total may be left out, as clients may; none may be added, and a value that is summed has all of its own.
+
+    Args:
+        schema: what the answer must look like.
+        answer: of one client, `{"total": ..., "rows": ...}`.
+        heaviest: the largest weight that a client may give to a value.
+
+    >>> schema = Schema({"total": {"loss": Weighted(torch.zeros(2), 5.0)}, "rows": {}}, 100)
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(2), 7.0)}, "rows": {}}, 10)
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(2), 1e30)}, "rows": {}}, 10)
+    'total.loss: found weight 1e+30, allowed: 0 to 10'
+    >>> misfit(schema, {"total": {"loss": Weighted(torch.ones(1), 7.0)}, "rows": {}}, 10)
+    'total.loss: found float32 (1,), allowed: float32 (2,)'
+    """
+    try:
+        _compare(schema.answer, answer, heaviest, "")
+    except _Misfit as found:
+        return str(found)
+    return None
+
+
+class _Misfit(Exception):
+    """The one line."""
+
+    def __init__(self, at: str, found: str, allowed: str) -> None:
+        super().__init__(printable(f"{at or 'the answer'}: found {found}, allowed: {allowed}"))
+
+
+def _compare(wanted: Tree, got: Tree, heaviest: float, at: str) -> None:
+    """Compare a total, down to what is weighted, or the rows."""
+    if isinstance(wanted, Weighted):
+        _same_type(wanted, got, at)
+        if not _is_number(got.weight) or not 0 <= got.weight <= heaviest:
+            raise _Misfit(at, f"weight {_spelled(got.weight)}", f"0 to {heaviest:g}")
+        _compare_value(wanted.value, got.value, at)
+    elif isinstance(wanted, Slotted):
+        _same_type(wanted, got, at)
+        if type(got.slots) is not int or got.slots != wanted.slots:
+            raise _Misfit(at, f"{shown(got.slots)} slots", f"{wanted.slots}")
+        if not isinstance(got.parts, dict):
+            raise _Misfit(at, _named(got.parts), "parts by slot")
+        for k, part in got.parts.items():
+            if type(k) is not int or not 0 <= k < wanted.slots:
+                raise _Misfit(at, f"slot {shown(k)}", f"0 to {wanted.slots - 1}")
+            _compare(wanted.parts[0], part, heaviest, _below(at, k))
+    elif is_node(wanted):
+        _same_type(wanted, got, at)
+        ours = dict(children(wanted))
+        theirs = dict(children(got))
+        _no_more_keys(ours, theirs, at)
+        if at in ("", "rows") or not isinstance(wanted, dict):
+            _no_fewer_keys(ours, theirs, at)
+        for key, child in theirs.items():
+            _compare(ours[key], child, heaviest, _below(at, key))
+    else:
+        _compare_value(wanted, got, at)
+
+
+def _compare_value(wanted: Tree, got: Tree, at: str) -> None:
+    """Compare what is summed or revealed: tensors and numbers, with all keys."""
+    if is_node(wanted):
+        _same_type(wanted, got, at)
+        ours, theirs = dict(children(wanted)), dict(children(got))
+        _no_more_keys(ours, theirs, at)
+        _no_fewer_keys(ours, theirs, at)
+        for key, child in theirs.items():
+            _compare_value(ours[key], child, _below(at, key))
+    elif isinstance(wanted, Tensor):
+        if not isinstance(got, Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
+            raise _Misfit(at, _named(got), _named(wanted))
+        if not all_finite(got):
+            raise _Misfit(at, "a number that is not finite", "finite numbers")
+    elif not _is_number(got) or not abs(got) < math.inf:
+        raise _Misfit(at, _named(got), "a finite number")
+
+
+def _same_type(wanted: Tree, got: Tree, at: str) -> None:
+    if type(got) is not type(wanted):
+        raise _Misfit(at, _named(got), _named(wanted))
+
+
+def _no_more_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str) -> None:
+    for key in theirs:
+        if key not in ours:
+            raise _Misfit(_below(at, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
+
+
+def _no_fewer_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str) -> None:
+    for key, child in ours.items():
+        if key not in theirs:
+            raise _Misfit(_below(at, key), "nothing", _named(child))
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a plain number that a sum can hold."""
+    return type(value) is float or (type(value) is int and abs(value) < LARGEST)
+
+
+def _spelled(weight: Any) -> str:
+    return f"{weight:g}" if _is_number(weight) else _named(weight)
+
+
+def _named(value: Any) -> str:
+    """Name a value for an error line."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__ if is_node(value) else shown(value)
+
+
+def _below(at: str, key: Any) -> str:
+    word = key if isinstance(key, int) else shown(key).strip("'")
+    return f"{at}.{word}" if at else str(word)

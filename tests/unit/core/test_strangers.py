@@ -1,0 +1,188 @@
+"""Bytes of strangers: what the codec writes is read, all else is refused in one line, and nothing is loaded for it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from fedtide.core.codec import to_bytes
+from fedtide.core.errors import FedtideError
+from fedtide.core.strangers import DTYPES, HEADER, decode, parse
+from fedtide.core.trees import same
+from fedtide.core.types import Slotted, Weighted, Weights
+
+TREES = [
+    None, 3, -0.0, float("nan"), float("-inf"), "é\u2028/#%.", torch.zeros(0, 3), torch.tensor(1.0), [], (), {},
+    {"": {".": torch.ones(1), 1: [True, ()], "1": None}},
+    {"w": Weights({"a": torch.ones(2, 3)}, {"b": torch.zeros(0)}), "s": Slotted({1: Weighted(torch.ones(3), 2)}, 3)},
+    {str(dtype): torch.ones(3).to(dtype) for dtype in DTYPES.values()},
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Own:
+    value: Any
+
+
+@pytest.mark.parametrize("tree", TREES, ids=repr)
+def test_what_the_codec_writes_is_read(tree):
+    assert same(decode(to_bytes(tree)), tree)
+
+
+def test_arrays_can_be_written_to():
+    decode(to_bytes({"w": torch.ones(3)}))["w"].add_(1)
+
+
+def message(skeleton: Any, data: bytes = b"", **arrays: Any) -> bytes:
+    """Bytes with any header."""
+    return raw({"__metadata__": {"tree": json.dumps(skeleton)}, **arrays}, data)
+
+
+def raw(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def array(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4), **more: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
+
+
+A = {"array": "a"}
+DEEP = json.loads('{"list": [' * 33 + "]}" * 33)
+
+REFUSED = {
+    "nothing": b"",
+    "short": b"\0" * 7,
+    "zeros": b"\0" * 64,
+    "long header": struct.pack("<Q", 2**63) + b"{}",
+    "header of another file": b"PK\3\4" * 30,
+    "not text": raw(b"\xff\xfe{}"),
+    "not JSON": raw(b"{" * 100),
+    "a list": raw([]),
+    "no tree": raw({"__metadata__": {}}),
+    "a tree that is none": raw({"__metadata__": {"tree": 3}}),
+    "nested lists": raw(b"[" * 100_000),
+    "nested objects": raw(b'{"a":' * 100_000),
+    "a nested tree": raw({"__metadata__": {"tree": '{"list":[' * 100_000}}),
+    "34 levels": message(DEEP),
+    "a key twice": raw(b'{"__metadata__":{"tree":"1"},"__metadata__":{"tree":"2"}}'),
+    "an array twice": raw(b'{"__metadata__":{"tree":"1"},"a":1,"a":2}'),
+    "a key of a tree twice": message({"dict": [["a", 1], ["a", 2]]}),
+    "a key that is true": message({"dict": [[True, 1]]}),
+    "a key that is a list": message({"dict": [[[1], 1]]}),
+    "pairs of three": message({"dict": [["a", 1, 2]]}),
+    "a bare list": message([1, 2]),
+    "a list that is a word": message({"list": "abc"}),
+    "no tag": message({}),
+    "two tags": message({"list": [], "dict": []}),
+    "an unknown tag": message({"set": []}),
+    "a float that is a word": message({"float": "infinity"}),
+    "a float beyond": message(None)[:-7] + b'1e999"}}',
+    "a huge number": message(10**40),
+    "a very huge number": raw(b'{"__metadata__":{"tree":"' + b"9" * 100_000 + b'"}}'),
+    "an array that is not there": message(A),
+    "an array in two places": message({"list": [A, A]}, bytes(4), a=array()),
+    "an array in no place": message(1, bytes(4), a=array()),
+    "a name that is a list": message({"array": ["a"]}, bytes(4), a=array()),
+    "an unknown dtype": message(A, bytes(8), a=array("C64", (1,), (0, 8))),
+    "a dtype that is a list": message(A, bytes(8), a=array(["F32"])),
+    "a negative shape": message(A, bytes(4), a=array(shape=(-1,))),
+    "two negative dimensions": message(A, bytes(4), a=array(shape=(-1, -1))),
+    "a shape of fractions": message(A, bytes(4), a=array(shape=(1.0,))),
+    "a shape that is true": message(A, bytes(4), a=array(shape=(True,))),
+    "a shape that is a number": message(A, bytes(4), a=array(shape=1)),
+    "a huge shape": message(A, bytes(4), a=array(shape=(2**62, 4))),
+    "a huge shape of nothing": message(A, b"", a=array(shape=(2**62, 0), offsets=(0, 0))),
+    "a shape that overflows": message(A, b"", a=array(shape=(2**32, 2**32), offsets=(0, 0))),
+    "thousands of dimensions": message(A, bytes(4), a=array(shape=(1,) * 5000)),
+    "too few bytes": message(A, bytes(3), a=array()),
+    "too many bytes": message(A, bytes(5), a=array()),
+    "bytes that go back": message(A, bytes(4), a=array(offsets=(4, 0))),
+    "bytes that overlap": message({"list": [A, {"array": "b"}]}, bytes(4), a=array(), b=array()),
+    "bytes with a gap": message(A, bytes(8), a=array(offsets=(4, 8))),
+    "one offset": message(A, bytes(4), a=array(offsets=(0,))),
+    "offsets that are words": message(A, bytes(4), a=array(offsets=("0", "4"))),
+    "true beyond one": message(A, b"\2", a=array("BOOL", (1,), (0, 1))),
+    "a class of this module": to_bytes(Own(1)),
+    "a class without a name": message({"class": None, "fields": {}}),
+    "a class that is a list": message({"class": [], "fields": {}}),
+    "fields that lack": message({"class": "fedtide.core.types:Weighted", "fields": {"value": 1}}),
+    "fields too many": message({"class": "fedtide.core.types:Weighted", "fields": {"value": 1, "weight": 1, "x": 1}}),
+    "fields that are a list": message({"class": "fedtide.core.types:Weighted", "fields": ["value", "weight"]}),
+    "no fields": message({"class": "fedtide.core.types:Weighted"}),
+    "without a tree": save({"a": torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_the_codecs_is_refused_in_one_line(data):
+    with pytest.raises(FedtideError) as caught:
+        decode(data)
+    assert str(caught.value).startswith("message")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_module_is_loaded_on_a_strangers_word():
+    sys.modules.pop("fedtide.fleets.ray_pool", None)
+    with pytest.raises(FedtideError, match=r"found 'fedtide\.fleets\.ray_pool:RayPool', allowed: Weighted, Slotted, W"):
+        decode(message({"class": "fedtide.fleets.ray_pool:RayPool", "fields": {}}))
+    assert "fedtide.fleets.ray_pool" not in sys.modules
+
+
+def test_classes_that_are_expected_are_built():
+    assert decode(to_bytes({"own": Own((1,))}), (Own,)) == {"own": Own((1,))}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        raw(b'{"__metadata__":{"tree":"[' + b"[]," * 300_000 + b'[]]"}}'),
+        raw(b'{"__metadata__":{"tree":"1"},"a":[' + b"{}," * 300_000 + b"{}]}"),
+        raw(b'{"a":[' + b'{\\"\\":0},' * 100_000 + b"{}]}"),
+        message({"class": "fedtide.core.types:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}}),
+        message({"list": [A]}, bytes(2**20), a=array("U8", (2**20,), (0, 2**20))),
+    ],
+    ids=["lists", "objects", "small objects", "slots", "an array"],
+)
+def test_memory_is_a_small_multiple_of_the_bytes(data):
+    tracemalloc.start()
+    try:
+        decode(data)
+    except FedtideError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 50 * len(data) + 100_000
+
+
+def test_a_header_is_bounded():
+    with pytest.raises(FedtideError, match=rf"allowed: at most {HEADER}$"):
+        decode(raw(b" " * (HEADER + 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NaN", "-Infinity", "1e999", "9" * 21, "9" * 5000, str(2**63), '{"a":1,"a":1}', "[" * 33 + "]" * 33, "", "{",
+        b"\xff", "[" * 10**5, "x" * 200_000, None, 3,
+    ],
+    ids=lambda text: str(text)[:12],
+)  # fmt: skip
+def test_json_is_bounded(text):
+    with pytest.raises(FedtideError, match=r"^header: ") as caught:
+        parse(text, 150_000, "header")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("value", [{"a": [1, -(2**63), 0.5, None, True, "x"]}, json.loads("[" * 32 + "]" * 32), 3])
+def test_plain_json_is_read(value):
+    assert parse(json.dumps(value).encode(), 1000, "header") == value
