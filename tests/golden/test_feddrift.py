@@ -232,12 +232,12 @@ def test_with_a_window_a_client_trains_the_model_of_each_step_on_the_rows_of_tha
     state, facts, fleet = stages[-1]
     assert state.model.tolist() == [0, 1]
     assert facts["members"].tolist()[:2] == [1, 1]
-    rows = fleet.memory.read(1, (99, 0))["kept"]
+    rows = fleet.engine.memory.read(1, (99, 0))["kept"]
     assert [(kept.step, kept.number, len(kept.rows)) for kept in rows] == [(0, 0, 2), (1, 0, 2), (2, 1, 2)]
     assert turned(state) == [1, -1]
     # Rows that are older than the window are neither kept nor trained on.
     *_, (_, _, fleet) = played("AA", "AA", "AB", "AB", "AB", window=2)
-    assert [kept.step for kept in fleet.memory.read(1, (99, 0))["kept"]] == [3, 4]
+    assert [kept.step for kept in fleet.engine.memory.read(1, (99, 0))["kept"]] == [3, 4]
 
 
 def test_a_client_without_rows_still_trains_on_those_that_it_keeps():

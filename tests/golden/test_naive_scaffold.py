@@ -154,7 +154,7 @@ def test_a_naive_implementation_agrees_to_1e_8(algorithm, options, local, loss, 
             close(value.numpy(), c[name], f"c of {name} after round {t}")
         if t == ROUNDS - 1:
             for client, row in kept.items():
-                found = run.fleet.memory.read(client, (ROUNDS, 0))["control"]
+                found = run.fleet.engine.memory.read(client, (ROUNDS, 0))["control"]
                 for name in row:
                     close(found[name].numpy(), row[name], f"c_{client} of {name}")
             everyone = [kept.get(client, dict.fromkeys(net, 0.0)) for client in range(8)]

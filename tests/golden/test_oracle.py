@@ -7,7 +7,6 @@ import torch
 
 from fedtide.algorithms.oracle import State, regroup
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Weights
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.local import LocalEngine
@@ -97,7 +96,7 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
 
 def test_the_truth_is_for_those_who_say_that_they_look_at_it():
     host = played(toy("fedavg"), rounds=1).host
-    fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None), reveals=host.algorithm.reveals)
+    fleet = SimulatedFleet(host.population, LocalEngine(host), reveals=host.algorithm.reveals)
     with pytest.raises(FedtideError, match="which only a simulation knows; allowed: sums only"):
         _ = fleet.true_groups
     assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("true_groups",)

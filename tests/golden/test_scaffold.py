@@ -39,7 +39,7 @@ def in_turn(rng, fleet):
 
 def kept(fleet, client: int) -> float | None:
     """The control variate that a client keeps."""
-    row = fleet.memory.read(client, (99, 0))
+    row = fleet.engine.memory.read(client, (99, 0))
     return None if row is None else float(row["control"]["weight"])
 
 

@@ -70,7 +70,7 @@ def fleet(
     algorithm = Algorithm("handmade", None, works, None, lambda state, clients: (state, None), predict, adapt)
     clock = {} if seconds is None else {"clock": Stopwatch(torch.tensor(seconds, dtype=torch.float64))}
     host = Host(algorithm, population, seed, memory)
-    made = SimulatedFleet(population, engine(host), memory, reveals=() if sums_only else None, **clock)
+    made = SimulatedFleet(population, engine(host), reveals=() if sums_only else None, **clock)
     made.begin(Moment(0, 10, 0.0))
     return made
 

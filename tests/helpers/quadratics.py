@@ -61,7 +61,7 @@ def fleet_of(
 ) -> SimulatedFleet:
     """The clients as a fleet."""
     who, memory = who or population(targets), MemoryStore(None)
-    return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory)
+    return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)))
 
 
 def after(

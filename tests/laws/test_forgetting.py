@@ -6,20 +6,18 @@ No algorithm knows of it, so this is a law of fleets and not of algorithms.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedtide.core import sums
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Slotted
 from fedtide.evaluate.forgetting import Probe
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.simulated import SimulatedFleet, split_blocks
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.totals import Block, join, split_blocks
 from fedtide.runs.build import host_of
 from fedtide.runs.runner import Run
 from helpers.toys import Played, toy
@@ -93,7 +91,7 @@ def kept(name, folder, *, rounds: int, options=None) -> tuple[Played, list]:
     memory = MemoryStore(folder, small=0)
     host = host_of(experiment, experiment.method[0], 0, memory)
     fleet = SimulatedFleet(
-        host.population, LocalEngine(host), memory, reveals=host.algorithm.reveals, replayable=range(experiment.rounds)
+        host.population, LocalEngine(host), reveals=host.algorithm.reveals, replayable=range(experiment.rounds)
     )
     replies, asked = [], fleet.ask
 
@@ -120,28 +118,25 @@ def test_what_is_repeated_is_what_was_summed(name, tmp_path, rounds):
     (number, clients, reply), *more = [(n, c, r) for n, (q, c, r) in enumerate(replies) if q == "train"]
     assert not more
     query = run.fleet.queries[number]
-    total = None
-    for block in split_blocks(torch.isin(clients, reply.clients)):
-        part = None
-        for client in clients[block].tolist():
-            job = run.fleet.repeat(number, client)
-            answer = run.host.repeat(job, query.payload)
-            if job.ask.slot is not None:
-                answer = replace(answer, total=Slotted({int(job.ask.slot[0]): answer.total}, job.ask.slots))
-            part = sums.add(part, answer.total)
-        total = sums.merge(total, part)
-    assert same(sums.finish(total), reply.total)
+    blocks = []
+    for places in split_blocks(torch.isin(clients, reply.clients)):
+        ask = query.ask.of(places)
+        block = Block(ask)
+        for client, received in ask.sent(query.payload):
+            block.count(client, run.host.clients.answer(ask, client, received))
+        blocks.append(block.result())
+    assert same(join(blocks).total, reply.total)
 
 
 def test_asking_again_changes_nothing(name, tmp_path):
     run, _ = kept(name, tmp_path, rounds=3)
     step, fleet = run.steps[-1], run.fleet
     before = detached([step.received, step.state, [query.payload for query in fleet.queries]])
-    memory = {client: fleet.memory.read(client, (99, 0)) for client in range(8)}
+    memory = {client: fleet.engine.memory.read(client, (99, 0)) for client in range(8)}
     files, queries, randomness = sorted(tmp_path.iterdir()), list(fleet.queries), torch.get_rng_state()
     first = Probe(fleet).line(step)
     assert same(before, [step.received, step.state, [query.payload for query in fleet.queries]])
-    assert same(memory, {client: fleet.memory.read(client, (99, 0)) for client in range(8)})
+    assert same(memory, {client: fleet.engine.memory.read(client, (99, 0)) for client in range(8)})
     assert (sorted(tmp_path.iterdir()), fleet.queries) == (files, queries)
     assert torch.equal(randomness, torch.get_rng_state())
     assert same(first, Probe(fleet).line(step))

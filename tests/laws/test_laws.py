@@ -47,8 +47,9 @@ def test_law(law, case):
 
 
 @pytest.mark.engine
-def test_actors_of_ray_give_the_same_totals_and_state_as_one_process(name, case, actors, tmp_path):
+def test_actors_of_ray_give_the_same_totals_and_state_as_one_process(name, case, actors, tmp_path, monkeypatch):
     """As on a cluster of several nodes: rows of memory travel."""
+    monkeypatch.setattr(actors, "multi_node", True)
     spec = spec_of(case.experiment, case.experiment.method[0], 0, None)
     memory = MemoryStore(tmp_path, small=0)
     alone, here = case.watched(rounds=2)
@@ -56,7 +57,7 @@ def test_actors_of_ray_give_the_same_totals_and_state_as_one_process(name, case,
     assert same(here.totals, there.totals)
     assert same(alone.state, many.state)
     for client in alone.fleet.clients.tolist():
-        assert same(*(run.fleet.memory.read(client, (9, 0)) for run in (alone, many)))
+        assert same(*(run.fleet.engine.memory.read(client, (9, 0)) for run in (alone, many)))
 
 
 def held() -> tuple[int, int]:
@@ -76,7 +77,7 @@ def test_what_is_held_does_not_grow_over_rounds(name):
     experiment = toy(name, rounds=20, model={"kind": "mlp", "hidden": [64]})
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
-    fleet = SimulatedFleet(host.population, LocalEngine(host), memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host))
     seen = []
     for step in play(host.algorithm, fleet, begin(host.algorithm, fleet, seed=0, rounds=20), seed=0, rounds=20):
         if step.moment.round % 10 == 9:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,29 +45,38 @@ class MemoryStore:
     Args:
         directory: where large rows go; None keeps every row in RAM.
         small: bytes up to which a row stays in RAM.
+        name: of this process, where several put rows aside in the directory.
 
     >>> store = MemoryStore(None)
-    >>> store.commit(7, (0, 0), {"count": 1})
+    >>> store.stage(7, {"count": 1})
+    >>> store.commit((0, 0), [7])
     >>> store.read(7, (0, 0)), store.read(7, (1, 0))
     (None, {'count': 1})
     """
 
-    def __init__(self, directory: Path | None, small: int = SMALL) -> None:
+    def __init__(self, directory: Path | None, small: int = SMALL, name: str = "") -> None:
         self.directory = directory
         self.small = small
+        self.name = name
         self._rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
+        self._aside: dict[int, Tree | Stored] = {}
         self._settled: Version = (-2, 0)
         self._held: Version | None = None
         self._staged = 0
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
+    def _newest(self, client: int, now: Version) -> tuple[Version, Tree | Stored] | None:
+        """The client's newest row before `now`, with its version."""
+        for entry in reversed(self._rows.get(client, [])):
+            if entry[0] < now:
+                return entry
+        return None
+
     def reference(self, client: int, now: Version) -> Tree | Stored:
         """The client's newest row before `now`, still in its file if it is large; None if there is none."""
-        for version, row in reversed(self._rows.get(client, [])):
-            if version < now:
-                return row
-        return None
+        entry = self._newest(client, now)
+        return None if entry is None else entry[1]
 
     def read(self, client: int, now: Version) -> Tree:
         """The client's newest row before `now`; None if there is none."""
@@ -84,23 +93,28 @@ class MemoryStore:
         check_sha256(self._path(row.file), row.sha256)
         return codec.from_file(self._path(row.file))
 
-    def stage(self, client: int, row: Tree, *, by: str = "") -> Tree | Stored:
-        """Put a new row aside, uncommitted: in any process, under a name of that process (`by`)."""
-        if self.directory is None or size_in_bytes(row) <= self.small:
-            return detached(row)
-        self._staged += 1
-        self.directory.mkdir(parents=True, exist_ok=True)
-        name = f"staged-{by}-{self._staged}-{client}"
-        codec.to_file(self._path(name), row)
-        return Stored(name, sha256(self._path(name)))
+    def stage(self, client: int, row: Tree | Stored) -> None:
+        """Put a new row aside, until it is committed; one that another process put into a file stays there."""
+        if self.directory is not None and not isinstance(row, Stored) and size_in_bytes(row) > self.small:
+            self._staged += 1
+            self.directory.mkdir(parents=True, exist_ok=True)
+            name = f"staged-{self.name}-{self._staged}-{client}"
+            codec.to_file(self._path(name), row)
+            row = Stored(name, sha256(self._path(name)))
+        self._aside[client] = row if isinstance(row, Stored) else detached(row)
 
-    def discard(self, row: Tree | Stored) -> None:
-        """Forget a row that was staged and will not be committed."""
-        if isinstance(row, Stored):
-            self._path(row.file).unlink(missing_ok=True)
+    def discard(self, clients: Iterable[int]) -> None:
+        """Forget what was put aside for some clients."""
+        for row in map(self._aside.pop, clients):
+            if isinstance(row, Stored):
+                self._path(row.file).unlink(missing_ok=True)
 
-    def commit(self, client: int, version: Version, row: Tree | Stored) -> None:
-        """Make a staged row the client's newest."""
+    def commit(self, version: Version, clients: Iterable[int]) -> None:
+        """Make what was put aside for some clients their newest rows: the ask of that version is over."""
+        for client in clients:
+            self._commit(client, version, self._aside.pop(client))
+
+    def _commit(self, client: int, version: Version, row: Tree | Stored) -> None:
         if isinstance(row, Stored):
             kept_as = Stored(_name(client, version), row.sha256)
             self._path(row.file).replace(self._path(kept_as.file))
@@ -113,6 +127,26 @@ class MemoryStore:
         kept = [entry for place, entry in enumerate(held) if place == settled or place >= since]
         self._discard(held, kept)
         self._rows[client] = [*kept, (version, row)]
+
+    # -- processes beside this one ------------------------------------------------------------------------------------
+
+    def lend(self, clients: Iterable[int], now: Version, *, whole: bool) -> dict[int, tuple[Version, Tree | Stored]]:
+        """Return what some clients keep as of `now`, for another process; `whole` reads files that it cannot reach."""
+        lent = {client: self._newest(client, now) for client in clients}
+        return {
+            client: (entry[0], self.load(entry[1]) if whole else entry[1])
+            for client, entry in lent.items()
+            if entry is not None
+        }
+
+    def borrow(self, rows: Mapping[int, tuple[Version, Tree | Stored]]) -> None:
+        """Hold what another process lends, and nothing else."""
+        self._rows = {client: [entry] for client, entry in rows.items()}
+
+    def hand_over(self) -> dict[int, Tree | Stored]:
+        """Return all that was put aside, for another process to `stage`."""
+        aside, self._aside = self._aside, {}
+        return aside
 
     def hold(self, now: Version | None) -> None:
         """From here on keep what clients have as of `now`, and all that comes after: a question may be put again.
@@ -198,7 +232,7 @@ class MemoryStore:
 
     def clear(self) -> None:
         """Forget everything, files included: the start of a run."""
-        self._rows = {}
+        self._rows, self._aside = {}, {}
         self._settled, self._held = (-2, 0), None
         self._remove_all_but(set())
 

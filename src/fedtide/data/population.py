@@ -349,6 +349,12 @@ class Population:
         owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
         return (torch.cat(lists) if lists else torch.empty(0, dtype=torch.int64)), owner
 
+    def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
+        """Return the rows of several clients with their owners, as `pooled`; a mask tells which steps are scored."""
+        rows, owner = self.pooled(clients, moment, part)
+        x, y = self.fetch(rows, clients[owner], moment)
+        return Shard(x, y, rows, mask=self.rows.scored(y)), owner
+
     @cached_property
     def has_val(self) -> bool:
         """Tell whether any client has validation rows."""

@@ -16,7 +16,8 @@ from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
 from fedtide.evaluate.clusters import apart_within, not_alone
 from fedtide.evaluate.judge import Judge
-from fedtide.fleets.simulated import Query, SimulatedFleet
+from fedtide.fleets.ask import Query
+from fedtide.fleets.simulated import SimulatedFleet
 
 
 def headline(line: Mapping[str, Any]) -> float | None:

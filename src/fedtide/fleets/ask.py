@@ -1,14 +1,16 @@
-"""Messages between a fleet and an engine; all are trees, so any engine can carry them."""
+"""Questions to clients and what comes of them; all but `Query` are trees, so any engine can carry them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedtide.core.memory import Stored
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
-from fedtide.core.types import Grouping, Moment, Notes, Scores
+from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Ask:
         slots: how many slots there are.
         reveal: names of `Answer.rows` that the server gets per client.
         passes: cost for each client on the clock, where the server states it.
+        number: how many asks came before it in the round.
     """
 
     question: str
@@ -35,18 +38,64 @@ class Ask:
     slots: int = 0
     reveal: tuple[str, ...] = ()
     passes: float | None = None
+    number: int = 0
+
+    @property
+    def version(self) -> Version:
+        """Version of what clients keep after it; they work with what they kept before."""
+        return self.moment.round, self.number
 
     def of(self, where: Tensor) -> Ask:
         """Return the question to some of its clients, by mask or by position."""
         return replace(self, clients=self.clients[where], slot=None if self.slot is None else self.slot[where])
 
+    def sent(self, payload: Payload) -> Iterator[tuple[int, Payload]]:
+        """Yield each client with what it receives: the payload, or the entry of its slot."""
+        slots = [None] * len(self.clients) if self.slot is None else self.slot.tolist()
+        for client, slot in zip(self.clients.tolist(), slots, strict=True):
+            yield client, payload if slot is None else payload[slot]
 
-@dataclass(frozen=True)
-class Job:
-    """One block of an ask, with each client's memory: a tree, the name of its file, or None."""
 
-    ask: Ask
-    memory: list[Tree | Stored]
+def put(
+    question: str,
+    clients: Tensor,
+    payload: Payload,
+    moment: Moment,
+    before: Sequence[Query],
+    *,
+    slot: Slot | None = None,
+    slots: int | None = None,
+    reveal: Sequence[str] = (),
+    passes: float | None = None,
+) -> Ask:
+    """Return a question as a server puts it (see `fedtide.core.types.Fleet.ask`); `before` are those of the round."""
+    clients, order = clients.sort()
+    slot = None if slot is None else slot[order]
+    width = 0 if slot is None else len(payload) if slots is None else slots
+    times = sum(query.ask.question == question for query in before)
+    purpose = f"{question}#{times}" if times else question
+    return Ask(question, purpose, moment, clients, slot, width, tuple(reveal), passes, len(before))
+
+
+def check(ask: Ask, registered: int, reveals: Sequence[str] | None) -> None:
+    """Raise on an ask that no fleet of real clients could answer.
+
+    Args:
+        ask: the question.
+        registered: clients are 0 to `registered` - 1.
+        reveals: what the server may see per client; None allows all.
+    """
+    question, clients = ask.question, ask.clients
+    hidden = [name for name in ask.reveal if reveals is not None and name not in reveals]
+    if hidden:
+        allowed = ", ".join(reveals or ()) or "sums only"
+        raise FedtideError(f"'{question}' asks to see {', '.join(hidden)} per client; allowed: {allowed}")
+    if len(clients) and (clients[0] < 0 or clients[-1] >= registered):
+        raise FedtideError(
+            f"'{question}' asks client {int(clients[-1])}; allowed: registered clients, 0 to {registered - 1}"
+        )
+    if (clients.diff() == 0).any():
+        raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
 
 
 @dataclass(frozen=True)
@@ -55,19 +104,23 @@ class Scoring:
 
     Args:
         ask: the clients, the moment and the slots.
-        memory: memory of each client, as in a job.
         part: part of their rows, such as "test".
         personal: whether clients use their memory and adapt before.
         grouping: which rows decide together.
         other: name of the other use of the state that is evaluated; "" is the algorithm's own.
+        group: (clients,) the true group of each, for the grouping "oracle" alone; else None.
     """
 
     ask: Ask
-    memory: list[Tree | Stored]
     part: str
     personal: bool = True
     grouping: Grouping = "client"
     other: str = ""
+    group: Tensor | None = None
+
+    def of(self, where: Tensor) -> Scoring:
+        """Return the scoring of some of its clients, by mask or by position."""
+        return replace(self, ask=self.ask.of(where), group=None if self.group is None else self.group[where])
 
 
 @dataclass(frozen=True)
@@ -78,7 +131,7 @@ class BlockResult:
         total: partial sum of its answers; with slots it is `Slotted`.
         clients: sorted ids of the clients that were counted.
         revealed: values that each counted client revealed, by name.
-        memory: new memory by client; clients that keep what they had are absent.
+        kept: ids of the clients that keep something new.
         notes: diagnostics by client.
         refused: ids of clients whose numbers were not finite.
         up: bytes that clients sent.
@@ -87,10 +140,36 @@ class BlockResult:
     total: Tree
     clients: list[int]
     revealed: dict[str, list[Tensor]]
-    memory: dict[int, Tree | Stored]
+    kept: list[int]
     notes: dict[int, Notes]
     refused: list[int]
     up: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """One ask as the record keeps it; the server's code never sees it.
+
+    Args:
+        ask: the question and its clients.
+        sent: (clients,) bool, clients that were sent the question now, where others were sent it in an earlier round;
+            None where all were.
+        answered: ids of the clients that were counted.
+        refused: ids of the clients whose numbers were not finite.
+        cost: bytes down and up.
+        seconds: time that the server waited.
+        notes: diagnostics by client.
+        payload: the payload itself, no copy, in rounds whose questions may be put once more.
+    """
+
+    ask: Ask
+    sent: Tensor | None
+    answered: Tensor
+    refused: Tensor
+    cost: Cost
+    seconds: float
+    notes: dict[int, Notes] = field(default_factory=dict)
+    payload: Payload = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -98,11 +177,11 @@ class Replay:
     """A question put to one client once more, to evaluate its model on rows of other clients.
 
     Args:
-        job: the question to that client, as it was; None evaluates the server's state.
+        ask: the question to that client, as it was; None evaluates the server's state.
         scoring: clients on whose rows the model is evaluated, and the part of these rows.
     """
 
-    job: Job | None
+    ask: Ask | None
     scoring: Scoring
 
 

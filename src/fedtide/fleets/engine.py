@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 
 
 class Engine(Protocol):
-    """An engine runs blocks of clients in any process and yields results in the order of the blocks."""
+    """An engine runs blocks of clients in any process and yields results in the order of the blocks.
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    What clients keep stays with it: whoever asks says when a version counts (`memory.commit`).
+    """
+
+    @property
+    def memory(self) -> MemoryStore:
+        """What clients keep."""
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 
 T = TypeVar("T")
@@ -30,9 +31,14 @@ class LocalEngine:
     host: Host
     threads: int = 1
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    @property
+    def memory(self) -> MemoryStore:
+        """What clients keep."""
+        return self.host.memory
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        return (self._with_threads(self.host.ask, job, payload) for job in jobs)
+        return (self._with_threads(self.host.ask, block, payload) for block in blocks)
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""

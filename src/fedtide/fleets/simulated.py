@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from fedtide.core import sums
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, children, is_node, same, size_in_bytes
-from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Shard, Slot, State, Weights
+from fedtide.core.trees import children, is_node, same
+from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Query, Replay, Replayed, Scoring, check, put
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host
 from fedtide.fleets.tally import concat_scores
+from fedtide.fleets.totals import BLOCKS, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.learn.task import ROWS
-
-BLOCKS = 16
-"""Number of blocks that a cohort is cut into. It is fixed, so that no sum depends on the number of workers."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """One ask as the record keeps it; the server's code never sees it.
-
-    Args:
-        ask: the question and its clients.
-        sent: (clients,) bool, clients that were sent the question now, where others were sent it in an earlier round;
-            None where all were.
-        answered: ids of the clients that were counted.
-        refused: ids of the clients whose numbers were not finite.
-        cost: bytes down and up.
-        seconds: time that the server waited.
-        notes: diagnostics by client.
-        payload: the payload itself, no copy, in rounds whose questions may be put once more.
-    """
-
-    ask: Ask
-    sent: Tensor | None
-    answered: Tensor
-    refused: Tensor
-    cost: Cost
-    seconds: float
-    notes: dict[int, Notes] = field(default_factory=dict)
-    payload: Payload = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,8 +71,7 @@ class SimulatedFleet:
 
     Args:
         population: the clients.
-        engine: the engine that runs the work.
-        memory: store of the clients' memory.
+        engine: the engine that runs the work, with what clients keep.
         clock: times of answers and rounds.
         reveals: values that the server may see per client, () for sums only; None leaves it to the algorithm.
         replayable: rounds whose questions may be put again when they are over (`replay`): there the fleet keeps the
@@ -115,7 +84,6 @@ class SimulatedFleet:
 
     population: Population
     engine: Engine
-    memory: MemoryStore
     clock: Clock = SteadyClock()
     _: KW_ONLY
     reveals: Sequence[str] | None = None
@@ -140,7 +108,6 @@ class SimulatedFleet:
         return cls(
             host.population,
             engine,
-            host.memory,
             clock,
             reveals=algorithm.reveals,
             replayable=replayable,
@@ -158,7 +125,7 @@ class SimulatedFleet:
         self.queries = []
         self.substituted = 0
         self.server_seconds = 0.0
-        self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
+        self.engine.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
 
     def elapsed(self) -> float:
         """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0."""
@@ -227,36 +194,17 @@ class SimulatedFleet:
         passes: float | None = None,
     ) -> Reply:
         """Put a question to some clients and return their sums (see `fedtide.core.types.Timed.ask`)."""
-        clients, order = clients.sort()
-        slot, began = (None if column is None else column[order] for column in (slot, began))
-        width = 0 if slot is None else len(payload) if slots is None else slots
-        ask = Ask(question, self._purpose(question), self.moment, clients, slot, width, tuple(reveal), passes)
-        self._check(ask)
-        race = self._race(ask, _down(payload, ask), began, first, deadline)
-        total, blocks = self._run(ask, split_blocks(race.counts & ~self._silent_still(ask)), payload)
-        reply, seconds = self._reply(ask, race, total, blocks)
-        self._close(ask, race, reply, seconds, blocks, payload)
+        ask = put(
+            question, clients, payload, self.moment, self.queries, slot=slot, slots=slots, reveal=reveal, passes=passes
+        )
+        check(ask, self.population.registered, self.reveals)
+        began = None if began is None else began[clients.argsort()]
+        race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
+        blocks = split_blocks(race.counts & ~self._silent_still(ask))
+        done = join(self.engine.ask([ask.of(block) for block in blocks], payload))
+        reply, seconds = self._reply(ask, race, done)
+        self._close(ask, race, reply, seconds, done, payload)
         return reply
-
-    def _check(self, ask: Ask) -> None:
-        """Raise on an ask that no fleet of real clients could answer."""
-        question, clients = ask.question, ask.clients
-        hidden = [name for name in ask.reveal if self.reveals is not None and name not in self.reveals]
-        if hidden:
-            allowed = ", ".join(self.reveals or ()) or "sums only"
-            raise FedtideError(f"'{question}' asks to see {', '.join(hidden)} per client; allowed: {allowed}")
-        if len(clients) and (clients[0] < 0 or clients[-1] >= self.population.registered):
-            raise FedtideError(
-                f"'{question}' asks client {int(clients[-1])}; allowed: registered clients, 0 to "
-                f"{self.population.registered - 1}"
-            )
-        if (clients.diff() == 0).any():
-            raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
-
-    def _purpose(self, question: str) -> str:
-        """Return the question's name in its clients' keys, so that a second ask in the round shuffles differently."""
-        before = sum(query.ask.question == question for query in self.queries)
-        return f"{question}#{before}" if before else question
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
         """Decide who counts before the work is run; until then an answer is taken to be as large as the payload."""
@@ -294,64 +242,41 @@ class SimulatedFleet:
             return torch.zeros_like(still)
         return still & ~torch.isin(ask.clients, self.population.may_differ(self.moment, before))
 
-    def _run(self, ask: Ask, blocks: list[Tensor], payload: Payload) -> tuple[Tree, list[BlockResult]]:
-        """Run the blocks; return the finished total, and the results without their sums."""
-        total, rest = None, []
-        jobs = [Job(ask.of(block), self._memory_of(ask.clients[block])) for block in blocks]
-        for done in self.engine.ask(jobs, payload):
-            total = sums.merge(total, done.total)
-            rest.append(replace(done, total=None))
-            del done  # its sum is large, and the next block begins before the name is bound again
-        return sums.finish(total), rest
-
-    def _memory_of(self, clients: Tensor) -> list[Tree | Stored]:
-        now = (self.moment.round, len(self.queries))
-        return [self.memory.reference(client, now) for client in clients.tolist()]
-
-    def _reply(self, ask: Ask, race: Race, total: Tree, blocks: list[BlockResult]) -> tuple[Reply, float]:
+    def _reply(self, ask: Ask, race: Race, done: BlockResult) -> tuple[Reply, float]:
         """Return the server's reply and the seconds that it waited, now that the size of answers is known."""
         clients = ask.clients
-        answered, refused = (
-            torch.tensor([client for done in blocks for client in getattr(done, name)], dtype=torch.int64)
-            for name in ("clients", "refused")
-        )
-        up = sum(done.up for done in blocks)
-        whole = self.clock.answers(ask, race.rows, race.each, up // max(len(answered), 1))
+        answered, refused = (torch.tensor(ids, dtype=torch.int64) for ids in (done.clients, done.refused))
+        whole = self.clock.answers(ask, race.rows, race.each, done.up // max(len(answered), 1))
         seconds = (whole - race.ahead).clamp(0, race.deadline)
         waited = race.waited(seconds)
         due = race.counts
         if race.sent is not None:
             due = seconds <= (_longest(seconds[race.counts]) if waited is None else waited)
-        revealed = {name: [row for done in blocks for row in done.revealed[name]] for name in ask.reveal}
         here = torch.isin(clients, answered)
         reply = Reply(
-            total,
-            {name: torch.stack(rows) for name, rows in revealed.items() if rows},
+            done.total,
+            {name: torch.stack(rows) for name, rows in done.revealed.items() if rows},
             answered,
             torch.where(race.ahead > 0, whole, seconds)[here],
-            Cost(race.down, up),
+            Cost(race.down, done.up),
             refused,
             clients[due & ~torch.isin(clients, torch.cat([answered, refused]))],
         )
         return reply, _longest(seconds[here]) if waited is None else waited
 
-    def _close(
-        self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[BlockResult], payload: Payload
-    ) -> None:
-        """End an ask: write the memory of counted answers, and note the ask for the record and who was silent."""
-        for done in blocks:
-            for client, row in done.memory.items():
-                self.memory.commit(client, (self.moment.round, len(self.queries)), row)
-        written = torch.tensor([client for done in blocks for client in done.memory], dtype=torch.int64)
+    def _close(self, ask: Ask, race: Race, reply: Reply, seconds: float, done: BlockResult, payload: Payload) -> None:
+        """End an ask: what its clients keep counts from now on; note the ask for the record and who was silent."""
+        self.engine.memory.commit(ask.version, done.kept)
+        kept = torch.tensor(done.kept, dtype=torch.int64)
         for question, (people, before, silent) in self._silent.items():
-            self._silent[question] = people, before, silent[~torch.isin(silent, written)]
+            self._silent[question] = people, before, silent[~torch.isin(silent, kept)]
         if ask.question in self.unless_changed:
             asked = ask.clients[race.counts]
             silent = asked[~torch.isin(asked, torch.cat([reply.clients, reply.refused]))]
             self._silent[ask.question] = self.population, self.moment, silent
-        notes = {client: note for done in blocks for client, note in done.notes.items()}
         held = payload if self.moment.round in self.replayable else None
-        self.queries.append(Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, notes, held))
+        query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, held)
+        self.queries.append(query)
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
     # -- judging ------------------------------------------------------------------------------------------------------
@@ -373,21 +298,16 @@ class SimulatedFleet:
         together, `other` which other use of the state is evaluated.
         """
         clients, order = clients.sort()
-        ask = Ask("adapt", "adapt", self.moment, clients, None if slot is None else slot[order])
+        ask = self._judged(clients, None if slot is None else slot[order])
+        group = self.population.group_at(self.moment)[clients] if grouping == "oracle" else None
+        scoring = Scoring(ask, part, personal, grouping, other, group)
         rows = self.population.sizes(clients, part, self.moment)
-        blocks = _blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows)
-        scorings = [
-            Scoring(
-                ask.of(at),
-                self._memory_of(clients[at]) if personal else [None] * len(at),
-                part,
-                personal,
-                grouping,
-                other,
-            )
-            for at in blocks
-        ]
-        return concat_scores(self.engine.score(scorings, payload))
+        blocks = blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows)
+        return concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
+
+    def _judged(self, clients: Tensor, slot: Slot | None = None) -> Ask:
+        """Return what clients are asked to do before they are evaluated."""
+        return Ask("adapt", "adapt", self.moment, clients, slot, number=len(self.queries))
 
     # -- asking once more ---------------------------------------------------------------------------------------------
 
@@ -417,11 +337,11 @@ class SimulatedFleet:
         """
         if self.moment.round not in self.replayable:
             raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.replayable)}")
-        judged = Ask("adapt", "adapt", self.moment, owners)
-        scoring = Scoring(judged, [None] * len(owners), part, personal=False, grouping=grouping)
+        group = self.population.group_at(self.moment)[owners] if grouping == "oracle" else None
+        scoring = Scoring(self._judged(owners), part, False, grouping, group=group)
         (received,) = self.engine.replay([Replay(None, scoring)], None, state)
         models: dict[int, Replayed] = {}
-        for number, query in enumerate(self.queries):
+        for query in self.queries:
             if query.ask.question != question:
                 continue
             clients = [client for client in query.answered.tolist() if client not in models]
@@ -429,15 +349,9 @@ class SimulatedFleet:
                 why = "its models were made anew, before they were sent in this round, or since"
                 models.update({client: Replayed(None, why) for client in clients})
                 continue
-            replays = [Replay(self.repeat(number, client), scoring) for client in clients]
+            replays = [Replay(query.ask.of(query.ask.clients == client), scoring) for client in clients]
             models.update(zip(clients, self.engine.replay(replays, query.payload, state), strict=True))
         return received, models
-
-    def repeat(self, number: int, client: int) -> Job:
-        """Return the job of one client, of an ask of this round that is over."""
-        ask = self.queries[number].ask
-        row = self.memory.reference(client, (self.moment.round, number))
-        return Job(ask.of(ask.clients == client), [row])
 
 
 def _sends(query: Query, held: Weights | tuple[Weights, ...]) -> bool:
@@ -465,18 +379,8 @@ def _models(payload: Payload) -> list[Weights]:
     return [model for _, child in children(payload) for model in _models(child)] if is_node(payload) else []
 
 
-def split_blocks(counts: Tensor) -> list[Tensor]:
-    """Return positions of the clients whose work counts, in blocks cut from all that were asked."""
-    return [block[counts[block]] for block in _blocks_of_clients(counts) if counts[block].any()]
-
-
 def _longest(seconds: Tensor) -> float:
     return float(seconds.max()) if len(seconds) else 0.0
-
-
-def _blocks_of_clients(rows: Tensor) -> list[Tensor]:
-    """Cut positions of clients into at most `BLOCKS` blocks of about equally many."""
-    return list(torch.arange(len(rows)).tensor_split(max(min(BLOCKS, len(rows)), 1)))
 
 
 def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
@@ -486,10 +390,3 @@ def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
     size = max(math.ceil(int(rows.sum()) / BLOCKS), ROWS)
     block = (rows.cumsum(0) - rows) // size
     return list(torch.arange(len(rows)).split(torch.unique_consecutive(block, return_counts=True)[1].tolist()))
-
-
-def _down(payload: Payload, ask: Ask) -> int:
-    """Count the bytes down: each client receives the payload, or the entry of its slot."""
-    if ask.slot is None:
-        return size_in_bytes(payload) * len(ask.clients)
-    return sum(size_in_bytes(payload[k]) * int((ask.slot == k).sum()) for k in ask.slot.unique().tolist())

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
-from fedtide.fleets.ask import Ask, BlockResult, Job
+from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.learn.stack import Fit, Stack, train_stacked, unstackable
@@ -103,20 +103,20 @@ class StackedEngine(LocalEngine):
         works = self.host.algorithm.works.items()
         return {name: Stack(work.task, device()) for name, work in works if isinstance(work, Training)}
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
-        work = self.host.algorithm.works[jobs[0].ask.question] if jobs else None
-        if not isinstance(work, Training) or _unstackable(work) or jobs[0].ask.reveal:
-            yield from super().ask(jobs, payload)
+        work = self.host.algorithm.works[blocks[0].question] if blocks else None
+        if not isinstance(work, Training) or _unstackable(work) or blocks[0].reveal:
+            yield from super().ask(blocks, payload)
             return
         with threads(self.threads):
-            done = self._together(work, jobs, payload)
+            done = self._together(work, blocks, payload)
         yield done
 
-    def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> BlockResult:
-        ask = jobs[0].ask
-        clients = torch.cat([job.ask.clients for job in jobs])
-        slots = None if ask.slot is None else torch.cat([job.ask.slot for job in jobs if job.ask.slot is not None])
+    def _together(self, work: Training, blocks: Sequence[Ask], payload: Tree) -> BlockResult:
+        ask = blocks[0]
+        clients = torch.cat([block.clients for block in blocks])
+        slots = None if ask.slot is None else torch.cat([block.slot for block in blocks if block.slot is not None])
         counts = self.host.population.counts(clients, "train", ask.moment)
         able = counts >= (2 if work.task.scratch.needs_pairs else 1)
         total: Tree = None
@@ -136,7 +136,7 @@ class StackedEngine(LocalEngine):
                 up += (size_in_bytes(received) + 24) * len(each)  # the update, the loss, what each counts for
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
-        return BlockResult(total, counted, {}, {}, notes, sorted(refused), up)
+        return BlockResult(total, counted, {}, [], notes, sorted(refused), up)
 
     def _stackfuls(self, here: Tensor, counts: Tensor, received: Weights) -> list[Tensor]:
         """Cut positions of clients into stacks that fit into memory; the cuts follow from counts alone."""

@@ -15,21 +15,21 @@ BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
 
 
-def decision_units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
+def decision_units(owner: Tensor, group: Tensor | None, grouping: Grouping) -> tuple[Tensor, Tensor]:
     """Number the units of rows that decide together 0..n-1 (rows,), and find the first row of each unit (n,).
 
     Args:
         owner: (rows,) position of the client that owns each row, sorted.
-        group: (owners,) the true group of each owner.
+        group: (owners,) the true group of each owner, for the grouping "oracle".
         grouping: see `fedtide.core.types.Grouping`.
 
-    >>> decision_units(torch.tensor([0, 0, 1]), torch.tensor([0, 0]), "client")[0].tolist()
+    >>> decision_units(torch.tensor([0, 0, 1]), None, "client")[0].tolist()
     [0, 0, 1]
     """
     rows = torch.arange(len(owner))
     if grouping == "sample":
         return rows, rows
-    source = owner if grouping in ("client", "batch") else group[owner]
+    source = owner if group is None else group[owner]
     # The place of each row among those of the same source, for batches of at most BATCH of them.
     order = source.argsort(stable=True)
     counts = torch.bincount(source)

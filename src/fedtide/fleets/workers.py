@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,12 +14,12 @@ from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
 from fedtide.fleets.worker import Channel, SharedRef, own_function
 
-Block = Job | Scoring | Replay
+Block = Ask | Scoring | Replay
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,27 @@ class WorkersEngine:
         pool: the processes.
         spec: description from which a process makes its host; "make" names the function of this package that does it
             (see `fedtide.runs.build.spec_of`).
-        shipped_memory: store of the clients' memory, where processes cannot reach its files: rows go along with the
-            calls, come back with the answers and are put into files here. None leaves large rows where they lie.
+        memory: what clients keep. Processes on this machine read and write its files; where they cannot reach these,
+            rows travel with the calls and come back with the answers.
     """
 
     pool: Processes
     spec: Mapping[str, Any]
-    shipped_memory: MemoryStore | None = None
+    memory: MemoryStore
 
     @cached_property
-    def _spec(self) -> SharedRef:
+    def spec_ref(self) -> SharedRef:
         """Shared spec, so that it need not travel with every block."""
         text = json.dumps(dict(self.spec), sort_keys=True)
         return self.pool.put("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        for done in self._map(jobs, payload):
-            yield self._stored(done)
+        for done, aside in self._map(blocks, payload):
+            for client, row in aside.items():
+                self.memory.stage(client, row)
+            yield done
+            del done
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
@@ -63,43 +66,33 @@ class WorkersEngine:
     def _map(self, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
         ref = self.pool.put("payload", payload)
         try:
-            yield from self.pool.map(
-                "fedtide.fleets.workers:run_block", _Calls(self._spec, blocks, ref, self._with_memory)
-            )
+            yield from self.pool.map("fedtide.fleets.workers:run_block", _Calls(self, blocks, ref))
         finally:
             self.pool.free(ref)
 
-    def _with_memory(self, block: Block) -> Block:
-        """Add the clients' memory to a block, where memory is shipped."""
-        if self.shipped_memory is None:
-            return block
-        if not isinstance(block, Replay):
-            return replace(block, memory=[self.shipped_memory.load(row) for row in block.memory])
-        memory = [] if block.job is None else [self.shipped_memory.load(row) for row in block.job.memory]
-        return replace(block, job=None if block.job is None else replace(block.job, memory=memory))
-
-    def _stored(self, done: BlockResult) -> BlockResult:
-        """Put shipped memory of a result into files."""
-        if self.shipped_memory is None:
-            return done
-        rows = {client: self.shipped_memory.stage(client, row) for client, row in done.memory.items()}
-        return replace(done, memory=rows)
+    def lend(self, block: Block) -> Tree:
+        """Return what the clients of a block keep, as a process needs it."""
+        ask = block if isinstance(block, Ask) else block.ask
+        if ask is None or (isinstance(block, Scoring) and not block.personal):
+            return {}
+        return self.memory.lend(ask.clients.tolist(), ask.version, whole=self.pool.multi_node)
 
 
 @dataclass(frozen=True)
 class _Calls(Sequence[Tree]):
     """Arguments of calls, each made when it is handed out, as memory may travel with it."""
 
-    spec: SharedRef
+    engine: WorkersEngine
     blocks: Sequence[Block]
     payload: SharedRef
-    with_memory: Callable[[Block], Block]
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, place: Any) -> Tree:
-        return {"spec": self.spec, "block": codec.sealed(self.with_memory(self.blocks[place])), "payload": self.payload}
+        block = self.blocks[place]
+        sealed = codec.sealed({"block": block, "memory": self.engine.lend(block)})
+        return {"spec": self.engine.spec_ref, "block": sealed, "payload": self.payload}
 
 
 @lru_cache(maxsize=4)
@@ -109,13 +102,15 @@ def _host_of(spec: str) -> Host:
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def run_block(arguments: Tree, channel: Channel) -> BlockResult | Scores | Replayed:
-    """Run one block of an engine's work, in a worker."""
+def run_block(arguments: Tree, channel: Channel) -> tuple[BlockResult, Tree] | Scores | Replayed:
+    """Run one block of an engine's work, in a worker; of an ask, return what its clients would keep as well."""
     host = _host_of(channel.get(arguments["spec"]))  # first: it loads the classes that block and payload may hold
-    block: Block = codec.opened(arguments["block"])
+    sent = codec.opened(arguments["block"])
+    block: Block = sent["block"]
     payload = channel.get(arguments["payload"])
-    if isinstance(block, Job):
-        return host.ask(block, payload)
+    host.memory.borrow(sent["memory"])
+    if isinstance(block, Ask):
+        return host.ask(block, payload), host.memory.hand_over()
     if isinstance(block, Scoring):
         return host.score(block, payload)
     return host.replay(block, payload["payload"], payload["state"])

@@ -15,7 +15,7 @@ from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.core.types import Payload, Reply, Scores, Slot
-from fedtide.fleets.ask import BlockResult, Job
+from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -181,21 +181,21 @@ class Watched:
 class InAnyOrder(LocalEngine):
     """An engine that runs blocks in reverse and yields results in order, as a pool of processes may."""
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
-        yield from (done[i] for i in range(len(jobs)))
+        done = {i: self.host.ask(blocks[i], payload) for i in reversed(range(len(blocks)))}
+        yield from (done[i] for i in range(len(blocks)))
 
 
 @dataclass(frozen=True)
 class ByWire(LocalEngine):
     """An engine that sends everything through bytes."""
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        for job in jobs:
-            arrived = codec.from_bytes(codec.to_bytes({"job": job, "payload": payload}))
-            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["job"], arrived["payload"])))
+        for block in blocks:
+            arrived = codec.from_bytes(codec.to_bytes({"ask": block, "payload": payload}))
+            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["ask"], arrived["payload"])))
 
 
 def is_frozen(value: Any) -> bool:

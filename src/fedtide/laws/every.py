@@ -22,8 +22,7 @@ from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
 from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slot, Weights, Work
 from fedtide.data.ragged import Ragged
 from fedtide.evaluate.forgetting import QUESTION as TRAIN
-from fedtide.fleets import host as hosts
-from fedtide.fleets import stacked
+from fedtide.fleets import scoring, stacked
 from fedtide.fleets.host import Host
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import (
@@ -217,7 +216,7 @@ def halves_add_up(case: Case) -> None:
     parts = []
     for half in (slice(0, 2), slice(2, None), slice(None)):
         run.fleet.begin(Moment(0, case.experiment.rounds, 0.0))
-        run.fleet.memory.clear()
+        run.fleet.engine.memory.clear()
         slot = None if ask.slot is None else ask.slot[half]
         parts.append(run.fleet.ask(ask.question, ask.clients[half], ask.payload, slot=slot, **named).total)
     first, second, whole = parts
@@ -240,7 +239,7 @@ def kept_memory(case: Case) -> None:
     run = played(case.make(model={"kind": "mlp", "hidden": [300]}), rounds=3)
     algorithm = run.host.algorithm
     model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
-    most = max(size_in_bytes(run.fleet.memory.read(client, (99, 0))) for client in run.fleet.clients.tolist())
+    most = max(size_in_bytes(run.fleet.engine.memory.read(client, (99, 0))) for client in run.fleet.clients.tolist())
     hold(
         most <= algorithm.keeps * model + 2048,
         f"a client keeps {most} bytes, and `keeps` of the Algorithm says {algorithm.keeps} models of {model}",
@@ -417,7 +416,7 @@ def workers(case: Case) -> None:
         spec = spec_of(case.experiment, case.experiment.method[0], 0, Path(folder))
 
         def engine(host: Host) -> WorkersEngine:
-            return WorkersEngine(case.pool(), spec)
+            return WorkersEngine(case.pool(), spec, host.memory)
 
         alone, here = case.watched(rounds=3)
         many, there = case.watched(rounds=3, memory=MemoryStore(Path(folder), small=0), engine=engine)
@@ -453,12 +452,12 @@ def pooled(case: Case) -> None:
 def batch_size(case: Case) -> None:
     """The number of rows that are predicted at once changes nothing."""
     payload, slot, clients, whole = judged(case.reference)
-    usual = hosts.ROWS
+    usual = scoring.ROWS
     try:
-        hosts.ROWS = 7
+        scoring.ROWS = 7
         parts = case.reference.fleet.score(payload, clients, slot=slot)
     finally:
-        hosts.ROWS = usual
+        scoring.ROWS = usual
     words = "`predict` mixes rows: fewer at a time are predicted otherwise"
     alike([whole.rows, whole.correct, whole.choice], [parts.rows, parts.correct, parts.choice], words)
     _near([whole.loss, whole.weights], [parts.loss, parts.weights], words, 1e-6, 1e-6)

@@ -120,11 +120,10 @@ def played(
         start: a round to go on from, with the memory that clients had then; the beginning by default.
     """
     memory = memory or MemoryStore(None)
-    host = host or host_of(experiment, experiment.method[0], seed, memory)
+    host = replace(host or host_of(experiment, experiment.method[0], seed, memory), memory=memory)
     simulated = SimulatedFleet(
         host.population,
         engine(host),
-        memory,
         reveals=() if sums_only else None,
         unless_changed=host.algorithm.unless_changed,
     )

@@ -163,7 +163,7 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
         raise refused(f"{key}.function", found, "a function that returns a number") from None
 
 
-def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
+def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore) -> Host:
     """Build the host, with which a process runs the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
     algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data.directory)
@@ -174,7 +174,7 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
-    return Host(algorithm, population, seed, memory, name, experiment.timing.partial_work)
+    return Host(algorithm, population, seed, memory, experiment.timing.partial_work)
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
@@ -234,5 +234,5 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     """Build the host of a spec in a process of its own, and set its number of torch threads."""
     experiment = _experiment(spec["experiment"])
     torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
-    store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]))
-    return host_of(experiment, experiment.method[0], spec["seed"], store, name)
+    store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]), name=name)
+    return host_of(experiment, experiment.method[0], spec["seed"], store)

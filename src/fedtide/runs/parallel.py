@@ -15,7 +15,7 @@ from fedtide.core.trees import Tree
 from fedtide.fleets.calls import Message, Processes
 from fedtide.fleets.pool import Pool, cores
 from fedtide.fleets.ray_pool import RayPool
-from fedtide.fleets.simulated import BLOCKS
+from fedtide.fleets.totals import BLOCKS
 from fedtide.fleets.worker import STOP, Channel, own_function
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]

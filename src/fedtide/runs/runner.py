@@ -141,7 +141,7 @@ class Run:
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
                 with naming(folder):
-                    checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
+                    checkpoint.save(folder, ahead, judge.fleet.engine.memory, config=config, marks=record.marks())
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
@@ -176,7 +176,7 @@ def judge_of(
         engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
         there = None if pool.multi_node else memory.directory
-        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
+        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
     fleet = SimulatedFleet.of(host, engine, clock, probed)

@@ -172,7 +172,7 @@ def simulate(
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
-    host = Host(algorithm, population, seed, MemoryStore(None), partial_work=devices.partial_work)
+    host = Host(algorithm, population, seed, MemoryStore(None), devices.partial_work)
     engine = LocalEngine(host, threads)
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]

@@ -409,7 +409,7 @@ def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypat
     module = sys.modules["fedtide.algorithms.fedem"]
     monkeypatch.setattr(module, "losses_of", lambda *given: losses_of(*given) + constant)
     shifted = trained_by(algorithm, weights, shard)
-    torch.testing.assert_close(plain.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(plain.engine.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
     for a, b in zip(leaves(plain.total["delta"].value), leaves(shifted.total["delta"].value), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
@@ -596,7 +596,9 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     host = replace(run.host, algorithm=replace(run.host.algorithm, predict=watched))
     ask = Ask("adapt", "adapt", Moment(5, 6), population.clients)
     payload, _ = run.host.algorithm.serve(run.state, population.clients)
-    host.score(Scoring(ask, [None] * 8, "train", grouping=grouping), payload)
+    host.score(
+        Scoring(ask, "train", grouping=grouping, group=population.group if grouping == "oracle" else None), payload
+    )
     ((count, owner),) = seen
     rows_in_all = int(population.sizes(population.clients, "train").sum())
     expected = {"client": 8, "batch": 8, "sample": rows_in_all, "oracle": 2}[grouping]

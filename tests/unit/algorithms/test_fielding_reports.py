@@ -52,7 +52,7 @@ def test_label_vectors_sum_to_one_however_clients_drift(malicious):
 def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
     options = {"representation": {"kind": "labels", "malicious": 0.5}}
     run = played(toy("fielding drifts", options, shift={"who": {"kind": "always"}}))
-    orders = [run.fleet.memory.read(client, (99, 0))["order"] for client in range(8)]
+    orders = [run.fleet.engine.memory.read(client, (99, 0))["order"] for client in range(8)]
     assert 0 < sum(order is not None for order in orders) < 8
     drifted = 0
     for client, order in enumerate(orders):

@@ -173,7 +173,7 @@ def test_several_starts_are_paid_for():
     for starts in (1, 5):
         experiment = toy("ifca", {"n_init": starts})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-        fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None))
+        fleet = SimulatedFleet(host.population, LocalEngine(host))
         judge = Judge(host.algorithm, fleet, [])
         down.append([told.line["down"] for told in run_rounds(judge, rounds=2, seed=0, every=1)])
     models = down[0][0] // 4

@@ -27,6 +27,6 @@ def test_a_round_of_relabeled_models_gives_the_relabeled_result(algorithm, of_mo
         run.fleet.begin(Moment(2, 6, 2.0))
         return run.host.algorithm.round(state, run.fleet, Rng(0).at(2, "server"))[0]
 
-    run.fleet.memory.settle((2, 0))
+    run.fleet.engine.memory.settle((2, 0))
     assert not same(relabeled(run.state), run.state)
     assert same(after(relabeled(run.state)), relabeled(after(run.state)))

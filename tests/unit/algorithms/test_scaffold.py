@@ -70,7 +70,7 @@ def test_weight_decay_and_schedules_are_allowed():
 
 
 def variates(run) -> list[dict | None]:
-    rows = [run.fleet.memory.read(client, (99, 0)) for client in run.host.population.clients.tolist()]
+    rows = [run.fleet.engine.memory.read(client, (99, 0)) for client in run.host.population.clients.tolist()]
     return [None if row is None else row["control"] for row in rows]
 
 

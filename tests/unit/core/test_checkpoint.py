@@ -28,6 +28,11 @@ def saved(folder: Path, number: int, *, config: str = "abc", keep: int = 1, memo
     checkpoint.save(folder, start, memory or MemoryStore(None), config=config, marks=marks, keep=keep)
 
 
+def keep(memory: MemoryStore, client: int, version: tuple[int, int], row) -> None:
+    memory.stage(client, row)
+    memory.commit(version, [client])
+
+
 def loaded(folder: Path, config: str = "abc", memory: MemoryStore | None = None):
     return checkpoint.load(folder, memory or MemoryStore(None), config=config)
 
@@ -57,7 +62,7 @@ def test_there_is_no_checkpoint_yet(tmp_path):
 def test_the_memory_of_the_clients_goes_with_it(tmp_path):
     memory = MemoryStore(tmp_path / "memory", small=8)
     for client, values in ((1, 1), (2, 100)):
-        memory.commit(client, (2, 0), memory.stage(client, {"c": torch.ones(values)}))
+        keep(memory, client, (2, 0), {"c": torch.ones(values)})
     saved(tmp_path / "c", 3, memory=memory)
     back = MemoryStore(tmp_path / "memory", small=8)
     loaded(tmp_path / "c", memory=back)
@@ -139,9 +144,9 @@ def test_what_a_crash_left_behind_is_gone_after_the_next_checkpoint(tmp_path, mo
 
 def test_the_memory_of_an_old_checkpoint_survives_a_crash(tmp_path, monkeypatch):
     memory = MemoryStore(tmp_path / "memory", small=0)
-    memory.commit(1, (0, 0), memory.stage(1, {"c": torch.ones(1)}))
+    keep(memory, 1, (0, 0), {"c": torch.ones(1)})
     saved(tmp_path / "c", 1, memory=memory)
-    memory.commit(1, (1, 0), memory.stage(1, {"c": torch.zeros(1)}))
+    keep(memory, 1, (1, 0), {"c": torch.zeros(1)})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", crashes)
         with pytest.raises(Crash):
@@ -207,7 +212,7 @@ def test_a_part_cut_off_anywhere_is_one_clear_line(tmp_path, name):
 def test_a_flipped_bit_anywhere_is_one_clear_line(tmp_path, name):
     """Whoever resumes from damaged numbers gets a result that looks right and is wrong."""
     memory = MemoryStore(None)
-    memory.commit(0, (0, 0), {"c": torch.ones(4)})
+    keep(memory, 0, (0, 0), {"c": torch.ones(4)})
     saved(tmp_path, 3, memory=memory)
     path = tmp_path / "00000003" / name
     whole = path.read_bytes()
@@ -238,7 +243,7 @@ def test_a_format_is_told_before_anything_else_is_read(tmp_path):
 
 def test_nothing_is_pickled(tmp_path):
     memory = MemoryStore(None)
-    memory.commit(0, (0, 0), {"c": torch.ones(4)})
+    keep(memory, 0, (0, 0), {"c": torch.ones(4)})
     saved(tmp_path, 3, memory=memory)
     assert names(tmp_path / "00000003") == ["checkpoint.json", "memory.safetensors", "state.safetensors"]
     for path in (tmp_path / "00000003").glob("*.safetensors"):
@@ -249,7 +254,7 @@ def test_nothing_is_pickled(tmp_path):
 
 def test_a_run_folder_may_be_moved(tmp_path):
     memory = MemoryStore(tmp_path / "here" / "memory", small=0)
-    memory.commit(1, (0, 0), memory.stage(1, {"c": torch.ones(1)}))
+    keep(memory, 1, (0, 0), {"c": torch.ones(1)})
     saved(tmp_path / "here" / "c", 1, memory=memory)
     shutil.move(tmp_path / "here", tmp_path / "there")
     back = MemoryStore(tmp_path / "there" / "memory", small=0)

@@ -18,7 +18,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.core.types import Answer, Moment, Notes, Reply, Slotted, Sum, Weighted, Weights
-from fedtide.fleets.ask import Ask, Job
+from fedtide.fleets.ask import Ask
 
 law = settings(max_examples=150, deadline=None, derandomize=True)
 DTYPES = (
@@ -167,7 +167,7 @@ def test_a_parameter_comes_back_as_a_plain_tensor():
     Answer({"delta": Weighted(torch.ones(1), 3)}, {"pi": torch.ones(2)}, {"c": 1}, Notes(torch.zeros(()))),
     {"delta": Slotted({0: Weighted(1.0, 2.0), 3: Sum(torch.zeros(2), 0.0)}, 4)},
     Reply(None, {}, torch.arange(3), torch.ones(3), None),
-    Job(Ask("train", "train#1", Moment(0, 1), torch.arange(2), reveal=("pi",)), [None, {"x": 1}]),
+    Ask("train", "train#1", Moment(0, 1), torch.arange(2), reveal=("pi",)),
 ], ids=lambda tree: type(tree).__name__)  # fmt: skip
 def test_what_travels_between_processes_survives(tree):
     assert same(codec.from_bytes(codec.to_bytes(tree)), tree)

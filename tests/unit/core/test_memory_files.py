@@ -14,7 +14,8 @@ from fedtide.core.memory import MemoryStore
 def store(tmp_path) -> MemoryStore:
     made = MemoryStore(tmp_path / "memory", small=0)
     for client in (1, 2):
-        made.commit(client, (0, 0), made.stage(client, {"c": torch.full((4,), float(client))}))
+        made.stage(client, {"c": torch.full((4,), float(client))})
+        made.commit((0, 0), [client])
     made.save(tmp_path / "index", (1, 0))
     return made
 
@@ -42,7 +43,7 @@ def test_a_missing_file_is_one_clear_line(store, tmp_path):
 
 def test_only_files_of_the_stores_own_names_are_removed(store, tmp_path):
     """Those of writers that were killed in the middle of a file too."""
-    store.stage(3, {"c": torch.ones(1)}, by="77")
+    store.stage(3, {"c": torch.ones(1)})
     (store.directory / ".tmpp85VGk").touch()
     names = ("notes.txt", "1.safetensors", "staged-mine", "9.9.9.safetensors.bak", ".tmp-mine")
     mine = [store.directory / name for name in names]

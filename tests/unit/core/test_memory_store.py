@@ -22,7 +22,8 @@ def store(folder, small: int = SMALL) -> MemoryStore:
 
 
 def put(memory: MemoryStore, client: int, version: tuple[int, int], row) -> None:
-    memory.commit(client, version, memory.stage(client, row))
+    memory.stage(client, row)
+    memory.commit(version, [client])
 
 
 def row(number: float):
@@ -206,22 +207,43 @@ def test_only_what_can_be_asked_for_again_stays_on_disk(tmp_path):
 
 def test_a_staged_file_is_named_after_the_process_and_becomes_the_row(tmp_path):
     memory = store(tmp_path, small=0)
-    staged = memory.stage(7, row(1), by="123")
-    again = memory.stage(7, row(2), by="123")
+    memory.name = "123"
+    memory.stage(7, row(1))
+    staged = memory.hand_over()[7]
+    memory.stage(7, row(2))
     assert isinstance(staged, Stored)
-    assert staged != again
     assert "123" in staged.file
     assert memory.read(7, (9, 0)) is None
-    memory.commit(7, (0, 0), again)
+    memory.commit((0, 0), [7])
     assert same(memory.read(7, (1, 0)), row(2))
     assert files(tmp_path) == {staged.file, memory.reference(7, (1, 0)).file}
 
 
 def test_another_process_stages_and_this_one_commits(tmp_path):
     ours, theirs = store(tmp_path, small=0), store(tmp_path, small=0)
-    ours.commit(7, (0, 0), theirs.stage(7, row(5), by="worker"))
+    theirs.name = "worker"
+    theirs.stage(7, row(5))
+    for client, aside in theirs.hand_over().items():
+        ours.stage(client, aside)
+    ours.commit((0, 0), [7])
     assert same(ours.read(7, (1, 0)), row(5))
-    assert same(theirs.load(ours.reference(7, (1, 0))), row(5))
+    theirs.borrow(ours.lend([7, 8], (1, 0), whole=False))
+    assert same(theirs.read(7, (1, 0)), row(5))
+    assert theirs.read(7, (0, 0)) is theirs.read(8, (1, 0)) is None
+    assert not theirs.hand_over()
+
+
+def test_rows_travel_whole_where_files_cannot_be_reached(tmp_path):
+    ours, theirs = store(tmp_path / "ours", small=0), MemoryStore(None)
+    put(ours, 7, (0, 0), row(5))
+    theirs.borrow(ours.lend([7], (1, 0), whole=True))
+    assert same(theirs.read(7, (1, 0)), row(5))
+    theirs.stage(7, row(6))
+    for client, aside in theirs.hand_over().items():
+        ours.stage(client, aside)
+    ours.commit((1, 0), [7])
+    assert isinstance(ours.reference(7, (2, 0)), Stored)
+    assert same(ours.read(7, (2, 0)), row(6))
 
 
 def test_staging_disturbs_no_committed_row_of_the_same_process_number(tmp_path):
@@ -271,7 +293,7 @@ def test_restoring_removes_the_files_of_later_rounds_and_of_the_dead(tmp_path):
     kept = files(tmp_path)
     put(memory, 7, (1, 0), row(2))
     put(memory, 8, (1, 0), row(2))
-    memory.stage(9, row(3), by="dead")
+    memory.stage(9, row(3))
     assert len(files(tmp_path)) == 4
     fresh = store(tmp_path, small=0)
     fresh.restore(tmp_path / "saved", (1, 0))
@@ -296,7 +318,7 @@ def test_a_crash_between_a_checkpoint_and_settling_loses_nothing(tmp_path):
 def test_a_start_from_the_beginning_forgets_everything(tmp_path):
     memory = store(tmp_path, small=0)
     put(memory, 7, (0, 0), row(1))
-    memory.stage(8, row(1), by="dead")
+    memory.stage(8, row(1))
     memory.clear()
     assert files(tmp_path) == set()
     assert memory.read(7, (9, 0)) is None

@@ -305,6 +305,6 @@ def test_one_process_and_two_give_the_same_bits(pool):
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    there = played(experiment, host=host, memory=memory, engine=lambda _: WorkersEngine(pool, spec))
+    there = played(experiment, host=host, memory=memory, engine=lambda host: WorkersEngine(pool, spec, host.memory))
     for name, param in here.state.weights.params.items():
         assert torch.equal(param, there.state.weights.params[name])

@@ -63,7 +63,7 @@ def population(labels: list[list[int]], val: list[int] | None = None, classes: i
 def probed(who: Population, algorithm: Algorithm, *, rounds: int = 1, **settings: Any) -> dict[str, Any]:
     """What is said of the last of some rounds."""
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=range(rounds))
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), replayable=range(rounds))
     start = begin(algorithm, fleet, seed=0, rounds=rounds)
     *_, last = play(algorithm, fleet, start, seed=0, rounds=rounds)
     return plain(Probe(fleet, **settings).line(last))
@@ -347,7 +347,7 @@ def kept(replayable) -> tuple[SimulatedFleet, Any]:
     algorithm = Algorithm("kept", None, work, None, lambda state, clients: (state, None), None)
     memory = MemoryStore(None)
     who = people(3)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=replayable)
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), replayable=replayable)
     return fleet, {"w": torch.ones(2)}
 
 

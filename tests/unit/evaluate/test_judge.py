@@ -167,10 +167,10 @@ def test_judging_changes_nothing():
     experiment = toy("scaffold")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     run = played(experiment, host=host, memory=host.memory)
-    before = [run.fleet.memory.read(c, (99, 0)) for c in range(8)]
+    before = [run.fleet.engine.memory.read(c, (99, 0)) for c in range(8)]
     state, ledger = run.state, list(run.fleet.queries)
     who = Judge(host.algorithm, run.fleet, views(host.population))
     first, second = (list(who.scores(state)) for _ in range(2))
     assert same([s for _, s, _ in first], [s for _, s, _ in second])
-    assert same(before, [run.fleet.memory.read(c, (99, 0)) for c in range(8)])
+    assert same(before, [run.fleet.engine.memory.read(c, (99, 0)) for c in range(8)])
     assert len(run.fleet.queries) == len(ledger)

@@ -53,7 +53,7 @@ def test_an_ask_may_say_what_it_costs():
     ask = Ask("train", "train", Moment(0, 1), torch.tensor([0, 2]), passes=6)
     assert CLOCK.answers(ask, torch.tensor([10, 4]), 40, 10).tolist() == pytest.approx([8.0, 4.7])
     plain = fleet({"q": counted}, people(3))
-    made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
+    made = SimulatedFleet(plain.population, plain.engine, CLOCK)
     made.begin(Moment(0, 10, 0.0))
     usual, free = (made.ask("q", torch.tensor([0]), {}, passes=passes).seconds for passes in (None, 0))
     assert usual - free == pytest.approx(2 * 0.1)
@@ -66,7 +66,7 @@ def test_the_fleet_charges_what_is_sent_both_ways_and_the_server():
         return Answer({"n": Weighted(1.0)}, {"train_clients": torch.zeros(2)})  # 8 + 8 for the weight, 8 revealed
 
     plain = fleet({"q": work}, people(3))
-    made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
+    made = SimulatedFleet(plain.population, plain.engine, CLOCK)
     made.begin(Moment(0, 10, 0.0))
     reply = made.ask("q", torch.arange(3), {"w": torch.zeros(10)}, reveal=("train_clients",))
     up = reply.cost.up / 3
@@ -90,7 +90,7 @@ def test_whoever_was_counted_was_in_time_however_large_its_answer():
         return Answer({"n": Weighted(torch.zeros(100))})
 
     plain = fleet({"q": work}, people(3))
-    made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
+    made = SimulatedFleet(plain.population, plain.engine, CLOCK)
     made.begin(Moment(0, 10, 0.0))
     reply = made.ask("q", torch.arange(3), {"w": torch.zeros(10)}, deadline=4.0)
     assert reply.clients.tolist() == [2]
@@ -107,7 +107,7 @@ def counted(payload, memory, shard, moment, rng):
 
 def patient(seconds, shift=None, **patience):
     plain = fleet({"train": counted, "q": counted}, people(len(seconds), shift=shift), seconds=seconds)
-    made = SimulatedFleet(plain.population, plain.engine, plain.memory, plain.clock, **patience)
+    made = SimulatedFleet(plain.population, plain.engine, plain.clock, **patience)
     made.begin(Moment(0, 10, 0.0))
     return made
 

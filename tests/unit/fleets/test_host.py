@@ -60,7 +60,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_the_others_count(odd, where
     (asked,) = made.queries
     assert sorted(asked.notes) == good
     for client in range(clients):
-        assert (made.memory.read(client, (1, 0)) is None) == (client in bad)
+        assert (made.engine.memory.read(client, (1, 0)) is None) == (client in bad)
     if not good:
         assert reply.total is None
         return
@@ -125,7 +125,7 @@ def test_a_block_that_is_run_twice_leaves_no_file_behind(tmp_path, where):
 
     made = fleet({"q": work}, memory=MemoryStore(tmp_path, small=0))
     made.ask("q", ALL, {})
-    rows = [made.memory.reference(client, (1, 0)) for client in range(8)]
+    rows = [made.engine.memory.reference(client, (1, 0)) for client in range(8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(row.file for row in rows if row is not None)
 
 
@@ -228,7 +228,7 @@ def test_memory_stays_where_an_answer_brings_none():
     for _ in range(3):
         made.ask("q", ALL, {})
         made.begin(made.moment.__class__(made.moment.round + 1, 10, 0.0))
-    assert same(made.memory.read(3, (9, 0)), {"c": torch.ones(1)})
+    assert same(made.engine.memory.read(3, (9, 0)), {"c": torch.ones(1)})
 
 
 def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from():
@@ -244,7 +244,7 @@ def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from
     assert reply.rows["r"][:, 0].tolist() == [float(c) for c in range(8)]
     assert reply.total["n"].value.tolist() == [28.0, 28.0]
     for client in range(8):
-        assert made.memory.read(client, (1, 0))["m"].tolist() == [float(client)] * 2
+        assert made.engine.memory.read(client, (1, 0))["m"].tolist() == [float(client)] * 2
         assert made.queries[0].notes[client].component.tolist() == [float(client)] * 2
 
 
@@ -399,8 +399,8 @@ def test_memory_is_read_for_judging_and_nothing_flows_back():
     made.score({}, everyone)
     made.score({}, everyone, personal=False)
     assert told == [[99.0, 101.0, 99.0, 103.0, 99.0]] * 2 + [[None] * 5]
-    assert made.memory.read(3, (1, 0))["m"] == 3.0
-    assert made.memory.read(0, (1, 0)) is None
+    assert made.engine.memory.read(3, (1, 0))["m"] == 3.0
+    assert made.engine.memory.read(0, (1, 0)) is None
 
 
 @pytest.mark.parametrize("given", [None, Answer({}), Answer({}, memory={"m": torch.tensor(NAN)})])
@@ -454,7 +454,7 @@ def test_rows_that_are_judged_are_not_adapted_on(part, seen):
 @pytest.mark.parametrize("each", [2, 5, 10])
 def test_a_client_is_predicted_whole_however_small_the_batches(monkeypatch, each, slotted):
     """`predict` may decide for a client, by a vote over its rows."""
-    monkeypatch.setattr("fedtide.fleets.host.ROWS", 7)
+    monkeypatch.setattr("fedtide.fleets.scoring.ROWS", 7)
     told = []
 
     def predict(payload, memories, x, owner):
@@ -472,7 +472,8 @@ def test_memory_in_files_is_read_only_when_a_prediction_looks_at_it(tmp_path, mo
     """Of a million parameters each, a thousand clients would be gigabytes."""
     store, read = MemoryStore(tmp_path, small=0), []
     for client in range(4):
-        store.commit(client, (-1, 0), store.stage(client, {"m": torch.tensor([float(client)])}))
+        store.stage(client, {"m": torch.tensor([float(client)])})
+        store.commit((-1, 0), [client])
     monkeypatch.setattr(MemoryStore, "load", lambda self, row: read.append(row) or LOAD(self, row))
 
     def careless(payload, memories, x, owner):
@@ -505,6 +506,6 @@ def test_what_clients_make_to_be_judged_is_held_for_some_at_a_time(monkeypatch):
     held: list[int] = []
     made = fleet({}, people(8), predict=predict, adapt=adapt)
     together = made.score({}, ALL)
-    monkeypatch.setattr("fedtide.fleets.host.HELD_BYTES", 100)
+    monkeypatch.setattr("fedtide.fleets.scoring.HELD_BYTES", 100)
     assert same(made.score({}, ALL), together)
     assert held == [8, 3, 3, 2]

@@ -186,14 +186,14 @@ def test_an_error_of_a_work_comes_back(actors, kind, error, said):
     experiment = toy("helpers.deadly:failing", {"kind": kind, "cohort": 1})
     spec = spec_of(experiment, experiment.method[0], 0, None)
     with pytest.raises(error, match=said):
-        played(experiment, engine=lambda host: WorkersEngine(actors, spec))
+        played(experiment, engine=lambda host: WorkersEngine(actors, spec, host.memory))
     assert list(actors.map(ECHO, [1, 2, 3])) == [1, 2, 3]
 
 
 def test_a_payload_is_let_go_of(actors):
     experiment = toy("fedavg")
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    played(experiment, engine=lambda host: WorkersEngine(actors, spec))
+    played(experiment, engine=lambda host: WorkersEngine(actors, spec, host.memory))
     assert not [name for name in actors._shared if name.startswith("payload")]
 
 
@@ -201,8 +201,9 @@ def test_a_payload_is_let_go_of(actors):
 
 
 @pytest.mark.parametrize("travels", [False, True])
-def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, capfd):
+def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, capfd, monkeypatch):
     """One by its own work in the middle of a block, one from outside while it works; with rows of memory in files."""
+    monkeypatch.setattr(actors, "multi_node", travels)
     (tmp_path / "flags").mkdir()
     options = {"flags": str(tmp_path / "flags"), "cohort": {"kind": "everyone"}}
     alone = played(toy("helpers.deadly:remembering", options, **MANY, **LARGE))
@@ -214,13 +215,13 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
     killer = threading.Timer(0.2, os.kill, (victim, signal.SIGKILL))
     killer.start()
     spec = spec_of(slow, slow.method[0], 0, None if travels else memory.directory)
-    many = played(slow, memory=memory, engine=lambda host: WorkersEngine(actors, spec, memory if travels else None))
+    many = played(slow, memory=memory, engine=lambda host: WorkersEngine(actors, spec, memory))
     killer.join()
     assert not list((tmp_path / "flags").iterdir())
     assert victim not in actors.processes
     assert same(alone.state, many.state)
     for client in range(32):
-        assert same(*(run.fleet.memory.read(client, (99, 0)) for run in (alone, many)))
+        assert same(*(run.fleet.engine.memory.read(client, (99, 0)) for run in (alone, many)))
     assert len(list((tmp_path / "memory").glob("*.safetensors"))) >= 32
     assert capfd.readouterr() == ("", "")
 
@@ -244,7 +245,7 @@ def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path):
     assert asked
     assert victim not in actors.processes
     assert same(alone.state, many.state)
-    assert same(*([run.fleet.memory.read(c, (99, 0)) for c in range(32)] for run in (alone, many)))
+    assert same(*([run.fleet.engine.memory.read(c, (99, 0)) for c in range(32)] for run in (alone, many)))
 
 
 def test_a_call_that_takes_its_actor_down_again_and_again_is_one_clear_line(actors, tmp_path, monkeypatch):

@@ -17,10 +17,11 @@ from fedtide.core.trees import same
 from fedtide.core.types import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
-from fedtide.fleets.ask import Ask
+from fedtide.fleets.ask import Ask, Query
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.simulated import BLOCKS, Query, _sends
+from fedtide.fleets.simulated import _sends
+from fedtide.fleets.totals import BLOCKS
 from helpers.handmade import client_of, fleet, people
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
@@ -175,7 +176,7 @@ def test_work_that_will_not_count_is_not_done():
     made = fleet({"q": work}, seconds=SECONDS)
     made.ask("q", torch.arange(8), {}, first=3)
     assert worked == [1, 3, 6]
-    assert [c for c in range(8) if made.memory.read(c, (1, 0)) is not None] == [1, 3, 6]
+    assert [c for c in range(8) if made.engine.memory.read(c, (1, 0)) is not None] == [1, 3, 6]
 
 
 def test_drop_outs_are_drawn_per_client_and_ask_and_not_among_the_first():
@@ -325,7 +326,7 @@ def test_a_second_ask_of_a_round_sees_the_memory_of_the_first():
 def test_a_round_begun_again_sees_the_memory_it_saw():
     made = fleet({"q": counting})
     made.ask("q", torch.arange(4), {})
-    made.memory.settle((1, 0))
+    made.engine.memory.settle((1, 0))
     for _ in range(3):
         made.begin(Moment(1, 10, 0.0))
         assert [made.ask("q", torch.arange(4), {}).total["train_clients"].value for _ in range(2)] == [4.0, 8.0]
@@ -333,8 +334,8 @@ def test_a_round_begun_again_sees_the_memory_it_saw():
 
 def test_memory_is_written_when_an_ask_ends_and_not_before():
     def nosy(payload, memory, shard, moment, rng):
-        made.memory.read(0, (0, 1))
-        seen.append(made.memory.read(0, (0, 1)))
+        made.engine.memory.read(0, (0, 1))
+        seen.append(made.engine.memory.read(0, (0, 1)))
         return Answer({}, memory={"c": 1})
 
     seen = []

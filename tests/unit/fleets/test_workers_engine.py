@@ -27,11 +27,11 @@ MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 
 def engine_for(pool, experiment, folder):
     spec = spec_of(experiment, experiment.method[0], 0, folder)
-    return lambda host: WorkersEngine(pool, spec)
+    return lambda host: WorkersEngine(pool, spec, host.memory)
 
 
 def rows_of(run) -> list:
-    store, clients = run.fleet.memory, run.host.population.clients.tolist()
+    store, clients = run.fleet.engine.memory, run.host.population.clients.tolist()
     return [store.read(client, (99, 0)) for client in clients]
 
 
@@ -95,13 +95,13 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
         return Weights({name: factor * param for name, param in run.state.weights.params.items()}, {})
 
     def judged(factor, engine):
-        made = SimulatedFleet(run.host.population, engine, run.host.memory)
+        made = SimulatedFleet(run.host.population, engine)
         made.begin(Moment(0, 6, 0.0))
         return made.score(payload(factor), clients).loss.tolist()
 
     expected = [judged(factor, LocalEngine(run.host)) for factor in range(1, 26)]
     assert len({tuple(losses) for losses in expected}) == 25
-    assert [judged(factor, WorkersEngine(pool, spec)) for factor in range(1, 26)] == expected
+    assert [judged(factor, WorkersEngine(pool, spec, run.host.memory)) for factor in range(1, 26)] == expected
 
 
 @pytest.mark.parametrize(("kind", "error", "said"), [

@@ -179,7 +179,9 @@ def test_workers_give_the_bits_of_one_process(name, pool, tmp_path):
     experiment = toy(name, options, precision="bf16", rounds=2)
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     alone = played(experiment)
-    many = played(experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec))
+    many = played(
+        experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec, host.memory)
+    )
     assert same(alone.state, many.state)
     assert torch.bfloat16 not in [value.dtype for value in leaves(alone.state) if isinstance(value, torch.Tensor)]
     assert not same(alone.state, played(toy(name, options, rounds=2)).state)

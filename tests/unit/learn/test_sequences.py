@@ -223,7 +223,7 @@ def judged(rows: Rows, logp: torch.Tensor, **answers):
     algorithm = replace(fedavg(Task(lambda: nn.Linear(1, 1))), predict=predict)
     population = build(rows, Natural(), split=Split(0.0, 0.0))
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(population, LocalEngine(Host(algorithm, population, 0, memory)), memory)
+    fleet = SimulatedFleet(population, LocalEngine(Host(algorithm, population, 0, memory)))
     fleet.begin(NOW)
     return fleet.score({}, population.clients, part="train")
 

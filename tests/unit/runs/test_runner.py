@@ -17,8 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.core.types import Cost, Moment, Notes
 from fedtide.evaluate.rounds import losses
-from fedtide.fleets.ask import Ask
-from fedtide.fleets.simulated import Query
+from fedtide.fleets.ask import Ask, Query
 from fedtide.runs import runner
 from fedtide.runs.digest import digest_of
 from helpers.blended import BLEND, FLAT, SPLITTING

@@ -1,0 +1,105 @@
+"""What clients do with questions, wherever their rows lie: in a simulation or on their own machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtide.core.memory import Version
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, detached
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
+from fedtide.fleets.ask import Ask
+
+
+class ClientRows(Protocol):
+    """The rows of some clients."""
+
+    def shard(self, client: int, moment: Moment) -> Shard:
+        """Return the training rows of one client; its validation rows are fetched when they are used."""
+
+    def sizes(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Count the units of evaluation of each of `clients`: its rows, or all steps of its sequences."""
+
+    def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
+        """Return the rows of several clients, and for each row its owner's position in `clients`.
+
+        The mask of sequences tells which steps are scored.
+        """
+
+
+class Kept(Protocol):
+    """What clients keep between rounds."""
+
+    def read(self, client: int, now: Version) -> Memory:
+        """Return what a client keeps as of the ask of that version; None where it keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All that it takes to do the work of clients.
+
+    Args:
+        algorithm: the algorithm whose works they do.
+        rows: their rows.
+        seed: seed of every random key.
+        memory: what they keep.
+        partial_work: probability that a client asked to train does only a part of its local work.
+    """
+
+    algorithm: Algorithm
+    rows: ClientRows
+    seed: int
+    memory: Kept
+    partial_work: float = 0.0
+
+    def answer(self, ask: Ask, client: int, received: Payload) -> Answer | None:
+        """Return the answer of one client, the same bits each time; its tensors may soon be written over."""
+        return self._do(self.algorithm.works[ask.question], ask, client, received)
+
+    def adapt(self, ask: Ask, client: int, received: Payload, part: str) -> Memory:
+        """Return what a client would keep when it is evaluated, adapted on its own rows where the algorithm says so.
+
+        Args:
+            ask: the clients, the moment and the version of what they keep.
+            client: one of them.
+            received: what it is evaluated with.
+            part: part of its rows that is evaluated.
+        """
+        assert self.algorithm.adapt is not None
+        answer = self._do(self.algorithm.adapt, ask, client, received, part)
+        if answer is not None and answer.memory is not None and all_finite(answer.memory):
+            return detached(answer.memory)
+        return self.memory.read(client, ask.version)
+
+    def _do(self, work: Work, ask: Ask, client: int, received: Payload, judged: str = "") -> Answer | None:
+        """Do a work; `judged` is the part of the client's rows that it is evaluated on afterwards."""
+        rng, moment = Rng(self.seed).at(ask.moment.round, client, ask.purpose), ask.moment
+        if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
+            moment = replace(moment, part=rng.at("work"))
+        with _torch_seeded(rng):
+            shard = self.rows.shard(client, ask.moment)
+            if judged == "val":  # rows that are judged must not be adapted on
+                shard = replace(shard, fetch_val=None)
+            return work(received, self.memory.read(client, ask.version), shard, moment, rng)
+
+
+def is_finite(answer: Answer, sums: bool = True) -> bool:
+    """Tell whether all that an answer leaves behind is finite; with `sums = False` its total is left out."""
+    return all_finite([dict(answer.rows), answer.memory, answer.total if sums else None])
+
+
+@contextmanager
+def _torch_seeded(rng: Rng) -> Iterator[None]:
+    """Seed torch's global generator, the only one that dropout knows, from a key, and put it back."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(rng.number)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

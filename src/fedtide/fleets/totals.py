@@ -1,0 +1,94 @@
+"""What adds answers up: blocks cut from the clients that are asked, sums in float64, slots, reveals.
+
+A simulation and a server of real clients add in the same order, so they get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedtide.core import sums
+from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
+from fedtide.core.types import Answer, Notes, Payload, Slotted
+from fedtide.fleets.ask import Ask, BlockResult
+from fedtide.learn.training import training_loss
+
+BLOCKS = 16
+"""Number of blocks that a cohort is cut into. It is fixed, so that no sum depends on the number of workers."""
+
+
+class Block:
+    """The answers of a block of clients, added up one after the other.
+
+    Args:
+        ask: the question to these clients.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._slots = {} if ask.slot is None else dict(zip(ask.clients.tolist(), ask.slot.tolist(), strict=True))
+        self._total: Tree = None
+        self._done = BlockResult(None, [], {name: [] for name in ask.reveal}, [], {}, [], 0)
+
+    def count(self, client: int, answer: Answer) -> None:
+        """Add the answer of a client, and copy what it reveals, keeps and notes."""
+        ask, done = self._ask, self._done
+        total = answer.total if ask.slot is None else Slotted({self._slots[client]: answer.total}, ask.slots)
+        self._total = sums.add(self._total, total)
+        done.clients.append(client)
+        for name, rows in done.revealed.items():
+            rows.append(answer.rows[name].detach().clone())
+        if answer.memory is not None:
+            done.kept.append(client)
+        notes = answer.notes or Notes()
+        if notes.loss is None and ask.question == "train":
+            notes = replace(notes, loss=training_loss(answer))
+        if any(leaf is not None for leaf in leaves(notes)):
+            done.notes[client] = detached(notes)
+        sent = [answer.total, *(answer.rows[name] for name in ask.reveal if name not in answer.repeated)]
+        self._done = replace(done, up=done.up + size_in_bytes(sent))
+
+    def refuse(self, client: int) -> None:
+        """Leave out the answer of a client, which has a number that is not finite."""
+        self._done.refused.append(client)
+
+    def result(self) -> BlockResult:
+        """Return the partial sum and who is in it."""
+        return replace(self._done, total=self._total)
+
+
+def join(blocks: Iterable[BlockResult]) -> BlockResult:
+    """Add blocks up, in their order, and finish their sums: slots become lists."""
+    total: Tree = None
+    whole = BlockResult(None, [], {}, [], {}, [], 0)
+    for done in blocks:
+        total = sums.merge(total, done.total)
+        for name, rows in done.revealed.items():
+            whole.revealed.setdefault(name, []).extend(rows)
+        for ours, theirs in ((whole.clients, done.clients), (whole.kept, done.kept), (whole.refused, done.refused)):
+            ours.extend(theirs)
+        whole.notes.update(done.notes)
+        whole = replace(whole, up=whole.up + done.up)
+        del done  # its sum is large, and the next block begins before the name is bound again
+    return replace(whole, total=sums.finish(total))
+
+
+def split_blocks(counts: Tensor) -> list[Tensor]:
+    """Return positions of the clients whose work counts, in blocks cut from all that were asked."""
+    return [block[counts[block]] for block in blocks_of_clients(counts) if counts[block].any()]
+
+
+def blocks_of_clients(clients: Tensor) -> list[Tensor]:
+    """Cut positions of clients into at most `BLOCKS` blocks of about equally many."""
+    return list(torch.arange(len(clients)).tensor_split(max(min(BLOCKS, len(clients)), 1)))
+
+
+def bytes_down(payload: Payload, ask: Ask) -> int:
+    """Count the bytes down: each client receives the payload, or the entry of its slot."""
+    if ask.slot is None:
+        return size_in_bytes(payload) * len(ask.clients)
+    return sum(size_in_bytes(payload[k]) * int((ask.slot == k).sum()) for k in ask.slot.unique().tolist())
