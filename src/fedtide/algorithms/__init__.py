@@ -453,9 +453,11 @@ REGISTRY: Mapping[str, Entry] = {
             "still": {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
             "silhouette": {"clusters": "silhouette", "pretrain": 5},
             "shared": {"clusters": 2, "pretrain": 5, "migrate": 0.0, "cluster_layer": "head", **MOVING, **DRIFT},
+            "pooled": {"clusters": 2, "pretrain": 5, "migrate": 0.0, "pooling": True, **MOVING, **DRIFT},
         },
         reductions=[
             Reduction(ONE_GROUP, "fedavg"),
+            Reduction({**ONE_GROUP, "pooling": True}, "fedavg"),
             Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5}),
             Reduction({**ONE_GROUP, "cluster_layer": "head"}, "fedavg"),
         ],
@@ -478,6 +480,12 @@ REGISTRY: Mapping[str, Entry] = {
                 "epsilon": 0.3,
                 "cluster_layer": "head",
                 "server": "adam",
+            },
+            "pooled": {
+                "split": {"kind": "rounds", "rounds": [1, 2]},
+                "min_participants": 2,
+                "epsilon": 0.3,
+                "pooling": True,
             },
             "evidence": {
                 "split": {"kind": "evidence", "min_fraction": 0.0},

@@ -52,7 +52,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.weights import flat
@@ -61,8 +61,10 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -76,7 +78,7 @@ class State:
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
     rewarded; divided: (C,) whether there are sides; rounds: (C,) number of rounds of each cluster;
-    cohort: the cohort's memo.
+    cohort: the cohort's memo. evidence: of `pooling`.
     """
 
     weights: tuple[Weights, ...]
@@ -87,6 +89,7 @@ class State:
     divided: Tensor
     rounds: Tensor
     cohort: Any = None
+    evidence: Evidence | None = None
 
 
 @ingredient
@@ -133,6 +136,7 @@ def auxo(
     min_participants: Count = 5,
     max_clusters: ModelCount = 8,
     cluster_layer: str = WHOLE,
+    pooling: Flag = False,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
@@ -150,6 +154,8 @@ def auxo(
         min_participants: participants that a cluster needs for evidence from its round.
         max_clusters: largest number of clusters.
         cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
+        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then send
+            the squared length of their update in each layer.
         epsilon: probability that a client trains a random cluster's model.
         decay: factor on that probability in every round.
         update_fraction: fraction of the update that is used as sketch, from its end.
@@ -172,7 +178,8 @@ def auxo(
         delta = fitted.delta
         update = flat(delta.params)
         end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(fitted.loss, len(shard))}
+        total = sum_update(delta, client_weight(shard, weighting), squares=pooling)
+        total["loss"] = Weighted(fitted.loss, len(shard))
         return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
 
     def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
@@ -191,7 +198,15 @@ def auxo(
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         cluster = choose_models(state, clients, rng, fleet.moment.round)
         state, reply, facts = train_clusters(
-            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, reveal=("sketch",)
+            fleet,
+            state,
+            clients,
+            cluster,
+            server,
+            cohort,
+            own_layer=cluster_layer,
+            pooling=pooling,
+            reveal=("sketch",),
         )
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
@@ -326,4 +341,5 @@ def split_cluster(state: State, c: int) -> State:
     divided, rounds = (torch.cat([held, held[c : c + 1]]) for held in (state.divided, state.rounds))
     divided[[c, new]] = False
     weights, server = ((*held, held[c]) for held in (state.weights, state.server))
-    return State(weights, server, reward, sides, times, divided, rounds, state.cohort)
+    evidence = None if state.evidence is None else state.evidence.of_new_clusters()
+    return State(weights, server, reward, sides, times, divided, rounds, state.cohort, evidence)

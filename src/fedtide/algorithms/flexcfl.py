@@ -51,7 +51,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, ModelCount, NonNegative, StepCount
+from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -84,6 +84,7 @@ from fedtide.multi.clusters import (
     share_layers,
     train_clusters,
 )
+from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.recluster import KMeans
 from fedtide.parts.weighting import Weighting
@@ -97,7 +98,7 @@ class State:
     """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
     group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
-    the cohort's memo.
+    the cohort's memo. evidence: of `pooling`.
     """
 
     weights: tuple[Weights, ...]
@@ -106,6 +107,7 @@ class State:
     group: Tensor
     directions: Tensor
     cohort: Any = None
+    evidence: Evidence | None = None
 
 
 def flexcfl(
@@ -118,6 +120,7 @@ def flexcfl(
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
     cluster_layer: str = WHOLE,
+    pooling: Flag = False,
     mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -137,6 +140,8 @@ def flexcfl(
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
         cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
+        pooling: draw the update of each group toward that of all, as far as chance sets them apart; clients then send
+            the squared length of their update in each layer.
     """
     check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
@@ -208,7 +213,9 @@ def flexcfl(
         state = migration(state, fleet, clients)
         grouped = clients[state.group[clients] >= 0]
         group = state.group[grouped]
-        state, reply, facts = train_clusters(fleet, state, grouped, group, server, cohort, own_layer=cluster_layer)
+        state, reply, facts = train_clusters(
+            fleet, state, grouped, group, server, cohort, own_layer=cluster_layer, pooling=pooling
+        )
         if reply.total is not None:
             state = replace(state, weights=inter_group(state.weights, eta_g))
         return state, {
@@ -230,7 +237,11 @@ def flexcfl(
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
 
-    works: dict[str, Work] = {"cold": cold, "shifted": shifted, "train": Training(task, local, weighting, extra)}
+    works: dict[str, Work] = {
+        "cold": cold,
+        "shifted": shifted,
+        "train": Training(task, local, weighting, extra, squares=pooling),
+    }
     reveals = ("update",) if migrate is None else ("update", "shifted")
     if clusters == "silhouette":
         works, reveals = {**works, "labels": label_question(classes_of(task))}, (*reveals, "labels")

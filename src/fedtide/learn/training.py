@@ -58,14 +58,25 @@ class Training:
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         delta = fitted.delta
-        weight = client_weight(shard, self.weighting)
-        total: dict[str, Any] = {"delta": Weighted(delta, weight)}
-        if self.squares:
-            total |= {"squares": Weighted(squared_lengths(delta), weight), "weight": Weighted(weight, weight)}
+        total = sum_update(delta, client_weight(shard, self.weighting), squares=self.squares)
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
+
+
+def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any]:
+    """Return what a client sends of its update in sums.
+
+    Args:
+        delta: new minus old.
+        weight: weight of the client in the mean.
+        squares: also send what partial pooling needs (`fedtide.multi.pooling`).
+    """
+    total: dict[str, Any] = {"delta": Weighted(delta, weight)}
+    if squares:
+        total |= {"squares": Weighted(squared_lengths(delta), weight), "weight": Weighted(weight, weight)}
+    return total
 
 
 def training_loss(answer: Answer) -> Tensor | None:
