@@ -289,8 +289,8 @@ def _check(experiment: Experiment, where: str) -> None:
     if experiment.baseline is not None and experiment.baseline not in names:
         raise unknown(f"{where}: baseline", experiment.baseline, names)
     for claim in experiment.claim:
-        for said in (claim.method, claim.versus):
-            if said is not None and said not in names:
+        for said in (claim.method, *claim.rivals):
+            if said not in names:
                 raise unknown(f"{where}: claim '{claim.text}': method", said, names)
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():

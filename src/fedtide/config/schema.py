@@ -191,7 +191,8 @@ class Claim(Strict):
     Args:
         text: the claim, as a sentence.
         method: whose number it is about.
-        versus: the method that it is compared with, seed by seed; None compares the number itself with `bound`.
+        versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
+            the lowest; None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below.
@@ -204,13 +205,18 @@ class Claim(Strict):
 
     text: str = Field(min_length=1)
     method: str
-    versus: str | None = None
+    versus: Annotated[tuple[str, ...], Distinct] | str | None = None
     measure: str = "accuracy"
     bound: Finite = 0.0
     less: Flag = False
     within: Positive | None = None
     at: str | None = None
     beyond: str | None = None
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Return the names in `versus`."""
+        return (self.versus,) if isinstance(self.versus, str) else self.versus or ()
 
     def gap(self, number: float) -> float:
         """Return how far a number lies on the claimed side of the bound; below zero it lies on the other side."""
@@ -221,8 +227,8 @@ class Claim(Strict):
     def _says_one_thing(self) -> Claim:
         if self.less and self.within is not None:
             raise ValueError("found `less` and `within`, allowed: one of them")
-        if self.versus == self.method:
-            raise ValueError(f"found '{self.versus}' as `method` and `versus`, allowed: two methods")
+        if self.method in self.rivals:
+            raise ValueError(f"found '{self.method}' as `method` and `versus`, allowed: two methods")
         if self.beyond is not None and self.beyond == self.at:
             raise ValueError(f"found '{self.beyond}' as `at` and `beyond`, allowed: two parts of the sweep")
         return self
@@ -257,7 +263,8 @@ class Experiment(Strict):
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
         sweep: a grid: dotted keys, each with a list of values. Keys that change together stand side by side,
-            `"shift.what.cycles, rounds" = [[3, 60], [10, 200]]`; the first names the points.
+            `"shift.what.cycles, rounds" = [[3, 60], [10, 200]]`; the first names the points. Worlds
+            that differ in whole tables are named by a swept `title`.
         claim: what the experiment set out to see.
         tune: what `fedtide tune` searches; None means nothing.
     """

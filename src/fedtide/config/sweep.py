@@ -54,7 +54,10 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
             for key, value in zip(coupled, choices[place] if len(coupled) > 1 else choices[place:], strict=False):
                 assign(values, key.split("."), copy.deepcopy(value))
         parts = zip(along.items(), chosen, strict=True)
-        name = ", ".join(f"{said[key]} {_shown(choices[place], choices)}" for (key, choices), place in parts)
+        name = ", ".join(
+            f"{'' if key == 'title' else said[key]} {_shown(choices[place], choices)}".strip()
+            for (key, choices), place in parts
+        )
         folder, taken = slug(name), {point.folder for point in out}
         if name in {point.name for point in out}:  # choices of one kind that differ in a value
             name = f"{name} ({len(out) + 1})"

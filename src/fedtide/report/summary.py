@@ -393,9 +393,10 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
     A time that a seed did not reach in its run is no evidence that it is short: without a second method, a claim that
     it is has no number for this seed.
     """
-    paired = claim.versus is not None
-    methods = [done[name] for name in (claim.method, claim.versus) if name is not None and name in done]
-    if len(methods) < 1 + paired:
+    rivals = [done[name] for name in claim.rivals if name in done]
+    paired = bool(claim.rivals)
+    methods = [done[claim.method], *_best(rivals, claim)] if claim.method in done else []
+    if len(methods) < 1 + paired or len(rivals) < len(claim.rivals):
         return _Claimed({}, paired, False, [])
     arrived = [m.by_seed(ARRIVALS[claim.measure]) for m in methods] if claim.measure in ARRIVALS else []
     short = any(not all(seeds.values()) for seeds in arrived)
@@ -408,6 +409,13 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
     if short and (claim.less or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
     return _Claimed(by_seed, False, False, reached)
+
+
+def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
+    """Return a list of the rival of highest mean, or of the lowest; the first of equal ones, none of unknown means."""
+    known = [rival for rival in rivals if (rival.measures.get(claim.measure) or Measure.of([])).mean is not None]
+    sign = -1.0 if claim.less else 1.0
+    return [max(known, key=lambda rival: sign * (rival.measures[claim.measure].mean or 0.0))] if known else rivals[:1]
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:

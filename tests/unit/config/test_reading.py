@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
-from fedtide.config import Experiment, Point, axes, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.config import Experiment, Point, axes, from_dict, matching, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.config_types import HIDDEN
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
@@ -487,6 +487,16 @@ def test_keys_that_change_together_are_one_axis_named_after_the_first():
     assert [point.experiment.rounds for point in swept] == [3, 3, 6, 6]
     assert [point.experiment.data.partition.clients for point in swept] == [4, 4, 8, 8]
     assert axes(made) == {"data.partition.clients": (4, 8), "method.local.lr": (0.1, 0.5)}
+
+
+def test_swept_titles_name_the_points_by_themselves():
+    """Points that differ in whole tables, such as worlds, have no value of their own to be called by."""
+    who = [{}, {"who": "always"}]
+    made = experiment(sweep={"title, shift": [["as it was", who[0]], ["all there", who[1]]], "rounds": [1, 2]})
+    assert [point.name for point in points(made)] == [
+        f"{title}, rounds {n}" for title in ("as it was", "all there") for n in (1, 2)
+    ]
+    assert matching("all there", [point.name for point in points(made)]) == [f"all there, rounds {n}" for n in (1, 2)]
 
 
 @pytest.mark.parametrize("choice", [3, [3], [3, 4, 5]])

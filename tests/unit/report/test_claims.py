@@ -75,10 +75,22 @@ def test_only_seeds_that_both_have_are_compared():
     assert found.verdict == "holds"
 
 
+@pytest.mark.parametrize(("less", "best"), [(False, 0.1), (True, 0.3)])
+def test_several_rivals_are_the_best_of_them(less, best):
+    """Of means 0.6, 0.8 and 0.7 the highest counts, or where less is better the lowest, at every seed."""
+    done = [method("ours", [0.9] * 3), method("a", [0.6] * 3), method("b", [0.7, 0.8, 0.9]), method("c", [0.7] * 3)]
+    claim = Claim(text="x", method="ours", versus=["a", "b", "c"], less=less)
+    assert judged(done, claim).number.mean == pytest.approx(best)
+    assert judged(done[:3], claim).number.mean is None
+
+
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [{"method": "steadi"}, {"method": "A", "versus": "steadi"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"method": "steadi"}, {"method": "A", "versus": "steadi"}, {"method": "A", "versus": ["steady", "steadi"]}],
+)
 def test_a_claim_about_an_unknown_method_is_one_clear_line(wrong):
     with pytest.raises(FedtideError, match="steady") as raised:
         study(A, STEADY, claim=[{"text": "A is fine", **wrong}])
@@ -288,6 +300,7 @@ def test_without_a_sweep_everybody_has_chosen_the_only_point():
 
 @pytest.mark.parametrize(("claim", "said"), [
     ({"less": True, "within": 0.1}, "found `less` and `within`, allowed: one of them"),
+    ({"versus": ["B", "A"]}, "found 'A' as `method` and `versus`, allowed: two methods"),
     ({"versus": "A"}, "found 'A' as `method` and `versus`, allowed: two methods"),
     ({"at": "batch_size 4", "beyond": "batch_size 4"},
      "found 'batch_size 4' as `at` and `beyond`, allowed: two parts of the sweep"),
