@@ -118,8 +118,10 @@ GROUPS = {"kind": "k-means", "k_min": 2, "k_max": 2}
 
 
 def test_a_run_pools_and_says_how_far():
-    experiment = toy("fielding", {"pooling": True, "clustering": GROUPS}, shift={"who": "always"})
-    run, plain = played(experiment), played(toy("fielding", {"clustering": GROUPS}, shift={"who": "always"}))
+    run, plain = (
+        played(toy("fielding", {"pooling": pooling, "clustering": GROUPS}, shift={"who": "always"}))
+        for pooling in (True, False)
+    )
     assert all(0 <= step.facts["apart"] <= 1 for step in run.steps)
     model = plain.fleet.queries[-1].cost.up // len(plain.fleet.queries[-1].answered)
     extra = run.fleet.queries[-1].cost.up // len(run.fleet.queries[-1].answered) - model
@@ -128,4 +130,4 @@ def test_a_run_pools_and_says_how_far():
 
 def test_pooling_with_fairness_is_one_line():
     with pytest.raises(FedtideError, match=r"pooling: found True, allowed: false with q = 1"):
-        preflight(toy("fielding", {"pooling": True, "q": 1.0}))
+        preflight(toy("fielding", {"q": 1.0}))

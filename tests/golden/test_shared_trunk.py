@@ -168,6 +168,7 @@ CLUSTERED = {
         **SHARED,
         "cohort": {"kind": "uniform", "clients_per_round": 5},
         "reporters": "once",
+        "pooling": False,
         "clustering": {"kind": "k-means", "k_min": 3, "k_max": 3},
     },
     "oracle": SHARED,

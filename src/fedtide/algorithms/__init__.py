@@ -349,7 +349,12 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its representation, whenever it drifts",
         keeps="what it said last",
         variants={
-            "drifts": {"clustering": FEW_CLUSTERS, "trigger": {"kind": "fraction", "tau": 0.2}, **DRIFT},
+            "drifts": {
+                "clustering": FEW_CLUSTERS,
+                "trigger": {"kind": "fraction", "tau": 0.2},
+                "pooling": False,
+                **DRIFT,
+            },
             "asked": {"clustering": FEW_CLUSTERS, "reporters": "participants", **DRIFT},
             "learned": {
                 "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]},
@@ -358,7 +363,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "gain": {"clustering": FEW_CLUSTERS, "trigger": "gain", **DRIFT},
             "shared": {"clustering": FEW_CLUSTERS, "cluster_layer": "head", "server": MOMENTUM, **DRIFT},
-            "pooled": {"clustering": FEW_CLUSTERS, "pooling": True, "weighting": "samples", **MOVING, **DRIFT},
+            "pooled": {"clustering": FEW_CLUSTERS, "weighting": "samples", **MOVING, **DRIFT},
             "gradient": {
                 "representation": {"kind": "gradient", "at": "global", "sketch": 8},
                 "clustering": FEW_CLUSTERS,
@@ -390,6 +395,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "fair": {
                 "q": 1.0,
+                "pooling": False,
                 "server": "yogi",
                 "clustering": FEW_CLUSTERS,
                 "loss": "wsm",
@@ -403,10 +409,10 @@ REGISTRY: Mapping[str, Entry] = {
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
             Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
             Reduction({**ONE_CLUSTER, "cluster_layer": "head", **MOVING}, "fedavg", {**UNIFORM, **MOVING}),
-            Reduction({**ONE_CLUSTER, "pooling": True}, "fedavg", UNIFORM),
+            Reduction({**ONE_CLUSTER, "pooling": False}, "fedavg", UNIFORM),
             Reduction({**NO_GROUPS, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),
-            Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
-            Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),
+            Reduction({**ONE_CLUSTER, "q": 1.0, "pooling": False}, "q-fedavg", {"q": 1.0}),
+            Reduction({**ONE_CLUSTER, "q": 1e-9, "pooling": False}, "fedavg", UNIFORM, 1e-6),
             Reduction(
                 {**ONE_CLUSTER, "clustering": {"kind": "k-center", "k": 1}, "reassign": "all"}, "fedavg", UNIFORM
             ),

@@ -49,10 +49,16 @@ Choices:
     the clusters' shares allow. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
     takes distances (its own `distance`) to the mean report of a cluster's reachable members.
 
-    Our own: `trigger = "gain"`; `min_silhouette` of k-means, below which there is one cluster; `pooling` (see
-    `fedtide.multi.pooling`), by which clusters that are alike train one model; and `cluster_layer`. If that is not "*"
-    clusters share all other layers. These move by the mean update of all clusters, in which that of a cluster counts
-    for all of its members, times the mean weight of those that answered, as equally many are drawn in each.
+    Our own: `trigger = "gain"`; `min_silhouette` of k-means, below which there is one cluster; `cluster_layer`; and
+    `pooling` (see `fedtide.multi.pooling`), by which clusters that are alike train one model. `pooling = false` is the
+    paper: where clients are of no kinds its clusters lose to one model, as each has few samples. Against FedProx, in
+    small settings over five seeds, it gave +22.0 points where there were four groups, -4.9 where clients differed
+    without groups, and -4.4 where they were alike; pooled it was +23.6, +2.4 and -0.3, and with `cluster_layer =
+    "head"` and `min_silhouette = 0.15` in its place +22.7, +0.5 and 0.
+
+    If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
+    which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many
+    are drawn in each.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -166,7 +172,7 @@ def fielding(
     trigger: Annotated[Triggers, Spelled] = FixedFraction(),
     clustering: Annotated[Clusterer, Spelled] = KMeans(),
     cluster_layer: str = WHOLE,
-    pooling: Flag = False,
+    pooling: Flag = True,
     reassign: Literal["drifted", "all"] = "drifted",
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
@@ -190,8 +196,8 @@ def fielding(
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
         cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then send
-            the squared length of their update in each layer.
+        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then also
+            send the squared length of their update in each layer. "false" is the paper, and needed with `q`.
         reassign: clients that move at a drift event: those that "drifted", or "all".
         reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
             "once", at its first report.

@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
+from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -58,7 +59,8 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
         try:
             stack = Stack(work.task, device())
             fit = train_stacked(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
-            _summed(fit, torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+            one = torch.ones(2, dtype=torch.float64)
+            _summed(fit, one, one, squares=work.squares)
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             raise _refused(where, f"several copies of the model at once: {said}") from None
@@ -74,7 +76,7 @@ def device() -> torch.device:
 
 
 def _unstackable(work: object) -> str | None:
-    if not isinstance(work, Training) or work.forward_passes or work.squares:
+    if not isinstance(work, Training) or work.forward_passes:
         return "its clients do more than train"
     return unstackable(work.task, work.local, work.term)
 
@@ -133,7 +135,9 @@ class StackedEngine(LocalEngine):
                     total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
                 refused += bad
                 losses |= each
-                up += (size_in_bytes(received) + 24) * len(each)  # the update, the loss, what each counts for
+                # The update, the loss, what each counts for; with squares three leaves more of float64.
+                more = 8 * len(layers_of(received)) + 24 if work.squares else 0
+                up += (size_in_bytes(received) + 24 + more) * len(each)
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(refused), up)
@@ -156,25 +160,37 @@ class StackedEngine(LocalEngine):
         fit = train_stacked(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
-        total = _summed(fit, weight, rows)
+        total = _summed(fit, weight, rows, squares=work.squares)
         refused: list[int] = []
         if not all_finite(total):
             good = _finite(fit)
             refused = clients[~good].tolist()
             fit = map_leaves(lambda leaf: leaf[good.to(leaf.device)].double(), fit)
-            clients, total = clients[good], _summed(fit, weight[good], rows[good]) if good.any() else None
+            clients, weight, rows = clients[good], weight[good], rows[good]
+            total = _summed(fit, weight, rows, squares=work.squares) if len(clients) else None
         return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), refused
 
 
-def _summed(fit: Fit, weight: Tensor, rows: Tensor) -> Tree:
-    """Return the partial sum of several clients' answers."""
+def _summed(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
+    """Return the partial sum of several clients' answers, as of `fedtide.learn.training.sum_update`."""
 
     def add(leaf: Tensor) -> Tensor:
         shares = weight.to(leaf.device, leaf.dtype)
         return (shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double().cpu()
 
     delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
-    return {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
+    total = {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
+    if squares:
+        lengths = torch.stack([_squares(fit.delta, names) for names in layers_of(fit.delta).values()], 1)
+        total["squares"] = Sum(weight @ lengths, float(weight.sum()))
+        total["weight"] = Sum(float(weight @ weight), float(weight.sum()))
+    return total
+
+
+def _squares(delta: Weights, names: Sequence[str]) -> Tensor:
+    """Return the squared length (clients,) float64 of some parameters of stacked updates."""
+    each = [delta.params[name].flatten(1).double().square().sum(1) for name in names]
+    return torch.stack(each).sum(0).cpu()
 
 
 def _finite(fit: Fit) -> Tensor:

@@ -50,7 +50,7 @@ EFFORTS = [
     ("flexcfl", {"clusters": "silhouette", "pretrain": 3}, {"labels": 0, "cold": 30, "shifted": 0, "train": 60}),
     ("feddrift", {"max_clusters": 4}, {"judge": 10, "train": 60}),
     ("fielding", {}, {"report": 0, "train": 60}),
-    ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
+    ("fielding oort", {"pooling": False, "q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
     ("fielding gradient", {}, {"report": 30, "train": 60}),
     ("fielding learned", {}, {"val": 10, "train": 60}),
     ("fielding combined", {}, {"report": 30 + 10, "train": 60}),

@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone, Uniform
-from fedtide.config import Experiment, Point, axes, from_dict, matching, options_model, points, read, resolved, slug, to_toml
+from fedtide.config import (
+    Experiment,
+    Point,
+    axes,
+    from_dict,
+    matching,
+    options_model,
+    points,
+    read,
+    resolved,
+    slug,
+    to_toml,
+)
 from fedtide.core.config_types import HIDDEN
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet

@@ -106,6 +106,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     alone, together = both(*ragged(options, algorithm))
     near(alone.state, together.state)
     assert seen
+    assert [asked.cost for asked in alone.fleet.queries] == [asked.cost for asked in together.fleet.queries]
 
 
 @pytest.mark.parametrize("local", [{"epochs": 2}, {"local_steps": 4}, {"batch_size": 0}])
