@@ -107,16 +107,17 @@ def even(y, beside):
     return [1.0] * CLASSES
 
 
+THESIS = {"kind": "wsm", "blend": 0.0}
 # algorithm | its own settings | settings of local training | loss | the class weights of the loss
 CASES = [
     ("scaffold", {"variant": "II"}, {}, "cross-entropy", even),
     ("scaffold", {"variant": "I"}, {}, "cross-entropy", even),
     ("scaffold", {"variant": "II", "weighting": "samples"}, {"weight_decay": 0.05}, "cross-entropy", even),
-    ("scaffold", {"variant": "I"}, {"weight_decay": 0.05}, "wsm", wsm()),
-    ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, "wsm", wsm()),
-    ("fedavg", {}, {}, "wsm", wsm()),
-    ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {"kind": "wsm", "val": True}, wsm(val=True)),
-    ("fedavg", {}, {}, {"kind": "wsm", "blend": 0.5}, wsm(0.5)),
+    ("scaffold", {"variant": "I"}, {"weight_decay": 0.05}, THESIS, wsm()),
+    ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, THESIS, wsm()),
+    ("fedavg", {}, {}, THESIS, wsm()),
+    ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {**THESIS, "val": True}, wsm(val=True)),
+    ("fedavg", {}, {}, "wsm", wsm(0.5)),
 ]
 
 

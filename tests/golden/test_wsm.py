@@ -28,7 +28,7 @@ LABELS = torch.tensor([0, 0, 0, 1])
 SHARD = Shard(torch.zeros(4, 1), LABELS, torch.arange(4))
 
 
-def loss_of(logits: list[list[float]], labels: list[int], loss: WSM = WSM(), shard: Shard = SHARD):
+def loss_of(logits: list[list[float]], labels: list[int], loss: WSM = WSM(blend=0.0), shard: Shard = SHARD):
     """Value and gradient in the logits."""
     z = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     value = loss.value(z, torch.tensor(labels), *loss.prepare(shard))
@@ -79,8 +79,8 @@ def test_smoothed_labels_leave_absent_classes_alone():
     Loss of a row of class 0: -0.9 log 3/4 - 0.1 log 1/4; gradient (3/4 - 0.9, 1/4 - 0.1, 0).
     """
     z = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    shared, _ = WSM().prepare(SHARD)
-    both = WSM().smoothed(z, torch.tensor([0, 1]), shared, 0.2)
+    shared, _ = WSM(blend=0.0).prepare(SHARD)
+    both = WSM(blend=0.0).smoothed(z, torch.tensor([0, 1]), shared, 0.2)
     first, second = -0.9 * math.log(3 / 4) - 0.1 * math.log(1 / 4), -0.1 * math.log(3 / 4) - 0.9 * math.log(1 / 4)
     assert both.item() == pytest.approx((first + second) / 2)
     (gradient,) = torch.autograd.grad(2 * both, z)
@@ -92,8 +92,8 @@ def test_validation_rows_may_count_too():
     """Labels 1, 1, 2, 2 beside: counts (3, 3, 2), z = 0: the loss of y = 2 is log 4, of y = 0 log 8/3."""
     both = Shard(SHARD.x, SHARD.y, SHARD.ids, fetch_val=lambda: Shard(SHARD.x, torch.tensor([1, 1, 2, 2]), SHARD.ids))
     for labels, expected in (([2], math.log(4)), ([0], math.log(8 / 3))):
-        assert loss_of([[0.0, 0.0, 0.0]], labels, WSM(val=True), both)[0] == pytest.approx(expected, abs=1e-14)
-    assert loss_of([[0.0, 0.0, 0.0]], [0], WSM(), both)[0] == pytest.approx(-math.log(3 / 4), abs=1e-14)
+        assert loss_of([[0.0, 0.0, 0.0]], labels, WSM(blend=0.0, val=True), both)[0] == pytest.approx(expected, abs=1e-14)
+    assert loss_of([[0.0, 0.0, 0.0]], [0], WSM(blend=0.0), both)[0] == pytest.approx(-math.log(3 / 4), abs=1e-14)
 
 
 def test_steps_of_sequences_count_by_their_mask():
@@ -101,8 +101,8 @@ def test_steps_of_sequences_count_by_their_mask():
     y = torch.tensor([[0, 1, 0], [0, 2, 2]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     shard = Shard(torch.zeros(2, 3, dtype=torch.int64), y, torch.arange(2), mask=mask)
-    shared, columns = WSM().prepare(shard)
-    value = WSM().value(torch.zeros(2, 3, 3, dtype=torch.float64), y, shared, columns)
+    shared, columns = WSM(blend=0.0).prepare(shard)
+    value = WSM(blend=0.0).value(torch.zeros(2, 3, 3, dtype=torch.float64), y, shared, columns)
     assert float(value) == pytest.approx((-3 * math.log(3 / 4) + math.log(4)) / 4, abs=1e-14)
 
 
@@ -135,7 +135,7 @@ def test_a_round():
     class 0: (3 * (3/4 - 1) - 3/4) / 4 = -3/8; class 1: (3 * 1/4 - (1/4 - 1)) / 4 = 3/8; class 2: 0.
     Client 1 has one class: softmax (0, 0, 1), gradient 0. Weighted 4 to 2: w = (4/6)(3/8, -3/8, 0) = (1/4, -1/4, 0).
     """
-    assert moved(WSM()) == pytest.approx([1 / 4, -1 / 4, 0.0], abs=1e-15)
+    assert moved(WSM(blend=0.0)) == pytest.approx([1 / 4, -1 / 4, 0.0], abs=1e-15)
 
 
 def test_the_same_round_with_cross_entropy():

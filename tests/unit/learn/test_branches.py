@@ -117,7 +117,7 @@ def test_a_class_that_the_client_does_not_have_is_left_alone_by_every_branch(per
     y = torch.zeros(ROWS, dtype=torch.int64)
     y[0] = 1
     choice = torch.ones(ROWS, dtype=torch.int64) if per_row else 1
-    for base, absent in ((WSM(), 0), (CrossEntropy(), ROWS)):
+    for base, absent in ((WSM(blend=0.0), 0), (CrossEntropy(), ROWS)):
         logits = logits_of(2).requires_grad_()
         shared, each = BranchLoss(base, choice, 0.3, eps).prepare(Shard(torch.zeros(ROWS, 1), y, torch.arange(ROWS)))
         found = BranchLoss(base, choice, 0.3, eps).value((logits, torch.zeros(ROWS, 2)), y, shared, each)

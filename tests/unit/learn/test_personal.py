@@ -204,7 +204,7 @@ def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_befor
 
 
 def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimizes():
-    task = Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2))
+    task = Task(lambda: nn.Linear(2, 2), WSM(blend=0.0), example=torch.zeros(1, 2))
     made = Networks(task).mixture(None, MLP(hidden=(2,)), 1)
     assert isinstance(made.loss, CrossEntropy)
 

@@ -68,7 +68,7 @@ def test_it_is_the_formula_of_the_thesis_less_the_logarithm_of_the_labels_fracti
 
 def test_absent_classes_get_exactly_no_gradient():
     labels = [1, 1, 3]
-    _, gradient = valued(WSM(), logits(3, 6, scale=5.0), labels)
+    _, gradient = valued(WSM(blend=0.0), logits(3, 6, scale=5.0), labels)
     assert not gradient[:, [0, 2, 4, 5]].any()
     assert gradient[:, [1, 3]].all()
     _, gradient = valued(WSM(blend=1e-3), logits(3, 6, scale=5.0), labels)
@@ -80,7 +80,7 @@ def test_absent_classes_get_exactly_no_gradient():
 def test_large_logits_stay_finite_even_those_of_absent_classes(size, kind):
     labels = [0, 1, 1]
     z = torch.tensor([[size, -size, size], [size, -size, size], [-size, size, size]], dtype=kind, requires_grad=True)
-    value, gradient = valued(WSM(), z, labels)
+    value, gradient = valued(WSM(blend=0.0), z, labels)
     assert torch.isfinite(value)
     assert float(value) == pytest.approx(2 * size / 3, rel=1e-4)  # the second row is wrong by 2 size
     assert torch.isfinite(gradient).all()
@@ -90,8 +90,8 @@ def test_large_logits_stay_finite_even_those_of_absent_classes(size, kind):
 def test_a_constant_added_to_all_logits_changes_nothing():
     labels = [0, 0, 2, 2, 2]
     z = logits(5, 4)
-    value, gradient = valued(WSM(), z, labels)
-    shifted, same_gradient = valued(WSM(), (z.detach() + 7.0).requires_grad_(), labels)
+    value, gradient = valued(WSM(blend=0.0), z, labels)
+    shifted, same_gradient = valued(WSM(blend=0.0), (z.detach() + 7.0).requires_grad_(), labels)
     torch.testing.assert_close(shifted, value, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(same_gradient, gradient, rtol=1e-12, atol=1e-12)
 
@@ -107,11 +107,11 @@ def test_even_classes_give_cross_entropy_bit_for_bit(blend):
 
 
 def test_the_loss_is_never_negative_and_zero_for_a_single_class():
-    value, gradient = valued(WSM(), logits(4, 5, scale=3.0), [2, 2, 2, 2])
+    value, gradient = valued(WSM(blend=0.0), logits(4, 5, scale=3.0), [2, 2, 2, 2])
     assert float(value) == 0.0
     assert not gradient.any()
     for labels in ([0, 1], [0, 0, 0, 1], [3, 1, 1, 1]):
-        assert float(valued(WSM(), logits(len(labels), 5), labels)[0]) >= 0.0
+        assert float(valued(WSM(blend=0.0), logits(len(labels), 5), labels)[0]) >= 0.0
 
 
 def test_the_value_has_the_type_of_the_logits():
@@ -122,10 +122,10 @@ def test_the_value_has_the_type_of_the_logits():
 
 def test_each_label_has_its_value_and_the_mean_is_the_loss():
     held, z = shard([0, 0, 1]), logits(3, 4)
-    shared, columns = WSM().prepare(held)
-    each = WSM().each(z, held.y, shared)
+    shared, columns = WSM(blend=0.0).prepare(held)
+    each = WSM(blend=0.0).each(z, held.y, shared)
     assert each.shape == (3,)
-    torch.testing.assert_close(each.mean(), WSM().value(z, held.y, shared, columns))
+    torch.testing.assert_close(each.mean(), WSM(blend=0.0).value(z, held.y, shared, columns))
     torch.testing.assert_close(CrossEntropy().each(z, held.y, None).mean(), F.cross_entropy(z, held.y))
 
 
@@ -135,19 +135,19 @@ def test_each_label_has_its_value_and_the_mean_is_the_loss():
 def test_without_validation_rows_there_are_none_to_count():
     for fetch in (None, lambda: None, lambda: shard([])):
         held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), fetch_val=fetch)
-        counts, _ = WSM(val=True).prepare(held)
+        counts, _ = WSM(blend=0.0, val=True).prepare(held)
         assert counts.tolist() == [1.0, 1.0]
 
 
 def test_validation_rows_may_have_other_labels_than_those_to_train_on():
     for labels, beside, expected in (([0, 1], [4], [1, 1, 0, 0, 1]), ([0, 4], [1, 1], [1, 2, 0, 0, 1])):
         held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), fetch_val=lambda b=beside: shard(b))
-        assert WSM(val=True).prepare(held)[0].tolist() == expected
-        assert len(WSM().prepare(held)[0]) == max(labels) + 1
+        assert WSM(blend=0.0, val=True).prepare(held)[0].tolist() == expected
+        assert len(WSM(blend=0.0).prepare(held)[0]) == max(labels) + 1
 
 
 def test_a_client_without_rows_has_nothing_to_prepare():
-    counts, columns = WSM().prepare(shard([]))
+    counts, columns = WSM(blend=0.0).prepare(shard([]))
     assert (counts.tolist(), columns) == ([], ())
 
 
@@ -156,11 +156,11 @@ def test_of_sequences_only_steps_that_count_do():
     mask = y != 0
     held = Shard(torch.zeros(2, 4, dtype=torch.int64), y, torch.arange(2), mask=mask)
     z = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    shared, columns = WSM().prepare(held)
+    shared, columns = WSM(blend=0.0).prepare(held)
     assert shared.tolist() == [0, 2, 2]
-    value = WSM().value(z, y, shared, columns)
+    value = WSM(blend=0.0).value(z, y, shared, columns)
     flat = Shard(torch.zeros(4, 1), y[mask], torch.arange(4))
-    torch.testing.assert_close(value, WSM().value(z[mask], y[mask], *WSM().prepare(flat)))
+    torch.testing.assert_close(value, WSM(blend=0.0).value(z[mask], y[mask], *WSM(blend=0.0).prepare(flat)))
     (gradient,) = torch.autograd.grad(value, z)
     assert not gradient[~mask].any()
     assert not gradient[..., [0, 3, 4]].any()
@@ -168,12 +168,12 @@ def test_of_sequences_only_steps_that_count_do():
 
 def test_labels_that_the_model_has_no_output_for_are_one_clear_line():
     with pytest.raises(FedtideError) as raised:
-        valued(WSM(), logits(2, 3), [0, 1], shard([0, 12]))
+        valued(WSM(blend=0.0), logits(2, 3), [0, 1], shard([0, 12]))
     assert str(raised.value) == "loss: 'wsm': label: found 12, allowed: 0 to 2, the model's"
     people = ft.population(torch.randn(20, 4), torch.arange(20) % 4, ft.data.IID(clients=2))
     with pytest.raises(FedtideError, match=r"model: it returns shape \(2, 2\) for 2 rows, allowed: .* with 4 classes"):
         ft.simulate(
-            ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, 2), WSM()), cohort=ft.cohorts.Arrivals(2)),
+            ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, 2), WSM(blend=0.0)), cohort=ft.cohorts.Arrivals(2)),
             people,
             rounds=1,
         )
@@ -183,7 +183,7 @@ def test_labels_that_the_model_has_no_output_for_are_one_clear_line():
 
 
 def test_the_last_layer_of_an_absent_class_stays_where_it_is():
-    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), WSM(), torch.float64)
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), WSM(blend=0.0), torch.float64)
     held, start = shard([0, 0, 2, 2, 2, 0]), task.init(Rng(1))
     fitted = LocalTrainer(0.5, epochs=5, batch_size=2)(task, task.loss, start, held, NOW, KEY)
     for name in ("2.weight", "2.bias"):
@@ -194,7 +194,7 @@ def test_the_last_layer_of_an_absent_class_stays_where_it_is():
 
 
 def test_a_client_of_one_class_changes_nothing_but_running_statistics():
-    task = Task(lambda: normed((3,), 4), WSM(), torch.float64)
+    task = Task(lambda: normed((3,), 4), WSM(blend=0.0), torch.float64)
     held, start = shard([2] * 6), task.init(Rng(1))
     fitted = LocalTrainer(0.5, epochs=3, batch_size=3)(task, task.loss, start, held, NOW, KEY)
     assert fitted.loss == 0.0
@@ -207,7 +207,7 @@ def test_a_client_of_one_class_changes_nothing_but_running_statistics():
 
 def test_the_fractions_are_those_of_all_rows_and_not_of_a_batch():
     """Labels 0, 0, 0, 1 one by one: a batch of one class still has a gradient."""
-    task = Task(lambda: nn.Linear(3, 2, bias=False), WSM(), torch.float64)
+    task = Task(lambda: nn.Linear(3, 2, bias=False), WSM(blend=0.0), torch.float64)
     held, start = shard([0, 0, 0, 1]), task.init(Rng(1))
     fitted = LocalTrainer(0.5, batch_size=1)(task, task.loss, start, held, NOW, KEY)
     w = start.params["weight"].clone()
@@ -218,7 +218,7 @@ def test_the_fractions_are_those_of_all_rows_and_not_of_a_batch():
 
 
 def test_decisions_and_predictions_use_plain_cross_entropy():
-    plain, weighted = (Task(lambda: nn.Linear(3, 4), loss, torch.float64) for loss in (CrossEntropy(), WSM()))
+    plain, weighted = (Task(lambda: nn.Linear(3, 4), loss, torch.float64) for loss in (CrossEntropy(), WSM(blend=0.0)))
     held, weights = shard([0, 0, 0, 2]), plain.init(Rng(0))
     two = [with_branches(task, WHOLE, 2) for task in (plain, weighted)]
     assert torch.equal(*(losses_of(task, two[0].init(Rng(0)), held) for task in two))
@@ -228,20 +228,20 @@ def test_decisions_and_predictions_use_plain_cross_entropy():
 
 
 def test_the_chosen_branch_minimizes_it_and_the_others_follow_by_its_smoothed_form():
-    held, shared = shard([0, 0, 2]), WSM().prepare(shard([0, 0, 2]))[0]
+    held, shared = shard([0, 0, 2]), WSM(blend=0.0).prepare(shard([0, 0, 2]))[0]
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     outputs = (z, torch.zeros(3, 1))
     for choice, lam in ((1, 0.0), (0, 0.5)):
-        loss = BranchLoss(WSM(), choice, lam, eps=0.2)
-        expected = WSM().value(z[choice], held.y, shared, ())
+        loss = BranchLoss(WSM(blend=0.0), choice, lam, eps=0.2)
+        expected = WSM(blend=0.0).value(z[choice], held.y, shared, ())
         if lam:
-            expected = expected + lam * WSM().smoothed(z[1 - choice], held.y, shared, 0.2)
+            expected = expected + lam * WSM(blend=0.0).smoothed(z[1 - choice], held.y, shared, 0.2)
         torch.testing.assert_close(loss.value(outputs, held.y, *loss.prepare(held)), expected)
     rows = torch.tensor([0, 1, 0])
-    loss = BranchLoss(WSM(), rows)
+    loss = BranchLoss(WSM(blend=0.0), rows)
     picked = z[rows, torch.arange(3)]
     torch.testing.assert_close(
-        loss.value(outputs, held.y, *loss.prepare(held)), WSM().value(picked, held.y, shared, ())
+        loss.value(outputs, held.y, *loss.prepare(held)), WSM(blend=0.0).value(picked, held.y, shared, ())
     )
 
 
@@ -251,9 +251,9 @@ def test_the_chosen_branch_minimizes_it_and_the_others_follow_by_its_smoothed_fo
 def test_fedem_weighs_it_row_by_row():
     held, q = shard([0, 0, 2]), torch.tensor([[0.1, 0.9], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    loss = Blended(q, WSM())
+    loss = Blended(q, WSM(blend=0.0))
     shared, columns = loss.prepare(held)
-    each = torch.stack([WSM().each(z[k], held.y, shared) for k in range(2)], 1)
+    each = torch.stack([WSM(blend=0.0).each(z[k], held.y, shared) for k in range(2)], 1)
     found = loss.value((z, torch.zeros(3, 1)), held.y, shared, columns)
     torch.testing.assert_close(found, (q * each).sum() / 3)
     assert not torch.allclose(found, Blended(q).value((z, None), held.y, None, (q,)))
@@ -265,11 +265,11 @@ def test_fedem_leaves_out_steps_whose_label_is_absent():
     held = Shard(torch.zeros(2, 3, dtype=torch.int64), y, torch.arange(2), mask=y != 0)
     q = torch.tensor([[0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
     z = torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    loss = Blended(q, WSM())
+    loss = Blended(q, WSM(blend=0.0))
     value = loss.value((z, torch.zeros(2, 1)), y, *loss.prepare(held))
-    shared, _ = WSM().prepare(held)
+    shared, _ = WSM(blend=0.0).prepare(held)
     expected = sum(
-        q[i, k] * WSM().each(z[k, i, s, None], y[i, s, None], shared)[0]
+        q[i, k] * WSM(blend=0.0).each(z[k, i, s, None], y[i, s, None], shared)[0]
         for k in range(2)
         for i, s in ((0, 0), (0, 1), (1, 0))
     )
@@ -287,14 +287,14 @@ def test_fedem_refuses_a_loss_that_has_only_a_mean():
 
 
 def test_fedem_trains_by_it():
-    task = Task(lambda: _headed(), WSM(), torch.float64)
+    task = Task(lambda: _headed(), WSM(blend=0.0), torch.float64)
     held = shard([0, 0, 0, 2])
     weights = with_branches(task, "head", 2).init(Rng(0))
     answers = [
         detached(made.works["train"](weights, None, held, NOW, KEY))
         for made in (
             fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head")
-            for loss in (WSM(), CrossEntropy())
+            for loss in (WSM(blend=0.0), CrossEntropy())
         )
     ]
     moved = [a.total["delta"].value.params["model.head.copies.0.weight"] for a in answers]
@@ -317,8 +317,8 @@ def test_it_is_spelled_as_a_word_or_a_table():
     def loss_of(value):
         return from_dict(raw({**A, "loss": value})).method[0].loss
 
-    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM()
-    assert loss_of({"kind": "wsm", "blend": 0.5, "val": True}) == WSM(0.5, True)
+    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM() == WSM(0.5)
+    assert loss_of({"kind": "wsm", "val": True}) == WSM(0.5, val=True)
     assert loss_of("cross-entropy") == CrossEntropy() == from_dict(raw(A)).method[0].loss
 
 
