@@ -1,0 +1,186 @@
+"""The terms of a method, for whoever is to take part: what it asks, sends, shows to the server and keeps, in words.
+
+They are found by trying it: a few rounds with clients whose rows are made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedtide.core.errors import printable
+from fedtide.core.loop import begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import Tree, children, is_node, leaves, size_in_bytes
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
+from fedtide.data.build import build
+from fedtide.data.groups import Split
+from fedtide.data.partition import IID
+from fedtide.data.rows import Rows
+from fedtide.deploy.policy import SCORE, Policy
+from fedtide.fleets.clock import SteadyClock
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.schema import ROWS, made_up
+from fedtide.fleets.simulated import SimulatedFleet
+
+CLIENTS, ROUNDS = 8, 3
+"""Clients and rounds of a trial."""
+
+
+@dataclass
+class Term:
+    """What a question brings about.
+
+    Args:
+        question: its name.
+        down: bytes that a client receives at most.
+        up: bytes that a client sends at most.
+        sums: by name, what a client sends to be summed.
+        shown: by name, what the server is shown of each client by itself.
+        keeps: bytes that a client keeps after it.
+    """
+
+    question: str
+    down: int = 0
+    up: int = 0
+    sums: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+    keeps: int = 0
+
+
+def terms_of(algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS) -> list[Term]:
+    """Try a method and return a term for each of its questions, those that were not asked included.
+
+    Args:
+        algorithm: the method.
+        like: rows as a model sees them, one at least.
+        classes: number of classes.
+        clients: how many there are; some methods need several.
+    """
+    terms = {question: Term(question) for question in algorithm.works}
+    answers: dict[str, list[Answer]] = {question: [] for question in algorithm.works}
+
+    def heard(question: str, work: Work) -> Work:
+        def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
+            answer = work(payload, memory, shard, moment, rng)
+            term = terms[question]
+            term.down = max(term.down, size_in_bytes(payload))
+            if answer is not None:
+                term.sums |= _sums(answer.total)
+                term.keeps = max(term.keeps, size_in_bytes(answer.memory))
+                answers[question].append(replace(answer, memory=None, update=None))
+            return answer
+
+        return run
+
+    works = {question: heard(question, work) for question, work in algorithm.works.items()}
+    tried = replace(algorithm, works=works)
+    rows = made_up(like, classes, ROWS * clients)
+    population = build(
+        Rows("made-up rows", rows.x, rows.y, classes), IID(clients=clients), split=Split(val=0.2, test=0.2)
+    )
+    host = Host(tried, population, 0, MemoryStore(None))
+    fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
+    start = begin(tried, fleet, seed=0, rounds=ROUNDS)
+    _note(fleet, terms, answers)
+    state = start.state
+    for step in play(tried, fleet, start, seed=0, rounds=ROUNDS):
+        _note(fleet, terms, answers)
+        state = step.state
+    served, slot = algorithm.serve(state, population.clients)
+    judged = Term(SCORE, down=max(map(size_in_bytes, served if slot is not None else [served])))
+    return [*terms.values(), judged]
+
+
+def _note(fleet: SimulatedFleet, terms: Mapping[str, Term], answers: Mapping[str, list[Answer]]) -> None:
+    """Note what was shown in the questions of a round, and forget the answers."""
+    for query in fleet.queries:
+        term = terms[query.ask.question]
+        for answer in answers[query.ask.question]:
+            shown = {name: answer.rows[name] for name in query.ask.reveal}
+            term.shown |= {name: _numbers(row) for name, row in shown.items()}
+            beside = [row for name, row in shown.items() if name not in answer.repeated]
+            term.up = max(term.up, size_in_bytes([answer.total, beside]))
+    for heard in answers.values():
+        heard.clear()
+
+
+def _sums(total: Tree, at: str = "") -> dict[str, str]:
+    """Say what each weighted value of a total is."""
+    if isinstance(total, Weighted):
+        return {at or "the answer": _numbers(total.value)}
+    if isinstance(total, Slotted):
+        part = next(iter(total.parts.values()), Weighted(None))
+        return {at or "the answer": f"{_numbers(part.value)} for some of {total.slots}"}
+    made: dict[str, str] = {}
+    for key, child in children(total) if is_node(total) else ():
+        made |= _sums(child, f"{at}.{key}" if at else str(key))
+    return made
+
+
+def _numbers(tree: Tree) -> str:
+    """Say how many numbers a value has, and in which shape where it is one tensor."""
+    found = leaves(tree)
+    count = sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in found)
+    shape = (
+        f", {tuple(found[0].shape)}" if len(found) == 1 and isinstance(found[0], Tensor) and found[0].dim() > 1 else ""
+    )
+    tensors = f" in {len(found)} arrays" if len(found) > 1 else ""
+    return f"{count:,} {'number' if count == 1 else 'numbers'}{tensors}{shape}"
+
+
+def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> Iterator[str]:
+    """Say what taking part means, in lines for people, with what the owner's rules forbid.
+
+    Args:
+        algorithm: the method.
+        terms: of it.
+        policy: the owner's rules.
+    """
+    *works, judged = terms
+    asked = [term for term in works if term.down or term.up]
+    for term in asked:
+        sums = ", ".join(f"{name} ({what})" for name, what in term.sums.items()) or "nothing to be summed"
+        yield f"asks: {term.question}: receives {_bytes(term.down)}, sends {_bytes(term.up)}: {sums}"
+    sends = "counts of rows and of right predictions, and losses"
+    trained = ", after work on the rows here" if algorithm.adapt is not None else ""
+    yield f"asks: {SCORE}: receives {_bytes(judged.down)}, sends {sends}{trained}"
+    if later := ", ".join(term.question for term in works if term not in asked):
+        yield f"may ask later: {later}, of which a trial saw nothing"
+    shown = {name: f"{name} ({what}), at {term.question}" for term in works for name, what in term.shown.items()}
+    for name in {**shown, **dict.fromkeys(algorithm.reveals)}:
+        yield f"shows the server, for each client by itself: {shown.get(name, f'{name}, of which a trial saw nothing')}"
+    if not shown and not algorithm.reveals:
+        yield "shows the server: nothing but sums, of which it receives each answer by itself"
+    kept = max((term.keeps for term in works), default=0)
+    yield f"keeps here: {f'{_bytes(kept)} for each client, in the folder of the node' if kept else 'nothing'}"
+    yield "never leaves: rows, labels, and what is kept"
+    for term in terms:
+        if why := policy.objection(term.question, term.shown):
+            yield f"will be refused: {term.question}, as {why}"
+    for name in algorithm.reveals:
+        if name not in shown and policy.reveals is not None and name not in policy.reveals:
+            yield f"will be refused: what shows {name}, as its owner does not reveal it"
+    if policy.fewest > 1:
+        yield f"will be refused: sums of fewer than {policy.fewest} clients, as the server counts them"
+
+
+def _bytes(count: int) -> str:
+    """Spell a number of bytes.
+
+    >>> _bytes(20), _bytes(5321), _bytes(46_800_000)
+    ('20 B', '5.3 kB', '46.8 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
+
+
+def what_it_means(algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int) -> list[str]:
+    """Return in lines what taking part in a method means for a node with these rules."""
+    terms = terms_of(algorithm, like, classes, max(clients, CLIENTS))
+    return [printable(line) for line in in_words(algorithm, terms, policy)]

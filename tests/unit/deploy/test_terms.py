@@ -1,0 +1,63 @@
+"""What a method asks, sends, shows and keeps, in words for whoever is to take part."""
+
+from __future__ import annotations
+
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Shard
+from fedtide.deploy.policy import Policy
+from fedtide.deploy.terms import Term, terms_of, what_it_means
+from fedtide.runs.build import host_of
+from helpers.toys import toy
+
+LIKE = Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1))
+
+
+def said(name: str, policy: Policy = Policy()) -> list[str]:
+    experiment = toy(name)
+    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    return what_it_means(algorithm, LIKE, 3, policy, 3)
+
+
+def test_a_method_that_reveals_nothing():
+    assert said("fedavg") == [
+        "asks: train: receives 172 B, sends 196 B: delta (43 numbers in 4 arrays), loss (1 number)",
+        "asks: score: receives 172 B, sends counts of rows and of right predictions, and losses",
+        "shows the server: nothing but sums, of which it receives each answer by itself",
+        "keeps here: nothing",
+        "never leaves: rows, labels, and what is kept",
+    ]
+
+
+def test_a_method_with_memory():
+    lines = said("scaffold")
+    assert "keeps here: 172 B for each client, in the folder of the node" in lines
+
+
+def test_a_method_that_reveals_and_an_owner_who_does_not():
+    lines = said("fielding learned", Policy(reveals=("count",), questions=("train", "report", "count"), fewest=3))
+    assert "shows the server, for each client by itself: representation (3 numbers), at report" in lines
+    assert "shows the server, for each client by itself: count (2 numbers), at count" in lines
+    assert [line for line in lines if "refused" in line] == [
+        "will be refused: report, as its owner does not reveal 'representation'; allowed: count",
+        "will be refused: val, as its owner does not allow the question 'val'; allowed: train, report, count",
+        "will be refused: score, as its owner does not allow the question 'score'; allowed: train, report, count",
+        "will be refused: sums of fewer than 3 clients, as the server counts them",
+    ]
+
+
+def test_what_a_trial_does_not_see_is_said():
+    lines = said("flexcfl drifts", Policy(reveals=("update",)))
+    assert "may ask later: shifted, of which a trial saw nothing" in lines
+    assert "shows the server, for each client by itself: shifted, of which a trial saw nothing" in lines
+    assert "will be refused: what shows shifted, as its owner does not reveal it" in lines
+
+
+def test_slots_are_counted():
+    experiment = toy("ifca")
+    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    (train,) = [term for term in terms_of(algorithm, LIKE, 3) if term.question == "train"]
+    assert isinstance(train, Term)
+    assert train.down == 2 * 172
+    assert train.sums["delta"] == "43 numbers in 4 arrays for some of 2"
