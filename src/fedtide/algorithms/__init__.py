@@ -565,6 +565,7 @@ REGISTRY: Mapping[str, Entry] = {
         "weights of its true group down, update up",
         "clustered",
         sees="its true group: a bound, as nobody can know it",
+        exempt={"deployed": "only a simulation knows the true groups"},
         variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
     ),
     "local": Entry(
@@ -586,6 +587,7 @@ REGISTRY: Mapping[str, Entry] = {
         sees="all of its rows: a bound, as these would have to leave it",
         exempt={
             "dropouts": "it asks nobody, so that nobody can be absent",
+            "deployed": "no server has the rows of its clients",
             "degenerate": "rows that break training break it for all, as there is no answer to refuse",
         },
     ),

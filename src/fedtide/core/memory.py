@@ -82,6 +82,10 @@ class MemoryStore:
         """The client's newest row before `now`; None if there is none."""
         return self.load(self.reference(client, now))
 
+    def settled(self, client: int) -> Tree:
+        """The client's newest row that the last checkpoint holds; None if there is none."""
+        return self.read(client, self._settled)
+
     def load(self, row: Tree | Stored) -> Tree:
         """A row that `reference` gave, read from its file if it lies in one.
 

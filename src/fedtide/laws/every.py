@@ -24,6 +24,8 @@ from fedtide.data.ragged import Ragged
 from fedtide.evaluate.forgetting import QUESTION as TRAIN
 from fedtide.fleets import scoring, stacked
 from fedtide.fleets.host import Host
+from fedtide.fleets.near import memory_at, near_fleet
+from fedtide.fleets.remote import SIMULATION_ONLY
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import (
     Broken,
@@ -425,6 +427,32 @@ def workers(case: Case) -> None:
         alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
 
 
+def deployed(case: Case) -> None:
+    """Clients at nodes of their own, who are sent bytes and answer in bytes, give the bits of a simulation."""
+    needs = [name for name in case.reference.host.algorithm.reveals if name in SIMULATION_ONLY]
+    if needs:
+        raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
+    here = case.reference
+    if any(query.sent is not None and len(query.answered) < len(query.ask.clients) for query in here.fleet.queries):
+        raise NotApplicable("of real clients it is not known beforehand who answers first")
+    with TemporaryDirectory() as folder:
+        fleet = near_fleet(here.host, 3, Path(folder))
+        there = played(case.experiment, fleet=lambda _: fleet)
+        for ours, theirs in zip(here.steps, there.steps, strict=True):
+            alike(
+                [ours.state, dict(ours.facts)],
+                [theirs.state, dict(theirs.facts)],
+                "clients at nodes give another state",
+            )
+        for client in fleet.clients.tolist():
+            kept = here.host.memory.read(client, (99, 0))
+            alike(kept, memory_at(fleet, client), "a client at a node keeps something else")
+        payload, slot = here.host.algorithm.serve(here.state, fleet.clients)
+        ours, theirs = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
+    alike([ours.rows, ours.correct], [theirs.rows, theirs.correct], "clients at nodes judge otherwise")
+    _near(ours.loss, theirs.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+
+
 def stacks(case: Case) -> None:
     """Clients that are trained together give the same, to rounding."""
     experiment = case.make(precision="fp64")
@@ -510,6 +538,7 @@ LAWS: tuple[Law, ...] = (
     Law("parity", block_order),
     Law("parity", workers),
     Law("parity", stacks),
+    Law("deployed", deployed),
     Law("pooled", pooled),
     Law("pooled", batch_size),
     Law("pooled", no_memory),

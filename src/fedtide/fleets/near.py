@@ -1,0 +1,78 @@
+"""Nodes in this process: everything passes through bytes, as over a network, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtide.core.types import Memory
+from fedtide.fleets.carrier import Question, Response
+from fedtide.fleets.host import Host
+from fedtide.fleets.node import Node
+from fedtide.fleets.remote import Rehearsed, RemoteFleet
+from fedtide.fleets.schema import Schemas, made_up
+
+
+class NearCarrier:
+    """A carrier to nodes in this process, which answer when they are asked after, in the order of the questions.
+
+    Args:
+        nodes: by name.
+    """
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.nodes = nodes
+        self._questions: deque[tuple[Question, float]] = deque()
+
+    def present(self) -> frozenset[str]:
+        """Return the names of all nodes."""
+        return frozenset(self.nodes)
+
+    def push(self, questions: Sequence[Question]) -> None:
+        """Take questions."""
+        now = time.monotonic()
+        self._questions.extend((question, now) for question in questions)
+
+    def pull(self) -> list[Response]:
+        """Let a node answer one question."""
+        if not self._questions:
+            return []
+        question, pushed = self._questions.popleft()
+        header, payload = self.nodes[question.node].handle(json.loads(json.dumps(question.header)), question.payload)
+        told = json.loads(json.dumps(header))
+        return [Response(question.id, question.node, told, payload, time.monotonic() - pushed)]
+
+
+def near_fleet(host: Host, nodes: int, home: Path, **options: Any) -> RemoteFleet:
+    """Build a fleet of nodes in this process, which share the clients of a simulation.
+
+    Args:
+        host: the algorithm, and the clients with their rows.
+        nodes: how many; the first ones have a client more.
+        home: folder of theirs, in which each keeps what its clients keep.
+        options: further arguments of `RemoteFleet`.
+    """
+    population, algorithm = host.population, host.algorithm
+    roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
+    at = {name: Node(algorithm, host.seed, population, home / name, partial_work=host.partial_work) for name in roster}
+    return RemoteFleet(
+        NearCarrier(at),
+        roster,
+        Rehearsed(population),
+        reveals=algorithm.reveals,
+        first=algorithm.first,
+        deadline=algorithm.deadline,
+        schemas=Schemas(algorithm.works, made_up(*population.few())),
+        **options,
+    )
+
+
+def memory_at(fleet: RemoteFleet, client: int) -> Memory:
+    """Return what a client of a fleet of nodes in this process keeps now, as the server counts."""
+    assert isinstance(fleet.carrier, NearCarrier)
+    (name,) = (name for name, clients in fleet.roster.items() if client in clients)
+    return fleet.carrier.nodes[name].memory_of(client, fleet.counted(client))
