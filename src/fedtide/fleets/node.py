@@ -24,6 +24,7 @@ from fedtide.core.types import Algorithm, Memory, Moment, Scores
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
+from fedtide.fleets.messages import AskHeader, WhoHeader, question_of
 from fedtide.fleets.scoring import score
 
 PROTOCOL = 1
@@ -152,23 +153,24 @@ class Node:
         return {**told, "seconds": round(time.monotonic() - began, 3)}, b"" if sent is None else codec.to_bytes(sent)
 
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], Tree]:
-        if header["kind"] == "who":
+        asked = question_of(header)
+        if isinstance(asked, WhoHeader):
             return self.about, None
-        why = self._objection(header)
+        why = self._objection(asked) or self.refuses(header)
         if why is not None:
-            return {"clients": dict.fromkeys(map(str, header["clients"]), REFUSED + why)}, None
+            return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, None
         received = codec.from_bytes(payload)
-        if header["kind"] == "score":
-            return self._score(header, received)
+        if asked.kind == "score":
+            return self._score(asked, received)
         told: dict[str, str] = {}
         sent: dict[int, Tree] = {}
         kept: list[int] = []
-        for client in header["clients"]:
-            if time.monotonic() - began > header["deadline"]:
+        for client, given in _ask_of(asked, asked.clients).sent(received):
+            if time.monotonic() - began > asked.deadline:
                 told[str(client)] = REFUSED + "too late"
                 continue
             try:
-                told[str(client)] = self._ask(header, _of_slot(header, received, client), client, sent, kept)
+                told[str(client)] = self._ask(asked, given, client, sent, kept)
             except Exception as error:
                 told[str(client)] = REFUSED + self._described(error)
         return {"clients": told, "kept": kept}, sent
@@ -179,12 +181,12 @@ class Node:
         versions = {"fedtide": fedtide.__version__, "torch": torch.__version__, "python": platform.python_version()}
         return {"protocol": PROTOCOL, "run": self.run, "versions": versions, "machine": platform.machine()}
 
-    def _objection(self, header: Mapping[str, Any]) -> str | None:
-        if header["protocol"] != PROTOCOL:
-            return f"it speaks version {PROTOCOL} of the protocol, and the server version {header['protocol']}"
-        if header["run"] != self.run:
-            return f"it takes part in run {self.run}, and the question is of run {header['run']}"
-        return self.refuses(header)
+    def _objection(self, asked: AskHeader) -> str | None:
+        if asked.protocol != PROTOCOL:
+            return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
+        if asked.run != self.run:
+            return f"it takes part in run {self.run}, and the question is of run {asked.run}"
+        return None
 
     def _described(self, error: Exception) -> str:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
@@ -200,38 +202,34 @@ class Node:
     def _clients(self, memory: NodeMemory) -> Clients:
         return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work)
 
-    def _ask(
-        self, header: Mapping[str, Any], received: Tree, client: int, sent: dict[int, Tree], kept: list[int]
-    ) -> str:
+    def _ask(self, asked: AskHeader, received: Tree, client: int, sent: dict[int, Tree], kept: list[int]) -> str:
         """Do one client's work: put what it sends into `sent`, note whether it keeps more, return what became of it."""
-        ask = _ask_of(header, [client])
-        memory = _memory_of(self.home, header)
+        ask, memory = _ask_of(asked, [client]), _memory_of(self.home, asked)
         answer = self._clients(memory).answer(ask, client, received)
         if answer is None:
             return ABSTAINED
         if not is_finite(answer):
             return NOT_FINITE
-        rows = {name: answer.rows[name].detach().clone() for name in header["reveal"]}
+        rows = {name: answer.rows[name].detach().clone() for name in asked.reveal}
         if answer.memory is not None:
-            memory.write(client, ask.version, answer.memory, _version(header["settled"][str(client)]))
+            memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
             kept.append(client)
         sent[client] = {"total": detached(answer.total), "rows": rows}
         return ANSWERED
 
-    def _score(self, header: Mapping[str, Any], received: Tree) -> tuple[dict[str, Any], Tree]:
+    def _score(self, asked: AskHeader, received: Tree) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
-        memory, told = _memory_of(self.home, header), dict.fromkeys(map(str, header["clients"]), ANSWERED)
+        memory, told = _memory_of(self.home, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
         whole = []
-        for client in header["clients"]:
+        for client in asked.clients:
             try:
-                if header["personal"]:
+                if asked.personal:
                     memory.check(client)
                 whole.append(client)
             except FedtideError as error:
                 told[str(client)] = REFUSED + self._described(error)
-        how = (header["part"], header["personal"], header["grouping"], header["other"])
-        scores = score(self._clients(memory), Scoring(_ask_of(header, whole), *how), received)
-        return {"clients": told}, columns_of(scores)
+        scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
+        return {"clients": told}, columns_of(score(self._clients(memory), scoring, received))
 
 
 def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
@@ -250,17 +248,13 @@ def _version(said: Any) -> Version | None:
     return None if said is None else (int(said[0]), int(said[1]))
 
 
-def _ask_of(header: Mapping[str, Any], clients: list[int]) -> Ask:
+def _ask_of(asked: AskHeader, clients: list[int]) -> Ask:
     slot = None
-    if header["slot"] is not None:
-        slot = torch.tensor([header["slot"][str(client)] for client in clients], dtype=torch.int64)
-    ids, number = torch.tensor(clients, dtype=torch.int64), header["version"][1]
-    return Ask(header["question"], header["purpose"], Moment(**header["moment"]), ids, slot, number=number)
+    if asked.slot is not None:
+        slot = torch.tensor([asked.slot[str(client)] for client in clients], dtype=torch.int64)
+    moment, ids = Moment(**asked.moment.model_dump()), torch.tensor(clients, dtype=torch.int64)
+    return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1])
 
 
-def _memory_of(home: Path, header: Mapping[str, Any]) -> NodeMemory:
-    return NodeMemory(home, {client: _version(header["counted"][str(client)]) for client in header["clients"]})
-
-
-def _of_slot(header: Mapping[str, Any], received: Tree, client: int) -> Tree:
-    return received if header["slot"] is None else received[header["slot"][str(client)]]
+def _memory_of(home: Path, asked: AskHeader) -> NodeMemory:
+    return NodeMemory(home, {client: _version(asked.counted[str(client)]) for client in asked.clients})

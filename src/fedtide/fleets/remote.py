@@ -25,6 +25,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, same
 from fedtide.core.types import Answer, AskOptions, Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot
 from fedtide.data.population import Population
+from fedtide.fleets import messages
 from fedtide.fleets.ask import Ask, BlockResult, Query, check, put
 from fedtide.fleets.carrier import Carrier, Question, Response
 from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, PROTOCOL, REFUSED
@@ -409,7 +410,8 @@ class RemoteFleet:
             key = None if slots is None else tuple(sorted(set(slots)))
             if key not in sealed:
                 sealed[key] = codec.to_bytes(payload if key is None else {k: payload[k] for k in key})
-            header = self._header(part, now) | {"kind": "score" if post == "score" else "ask", "deadline": seconds}
+            kind = {"kind": "score" if post == "score" else "ask", "members": _members(ask, part), "deadline": seconds}
+            header = self._header(part, now) | kind
             number = f"{part.number}{'' if post != 'score' else f'score{self._scored}'}"
             question = Question(
                 f"{part.moment.round}.{number}.{self._life}.{name}", name, header | how, sealed[key], seconds
@@ -519,12 +521,13 @@ class RemoteFleet:
         """Read an answer that anyone may have written."""
         if response.error:
             return _all(sent, LOST + _line(response.error), response.seconds)
-        header = response.header if isinstance(response.header, Mapping) else {}
-        if header.get("failed"):
-            return _all(sent, REFUSED + _line(header["failed"]), response.seconds)
-        told, kept = header.get("clients"), header.get("kept")
-        told, kept = told if isinstance(told, dict) else {}, kept if isinstance(kept, list) else []
-        words = {client: _word(told.get(str(client))) for client in sent.ask.clients.tolist()}
+        try:
+            told = messages.read(messages.Told, response.header)
+        except FedtideError as error:
+            return _all(sent, REFUSED + _line(error), response.seconds)
+        if told.failed:
+            return _all(sent, REFUSED + _line(told.failed), response.seconds)
+        words = {client: _word(told.clients.get(str(client))) for client in sent.ask.clients.tolist()}
         answered = [client for client, word in words.items() if word == ANSWERED]
         trees: Mapping[int, Tree] = {}
         try:
@@ -539,7 +542,7 @@ class RemoteFleet:
                 wanted = None if sent.wanted is None else sent.wanted[slots[client]]
                 why = _fault(trees.get(client), wanted, sent.ask.reveal, self.heaviest)
                 word = word if why is None else REFUSED + _line(why)
-            heard[client] = _Heard(word, trees.get(client), client in kept, sent.ask, response.seconds)
+            heard[client] = _Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds)
         return heard
 
     def _decoded(self, sent: _Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
@@ -698,11 +701,11 @@ def _line(said: Any) -> str:
     return words if len(words) <= 300 else f"{words[:300]}..."
 
 
-def _word(said: Any) -> str:
+def _word(said: str | None) -> str:
     """Return what a node says became of a client."""
     if said in (ANSWERED, ABSTAINED, NOT_FINITE):
-        return str(said)
-    if isinstance(said, str) and said.startswith(REFUSED):
+        return said
+    if said is not None and said.startswith(REFUSED):
         return REFUSED + _line(said.removeprefix(REFUSED))
     return f"{REFUSED}its node says nothing of it"
 
@@ -757,6 +760,13 @@ def _block(ask: Ask, came: Mapping[int, _Heard]) -> BlockResult:
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))
     return replace(block.result(), notes={})
+
+
+def _members(ask: Ask, part: Ask) -> int:
+    """Count the clients in the smallest sum that an answer of a part of those asked is in."""
+    if ask.slot is None or part.slot is None:
+        return len(ask.clients)
+    return min(int((ask.slot == slot).sum()) for slot in part.slot.unique())
 
 
 def _counted(row: Tree) -> list[int] | None:

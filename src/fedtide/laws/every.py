@@ -448,9 +448,9 @@ def deployed(case: Case) -> None:
             kept = here.host.memory.read(client, (99, 0))
             alike(kept, memory_at(fleet, client), "a client at a node keeps something else")
         payload, slot = here.host.algorithm.serve(here.state, fleet.clients)
-        ours, theirs = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
-    alike([ours.rows, ours.correct], [theirs.rows, theirs.correct], "clients at nodes judge otherwise")
-    _near(ours.loss, theirs.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+        whole, parts = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
+    alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
+    _near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
 
 
 def stacks(case: Case) -> None:
