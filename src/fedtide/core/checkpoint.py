@@ -15,13 +15,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedtide.core import codec
 from fedtide.core.atomic import check_sha256, sha256
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.loop import Start
-from fedtide.core.memory import MemoryStore
+from fedtide.core.memory import Version
 from fedtide.core.record import Mark, check_marks, read_marks
 
 FILES = ("state.safetensors", "memory.safetensors")
@@ -34,6 +34,22 @@ FORMAT = 2
 
 EARLIER = 50
 """Number of earlier checkpoints whose marks a checkpoint keeps, to tell how far damaged records are whole."""
+
+
+class Restorable(Protocol):
+    """What clients keep between rounds, or a server's notes on which versions of it count."""
+
+    def save(self, file: Path, now: Version) -> None:
+        """Write what counts as of `now`."""
+
+    def settle(self, now: Version) -> None:
+        """A checkpoint as of `now` is safely written: older versions are not needed any more."""
+
+    def restore(self, file: Path, now: Version) -> None:
+        """Become what `save` wrote."""
+
+    def clear(self) -> None:
+        """Forget everything: the start of a run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class Resumed:
 
 
 def save(
-    folder: Path, start: Start[Any], memory: MemoryStore, *, config: str, marks: Mapping[str, Mark], keep: int = 1
+    folder: Path, start: Start[Any], memory: Restorable, *, config: str, marks: Mapping[str, Mark], keep: int = 1
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
 
@@ -165,7 +181,7 @@ def check(folder: Path, *, config: str | None) -> About | None:
     return about
 
 
-def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
+def load(folder: Path, memory: Restorable, *, config: str) -> Resumed | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
 
     What a process that was killed left of older checkpoints and memory is removed.

@@ -303,6 +303,10 @@ class Holdings(Protocol):
         """Registered ids, sorted."""
 
     @property
+    def held_out_clients(self) -> Tensor:
+        """Ids of the clients that are evaluated and never asked, sorted."""
+
+    @property
     def has_val(self) -> bool:
         """True if any client has validation rows."""
 

@@ -4,17 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedtide.core.checkpoint import Restorable
 from fedtide.core.errors import refused
+from fedtide.core.loop import Playable
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, EvalSplit, Grouping, Scores, State
+from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Slot, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
-from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.ask import Query
+
+
+class Recorded(Playable, Protocol):
+    """A fleet whose rounds can be judged and recorded, simulated or of real clients."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        """What was asked in this round, in order."""
+
+    @property
+    def spent(self) -> Cost:
+        """Bytes of the whole run so far."""
+
+    @property
+    def substituted(self) -> int | None:
+        """How many arrivals of this round stand in for clients of an exhausted group; None where groups are unknown."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the clients; () where they have none."""
+
+    @property
+    def truth(self) -> Population | None:
+        """The clients as a simulation knows them; None where they are real, and nothing of it is recorded."""
+
+    @property
+    def memory(self) -> Restorable:
+        """What clients keep, or what the server notes of it, for checkpoints."""
+
+    def judged(self, clients: Tensor, part: str) -> Tensor:
+        """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
+
+    def score(
+        self,
+        payload: Payload,
+        clients: Tensor,
+        *,
+        slot: Slot | None = None,
+        part: str = "test",
+        personal: bool = True,
+        grouping: Grouping = "client",
+        other: str = "",
+    ) -> Scores:
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
+
+        `personal = False` evaluates the payload without memory and adaptation. `grouping` says which rows decide
+        together, `other` which other use of the state is evaluated.
+        """
 
 
 @dataclass(frozen=True)
@@ -27,12 +77,12 @@ class View:
 
 
 def views(
-    population: Population, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
+    held: Holdings, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
 ) -> list[View]:
     """Return the views: training and held-out clients on test rows, training clients on validation rows.
 
     Args:
-        population: source of the clients.
+        held: the clients, and how many rows they hold.
         at_most: maximum number of clients of each kind, drawn once.
         seed: seed of that draw.
         named: names of the views to return; None means all.
@@ -42,13 +92,11 @@ def views(
     """
     out = []
     for name, clients, part in (
-        ("train_clients", population.clients, "test"),
-        ("held_out_clients", population.held_out_clients, "test"),
-        ("val", population.clients, "val"),
+        ("train_clients", held.clients, "test"),
+        ("held_out_clients", held.held_out_clients, "test"),
+        ("val", held.clients, "val"),
     ):
-        if not population.parts[part].total:
-            continue
-        judged = draw_clients(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        judged = draw_clients(clients[held.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
     there = [view.name for view in out]
@@ -68,10 +116,10 @@ def draw_clients(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
 
 @dataclass(frozen=True)
 class Judge:
-    """Evaluation of a state on the views of a population."""
+    """Evaluation of a state on views of the clients."""
 
     algorithm: Algorithm
-    fleet: SimulatedFleet
+    fleet: Recorded
     views: list[View]
     grouping: Grouping = "client"
     metrics: Sequence[Metric] = METRICS
@@ -82,8 +130,7 @@ class Judge:
         `other` is the name of another use of the state.
         """
         for whole in self.views:
-            now = self.fleet.population.judged(whole.clients, whole.part, self.fleet.moment)
-            view = replace(whole, clients=now)
+            view = replace(whole, clients=self.fleet.judged(whole.clients, whole.part))
             payload, slot = self.algorithm.serve(state, view.clients)
             scores = self.fleet.score(
                 payload, view.clients, slot=slot, part=view.part, grouping=self.grouping, other=other
@@ -99,9 +146,10 @@ class Judge:
         """Return accuracy and loss of the received state on the participants' own training rows, before they train.
 
         This signal reveals the rhythm of the shift: it is computed from the payload as sent, without memory or
-        adaptation. Empty for algorithms whose clients adapt the payload, as it would mean nothing there.
+        adaptation. Empty for algorithms whose clients adapt the payload, as it would mean nothing there, and for real
+        clients, as it would be one more question to them in every round.
         """
-        if not len(clients) or self.algorithm.adapt is not None:
+        if not len(clients) or self.algorithm.adapt is not None or self.fleet.truth is None:
             return {}
         payload, slot = self.algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)
@@ -110,19 +158,25 @@ class Judge:
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
         """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
-        population = self.fleet.population
-        group, own = population.group[scores.clients], self.algorithm.own_expert
-        told = summarized(scores, group, population.group_names, own_expert=own, metrics=self.metrics)
-        commonest = population.commonest(scores.clients, self.fleet.moment, view.part)
+        truth, own = self.fleet.truth, self.algorithm.own_expert
+        group, names = self._groups(scores.clients)
+        told = summarized(scores, group, names, own_expert=own, metrics=self.metrics)
+        commonest = None if truth is None else truth.commonest(scores.clients, self.fleet.moment, view.part)
         return told if commonest is None else {**told, "commonest": commonest}
+
+    def _groups(self, clients: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+        """Return the true group of each of `clients`, and the names of all; one without a name where none is known."""
+        truth = self.fleet.truth
+        return (torch.zeros_like(clients), ("",)) if truth is None else (truth.group[clients], truth.group_names)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of one view for `clients.csv`, one per client; slot -1 where its own expert answered.
 
         Where groups drift, the number of the client's true group comes last.
         """
-        names, group = self.fleet.population.group_names, self.fleet.population.group
-        called, truth = self.fleet.population.names, self.fleet.population.drifting_group(self.fleet.moment)
+        group, names = self._groups(scores.clients)
+        called, truth = self.fleet.names, self.fleet.truth
+        drifting = None if truth is None else truth.drifting_group(self.fleet.moment)
         clusters = self.clusters(scores, slot)
         for i, client in enumerate(scores.clients.tolist()):
             rows = float(scores.rows[i])
@@ -130,8 +184,8 @@ class Judge:
             accuracy = round(float(scores.correct[i]) / rows, 6) if said else None
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
             name = called[client] if called else None
-            row = (number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, clusters[i], name)
-            yield row if truth is None else (*row, int(truth[client]))
+            row = (number, view.name, client, names[int(group[i])], int(rows), accuracy, loss, clusters[i], name)
+            yield row if drifting is None else (*row, int(drifting[client]))
 
     def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:
         """Return the cluster of each scored client; -1 where its own expert answers, None where it has none."""

@@ -17,7 +17,6 @@ from fedtide.data.saved import CLASSES
 from fedtide.evaluate.clusters import apart_within, not_alone
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
-from fedtide.fleets.simulated import SimulatedFleet
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -35,8 +34,9 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
     return [headline(line) for line in lines if "scores" in line]
 
 
-def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
+def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
     """Return the line of a round in `rounds.jsonl`; the cost of round 0 includes what was spent before it."""
+    fleet, truth = judge.fleet, judge.fleet.truth
     trained = [query for query in fleet.queries if query.ask.question == "train"]
     # A client that began earlier and is only asked after takes part when its answer counts.
     took = [query.ask.clients if query.sent is None else query.answered for query in trained]
@@ -50,12 +50,12 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
         "down": cost.down,
         "up": cost.up,
-        "substituted": fleet.substituted,
-        **shares(fleet.population, step, participants),
-        **branches(fleet.population, trained),
-        **blends(fleet.population, step, trained),
+        **({} if fleet.substituted is None else {"substituted": fleet.substituted}),
+        **shares(truth, step, participants),
+        **branches(truth, trained),
+        **blends(truth, step, trained),
         **losses(trained),
-        **drifts(fleet.population, step),
+        **drifts(truth, step),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
@@ -66,8 +66,8 @@ def _sent(query: Query) -> int:
     return len(query.ask.clients) if query.sent is None else int(query.sent.sum())
 
 
-def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
-    """Count the participants of each group that trained each branch or model (groups, K).
+def branches(truth: Population | None, trained: list[Query]) -> dict[str, Any]:
+    """Count the participants of each group that trained each branch or model (groups, K); one where none is known.
 
     The model is the slot where the server asked by slots, else what their work notes.
     """
@@ -84,22 +84,24 @@ def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
     if not noted:
         return {}
     clients, branch = torch.tensor(noted).T
-    table = torch.zeros(len(population.group_names), int(branch.max()) + 1, dtype=torch.int64)
-    return {"branches": table.index_put_((population.group[clients], branch), torch.tensor(1), accumulate=True)}
+    group = torch.zeros_like(clients) if truth is None else truth.group[clients]
+    groups = 1 if truth is None else len(truth.group_names)
+    table = torch.zeros(groups, int(branch.max()) + 1, dtype=torch.int64)
+    return {"branches": table.index_put_((group, branch), torch.tensor(1), accumulate=True)}
 
 
-def blends(population: Population, step: Step, trained: list[Query]) -> dict[str, Any]:
+def blends(truth: Population | None, step: Step, trained: list[Query]) -> dict[str, Any]:
     """Return the domains of the participants' training rows, where the source has several.
 
     `domains` (domains,): the share of each domain among them, under a shift that blends domains. `split` (domains, K):
     how many rows of each domain went to each component, where works note that.
     """
-    if population.rows.domain is None or len(population.rows.domain_names) < 2:
+    if truth is None or truth.rows.domain is None or len(truth.rows.domain_names) < 2:
         return {}
-    domain, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
+    domain, several, moment = truth.rows.domain.long(), len(truth.rows.domain_names), step.moment
     out = {}
-    if trained and population.shift.cycle(moment.rounds) is not None:
-        rows, _ = population.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
+    if trained and truth.shift.cycle(moment.rounds) is not None:
+        rows, _ = truth.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
         out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [
         (client, notes.component.long())
@@ -108,7 +110,7 @@ def blends(population: Population, step: Step, trained: list[Query]) -> dict[str
         if notes.component is not None
     ]
     if noted:
-        held = [_held(population, client, moment, len(component)).long() for client, component in noted]
+        held = [_held(truth, client, moment, len(component)).long() for client, component in noted]
         domains, components = domain[torch.cat(held)], torch.cat([component for _, component in noted])
         known = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
         wide = max(known, int(components.max()) + 1 if len(components) else 1)
@@ -126,13 +128,13 @@ def _held(population: Population, client: int, moment: Moment, noted: int) -> to
     return rows
 
 
-def drifts(population: Population, step: Step) -> dict[str, Any]:
+def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
     """Count the clients that drifted since the round before, and name the events, where rows or labels change."""
-    if not population.shift.drifts:
+    if truth is None or not truth.shift.drifts:
         return {}
     now = step.moment
     then = replace(now, round=now.round - 1, seconds=step.before)
-    return {"drifted": len(population.changed(now, then)), "events": list(population.events(now, then))}
+    return {"drifted": len(truth.changed(now, then)), "events": list(truth.events(now, then))}
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
@@ -142,10 +144,10 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
     are not alone in their cluster, as who is alone has a distance of 0; null without any. `all`: if all were in one.
     """
-    population, moment = judge.fleet.population, judge.fleet.moment
-    if not population.shift.drifts or population.rows.steps is not None or population.rows.classes > CLASSES:
+    truth, moment = judge.fleet.truth, judge.fleet.moment
+    if truth is None or not truth.shift.drifts or truth.rows.steps is not None or truth.rows.classes > CLASSES:
         return {}
-    shares = population.label_shares(scores.clients, moment).numpy()
+    shares = truth.label_shares(scores.clients, moment).numpy()
     found = judge.clusters(scores, slot)
     nowhere = -1 if any(each is not None for each in found) else 0
     cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
@@ -171,10 +173,10 @@ def losses(trained: list[Query]) -> dict[str, Any]:
     return {"client_loss": dict(zip(("min", "q25", "q50", "q75", "max"), found, strict=True))}
 
 
-def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:
+def shares(truth: Population | None, step: Step, participants: torch.Tensor) -> dict[str, Any]:
     """Return the number of participants of each group, and the shares that the shift makes expected; {} for one."""
-    if len(population.group_names) < 2:
+    if truth is None or len(truth.group_names) < 2:
         return {}
-    counts = torch.bincount(population.group[participants], minlength=len(population.group_names))
-    expected = population.expected(step.moment).tolist()
+    counts = torch.bincount(truth.group[participants], minlength=len(truth.group_names))
+    expected = truth.expected(step.moment).tolist()
     return {"groups": counts, "expected": expected}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
+from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
@@ -125,7 +126,7 @@ class SimulatedFleet:
         self.queries = []
         self.substituted = 0
         self.server_seconds = 0.0
-        self.engine.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
+        self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
 
     def elapsed(self) -> float:
         """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0."""
@@ -139,6 +140,27 @@ class SimulatedFleet:
         if not (math.isfinite(seconds) and seconds >= 0):
             raise refused("seconds of server time", seconds, "0 or more")
         self.server_seconds += seconds
+
+    # -- what its record counts on -------------------------------------------------------------------------------------
+
+    @property
+    def truth(self) -> Population:
+        """What no fleet of real clients knows."""
+        return self.population
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the clients, () where they have none."""
+        return self.population.names
+
+    @property
+    def memory(self) -> MemoryStore:
+        """What clients keep."""
+        return self.engine.memory
+
+    def judged(self, clients: Tensor, part: str) -> Tensor:
+        """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
+        return self.population.judged(clients, part, self.moment)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -266,7 +288,7 @@ class SimulatedFleet:
 
     def _close(self, ask: Ask, race: Race, reply: Reply, seconds: float, done: BlockResult, payload: Payload) -> None:
         """End an ask: what its clients keep counts from now on; note the ask for the record and who was silent."""
-        self.engine.memory.commit(ask.version, done.kept)
+        self.memory.commit(ask.version, done.kept)
         kept = torch.tensor(done.kept, dtype=torch.int64)
         for question, (people, before, silent) in self._silent.items():
             self._silent[question] = people, before, silent[~torch.isin(silent, kept)]

@@ -21,7 +21,7 @@ from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
-from fedtide.evaluate.judge import Judge, View, views
+from fedtide.evaluate.judge import Judge, Recorded, View, views
 from fedtide.evaluate.rounds import accuracies, describe, headline, heterogeneity
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.engine import Engine
@@ -65,19 +65,28 @@ class Run:
     folder: Path
     pool: Processes | None = None
 
-    def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
-        """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
+    def simulated(self) -> Judge:
+        """Build the judge of the run in simulation."""
+        return judge_of(self.experiment, self.method, self.seed, MemoryStore(self.folder / "memory"), self.pool)
+
+    def play(
+        self, stop: Callable[[], bool] = lambda: False, judge_of: Callable[[Run], Judge] = simulated
+    ) -> Iterator[Progress]:
+        """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true.
+
+        `judge_of` builds the fleet, of real clients for example, and what it is judged on.
+        """
         # The server's own sums, too, have as many threads here as in a process beside others.
         with run_lock(self.folder), threads(self.experiment.fleet.threads):
-            memory = MemoryStore(self.folder / "memory")
-            judge = judge_of(self.experiment, self.method, self.seed, memory, self.pool)
+            judge = judge_of(self)
+            truth = judge.fleet.truth
             config = digest_of(self.experiment, self.method, self.seed)
-            resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
+            resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:
-                memory.clear()
-            shift = self._save_shift(judge.fleet.population)
+                judge.fleet.memory.clear()
+            shift = None if truth is None else self._save_shift(truth)
             marks = None if resumed is None else resumed.marks
-            regrouped = judge.fleet.population.drifting_group(Moment(0, self.experiment.rounds)) is not None
+            regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
             forgetting = self.experiment.forgetting is not None
             record = Record(self.folder, marks, forgetting=forgetting, truth=regrouped, beside=shift)
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
@@ -141,7 +150,7 @@ class Run:
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
                 with naming(folder):
-                    checkpoint.save(folder, ahead, judge.fleet.engine.memory, config=config, marks=record.marks())
+                    checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
@@ -184,10 +193,16 @@ def judge_of(
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
-def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
-    """Build the probe that measures local client forgetting in a run; None where it is not to be measured."""
+def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:
+    """Build the probe that measures local client forgetting in a run; None where it is not to be measured.
+
+    Raises:
+        FedtideError: the clients are real, and no client's model is judged on rows of others.
+    """
     if settings is None:
         return None
+    if not isinstance(fleet, SimulatedFleet):
+        raise refused("forgetting", "a table", "none", "only a simulation can judge models on rows of other clients")
     at_most = None if settings.eval_clients == "participants" else settings.eval_clients
     owners = owners_of(fleet.population, settings.part, at_most, seed)
     return Probe(fleet, settings.part, owners, grouping)
@@ -246,7 +261,7 @@ def run_rounds(
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
         cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
-        line, accuracy = describe(step, fleet, judge, cost), None
+        line, accuracy = describe(step, judge, cost), None
         clients: list[tuple[Any, ...]] = []
         number = step.moment.round
         if judged is not None:
@@ -266,7 +281,7 @@ def run_rounds(
         stopped = reached(stop_at, told)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
-        forgotten = None if probe is None or number not in fleet.replayable else probe.line(step)
+        forgotten = None if probe is None or number not in probe.fleet.replayable else probe.line(step)
         yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
         if stopped:
             return
