@@ -27,6 +27,7 @@ from fedtide.config.fleet import ExactKind, FleetKind
 from fedtide.config.keys import Key, about, keys_of, options, sections, source, tables_in
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.shapes import tags
+from fedtide.deploy import commands as deployment
 from fedtide.models import Model
 from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
@@ -55,6 +56,7 @@ and which method coped.
 """
 
 commands = Group("Commands", sort_key=0)
+real = Group("Real clients", sort_key=1)
 app = App(
     name="fedtide",
     help=HELP,
@@ -66,6 +68,9 @@ app = App(
 app["--help"].group = "About"
 app["--version"].group = "About"
 
+
+for command in (deployment.deploy, deployment.admit, deployment.join):
+    app.command(command, group=real)
 
 Options = Annotated[
     api.Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
+from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import FleetSettings, Local
 from fedtide.config.tune import Tune
 from fedtide.core.config_types import (
@@ -267,6 +268,7 @@ class Experiment(Strict):
             that differ in whole tables are named by a swept `title`.
         claim: what the experiment set out to see.
         tune: what `fedtide tune` searches; None means nothing.
+        deploy: where and when real clients are asked; None means the defaults.
     """
 
     title: Text = ""
@@ -292,6 +294,7 @@ class Experiment(Strict):
     sweep: dict[str, Annotated[tuple[Any, ...], Distinct]] = Field(default_factory=dict)
     claim: tuple[Claim, ...] = ()
     tune: Tune | None = None
+    deploy: Deploy | None = None
     _imports: bool = PrivateAttr(True)
 
     @property

@@ -307,7 +307,7 @@ class Population:
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them."""
         x, y = self.rows.take(rows)
-        x = _features(x)
+        x = features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
         x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return apply_transforms(self.transforms, x), y
@@ -320,7 +320,7 @@ class Population:
 
     def public_features(self) -> Tensor:
         """Return x of the public rows as a model sees them, without shift, since they belong to no group."""
-        return apply_transforms(self.transforms, _features(self.rows.take(self.public)[0]))
+        return apply_transforms(self.transforms, features(self.rows.take(self.public)[0]))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""
@@ -361,6 +361,6 @@ class Population:
         return bool(self.counts(torch.arange(len(self.group)), "val").any())
 
 
-def _features(x: Tensor) -> Tensor:
+def features(x: Tensor) -> Tensor:
     """Convert bytes to numbers from 0 to 1 and leave other features as they are."""
     return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x

@@ -33,6 +33,7 @@ class Rows:
         held_out: (rows,) mask of the source's own test set; None where it has none.
         padding: the label of steps that do not count, for sequences; None where all steps count.
         unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
+        label_names: names of the classes, in order; () where labels were numbers.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -50,6 +51,7 @@ class Rows:
     held_out: Tensor | None = None
     padding: int | None = None
     unscored: tuple[int, ...] = ()
+    label_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.x)

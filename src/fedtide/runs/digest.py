@@ -26,6 +26,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
         "title": "",
         "description": "",
         "seeds": (seed,),
+        "deploy": None,
     }
     source = experiment.data.source.uncached()
     data = experiment.data.model_copy(update={"directory": None, "source": source})

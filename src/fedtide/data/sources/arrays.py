@@ -130,6 +130,7 @@ def from_arrays(
         client_names=() if clients is None else clients[1],
         time=None if time is None else _times(name, time),
         held_out=None if held_out is None else _mask(name, held_out),
+        label_names=label_names,
     )
     return _scaled(rows) if scaled else rows
 

@@ -105,12 +105,27 @@ class CSV(Loading):
         )
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
+    def feature_names(self, directory: Path | None) -> tuple[str, ...]:
+        """Return the columns of the features, in order."""
+        first = self.path if isinstance(self.path, str) else self.path[0]
+        return self._features(read_table(find(first, directory))[0])
+
+    def _features(self, header: list[str]) -> tuple[str, ...]:
+        return self.features or tuple(column for column in header if column not in self._taken)
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        return self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
+
+    @property
+    def _taken(self) -> list[str]:
+        """Columns that are no features unless they are named so."""
+        return [self.label, *self._times, *(column for column in (self.client, self.domain) if column is not None)]
+
     def _columns(self, path: Path) -> dict[str, list[Any]]:
         """Read the values of a file by row: numbers of "x", "label", and if present "client", "domain", "time"."""
         header, lines = read_table(path)
-        times = self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
-        taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]
-        features = self.features or tuple(column for column in header if column not in taken)
+        times, taken, features = self._times, self._taken, self._features(header)
         named = [*taken, *features]
         at = dict(zip(named, places(path, header, named), strict=True))
         if not features:

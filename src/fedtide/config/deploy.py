@@ -1,0 +1,92 @@
+"""The `[deploy]` table: what a federation of real clients has beside a study."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from fedtide.core.config_types import Count
+from fedtide.core.errors import shown
+from fedtide.core.strict import Strict
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST = 366 * UNITS["d"]
+LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration: a number and one of s, m, h, d.
+
+    >>> seconds_of("90s"), seconds_of("1.5h")
+    (90.0, 5400.0)
+    """
+    if not (found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", duration)):
+        raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
+    seconds = float(found[1]) * UNITS[found[2]]
+    if not 1 <= seconds <= LONGEST:
+        raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
+    return seconds
+
+
+def _duration(value: str) -> str:
+    seconds_of(value)
+    return value
+
+
+def parted(address: str) -> tuple[str, int]:
+    """Return host and port of an address; that of IPv6 stands in brackets.
+
+    >>> parted("fl.example.org:8300"), parted("[::1]:8300")
+    (('fl.example.org', 8300), ('::1', 8300))
+    """
+    host, _, port = address.rpartition(":")
+    inside = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
+    if not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535 and (_is_ip(inside, 6) or is_host(host))):
+        raise ValueError(f"found {shown(address)}, allowed: HOST:PORT, such as 'fl.example.org:8300'")
+    return inside or host, int(port)
+
+
+def is_host(host: str) -> bool:
+    """Tell whether a text is an address of IPv4, or a name as DNS has it."""
+    labels = host.split(".")
+    name = len(host) <= 253 and all(LABEL.fullmatch(label) for label in labels) and not labels[-1].isdigit()
+    return name or _is_ip(host, 4)
+
+
+def _is_ip(text: str, version: int) -> bool:
+    try:
+        return ip_address(text).version == version and "%" not in text
+    except ValueError:
+        return False
+
+
+def _address(value: str) -> str:
+    parted(value)
+    return value
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class Deploy(Strict):
+    """Settings of `fedtide deploy` and `fedtide serve`; a simulation ignores this table, and it decides no number.
+
+    Times are a number and one of s, m, h, d, such as "90s" or "1h".
+
+    Args:
+        address: HOST:PORT at which nodes reach the server; its certificate is made for this host, and for this
+            machine itself.
+        every: from the beginning of a round to that of the next, or longer where a round is not over by then; None
+            begins the next as soon as one is over.
+        deadline: for the answers to one question; what comes later counts for nothing.
+        fewest: nodes that must be connected before a round begins.
+    """
+
+    address: Address = "127.0.0.1:8300"
+    every: Duration | None = None
+    deadline: Duration = "10m"
+    fewest: Annotated[Count, Field(le=100_000)] = 1

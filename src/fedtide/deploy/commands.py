@@ -1,0 +1,96 @@
+"""The commands of real clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from fedtide.api import recipe
+from fedtide.config import read
+from fedtide.deploy.certificates import fingerprint
+from fedtide.deploy.seat import Seat
+from fedtide.deploy.site import Roster, make_site
+from fedtide.deploy.site import admit as let_in
+from fedtide.terminal import console, say
+
+Scale = Literal["nano", "cpu", "paper"]
+Sets = Annotated[list[str], Parameter(name="--set", negative=())]
+
+
+def deploy(
+    experiment: str,
+    /,
+    *,
+    method: str,
+    nodes: str,
+    address: str | None = None,
+    out: Path = Path("site"),
+    scale: Scale | None = None,
+    set_: Sets = [],  # noqa: B006 - never changed
+) -> int:
+    """Make a site for real clients: roster, own authority and certificates, and a ticket for each node.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME; its rows say what those of the nodes look like.
+        method: the name of the one of its methods that is deployed.
+        nodes: names, as in berlin,lyon,oslo; lyon:3 stands for three clients.
+        address: HOST:PORT at which nodes reach this machine, in place of deploy.address.
+        out: the folder that is made; it must not exist.
+        scale: size of a recipe.
+        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
+    """
+    file = recipe(experiment.removeprefix("recipe:")) if experiment.startswith("recipe:") else Path(experiment)
+    settings = read(file, scale=scale, sets=set_)
+    site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
+    _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.address})")
+    for node in site.roster.node:
+        ticket = site.ticket(node)
+        _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {ticket.seal})")
+    _say(f"next: fedtide rehearse {out}; send each node its ticket; fedtide admit {out} NODE.pub; fedtide serve {out}")
+    return 0
+
+
+def admit(site: Path, public_key: Path, /) -> int:
+    """Let the key of a node in; a served site takes notice within seconds.
+
+    Args:
+        site: the folder of the site.
+        public_key: NODE.pub, which fedtide join made.
+    """
+    node, done = let_in(site, public_key)
+    assert node.key is not None
+    _say(f"{node.name} {done}: {fingerprint(node.key)}")
+    _say("compare this fingerprint with what fedtide join prints there, by another way than the key came")
+    return 0
+
+
+def join(
+    ticket: Path,
+    /,
+    *,
+    data: list[Path],
+    policy: Path | None = None,
+    home: Path | None = None,
+    dry: bool = False,
+    log_json: bool = False,
+) -> int:
+    """Take part with the rows of this machine, which stay here: make a key, check everything, run the node.
+
+    Args:
+        ticket: the file that came from the site.
+        data: a CSV or NPZ file with the rows of the client; as many as the ticket has clients, in order.
+        policy: a file with rules of your own: what is never revealed, and which questions are answered.
+        home: the node's folder, with its key and what its clients keep; by default one of its name here.
+        dry: say what would be asked, sent, revealed and kept, and do nothing.
+        log_json: write the log as lines of JSON.
+    """
+    seat = Seat.read(ticket, data, policy, home)
+    for line in seat.said():
+        _say(line)
+    return 0
+
+
+def _say(text: str) -> None:
+    say(text, console())

@@ -1,0 +1,150 @@
+"""A node's seat in a federation: its ticket, its key, its rows and its rules, all checked before anything is sent.
+
+A node's folder holds NAME.key, which is secret and never travels, NAME.pub, which the site admits, a copy of the
+ticket, and what its clients keep between rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from fedtide.config import Experiment
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.types import Algorithm
+from fedtide.data.rows import Rows
+from fedtide.deploy import certificates
+from fedtide.deploy.rows import PARTS, FileRows
+from fedtide.deploy.site import versions
+from fedtide.deploy.tickets import RowsAbout, Ticket
+from fedtide.runs.build import algorithm_of, task_of
+
+
+@dataclass(frozen=True)
+class Seat:
+    """All that a node needs to take part.
+
+    Args:
+        ticket: what the site says.
+        home: the node's folder; it need not be there yet.
+        data: a file of rows for each of its clients, in the order of their ids.
+        rows: what is in them.
+        policy: the node's own rules; None allows whatever the study asks.
+    """
+
+    ticket: Ticket
+    home: Path
+    data: tuple[Path, ...]
+    rows: FileRows
+    policy: Path | None = None
+
+    @staticmethod
+    def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
+        """Read and check all of it; nothing is written.
+
+        Args:
+            ticket: the file that came from the site.
+            data: files of rows.
+            policy: the file of the node's own rules.
+            home: the node's folder; None is one of the node's name here.
+
+        Raises:
+            FedtideError: a file is damaged, or does not fit the study or this machine.
+        """
+        found = Ticket.read(ticket)
+        certificates.library()
+        found.check_clock(datetime.now(UTC))
+        check_versions(found)
+        study = found.experiment
+        rows = FileRows.read(data, found.clients, found.rows, study.data.split, study.data.transforms)
+        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, policy)
+        seat.check_home()
+        return seat
+
+    @property
+    def key(self) -> Path:
+        """The node's private key."""
+        return self.home / f"{self.ticket.node}.key"
+
+    @property
+    def public(self) -> Path:
+        """The node's public key."""
+        return self.home / f"{self.ticket.node}.pub"
+
+    @property
+    def copy(self) -> Path:
+        """The copy of the ticket."""
+        return self.home / f"{self.ticket.node}.ticket"
+
+    def check_home(self) -> None:
+        """Raise if the node's folder is that of another study, or not a folder."""
+        if self.home.exists() and not self.home.is_dir():
+            raise refused("--home", str(self.home), "a folder, or a new name", "it is a file")
+        if self.copy.exists():
+            before = Ticket.read(self.copy)
+            if (before.digest, before.authority, before.clients) != (
+                self.ticket.digest,
+                self.ticket.authority,
+                self.ticket.clients,
+            ):
+                raise FedtideError(
+                    f"{self.home}: belongs to another study or site (digest {before.digest}, and the ticket says "
+                    f"{self.ticket.digest}); allowed: --home with a new folder"
+                )
+
+    def settle(self) -> bool:
+        """Make the node's folder and key where there are none; tell whether the key is new."""
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.copy.exists():
+            self.ticket.write(self.copy)
+        if new := not self.key.exists():
+            certificates.make_node_key(self.key, self.public, self.ticket.node)
+        else:
+            certificates.write_public_key(self.key, self.public, self.ticket.node)
+        return new
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm whose works the node does, made from the ticket alone."""
+        return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
+
+    def said(self) -> Iterator[str]:
+        """Say who this is, what it trusts, and which rows it holds, in lines for people."""
+        ticket = self.ticket
+        ids = ", ".join(map(str, ticket.clients))
+        yield f"ticket: {ticket.node} (client {ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
+        yield f"seal: {ticket.seal} (the site prints the same; compare them by another way than the ticket came)"
+        authority = certificates.authority_fingerprint(ticket.authority.encode())
+        yield f"server: {ticket.address}, authority SHA-256 {authority}"
+        for path, client in zip(self.data, ticket.clients, strict=True):
+            counts = self.rows.counts(client)
+            yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
+        yield from warnings(ticket)
+
+
+def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
+    """Return the algorithm of a study, made where its rows are not: at a node, or at a server of real clients."""
+    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
+    blank = Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)
+    method = experiment.method[0]
+    return algorithm_of(method, task_of(experiment, method, blank), experiment.data.directory)
+
+
+def check_versions(ticket: Ticket) -> None:
+    """Raise where another version of this package made the ticket."""
+    here, there = versions().get("fedtide"), ticket.versions.get("fedtide")
+    if here != there:
+        raise refused("version of fedtide", here, f"{there}, as at the server: pip install fedtide=={there}")
+
+
+def warnings(ticket: Ticket) -> Iterator[str]:
+    """Say which packages differ from the server's: sums are right, and their last bits others than simulated ones."""
+    here = versions()
+    for name in ("torch", "numpy", "flwr"):
+        if name in here and name in ticket.versions and here[name] != ticket.versions[name]:
+            there = ticket.versions[name]
+            yield f"warning: {name} is {here[name]} here and {there} at the server; last bits may differ"
