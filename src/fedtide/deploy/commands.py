@@ -9,10 +9,11 @@ from cyclopts import Parameter
 
 from fedtide.api import recipe
 from fedtide.config import read
-from fedtide.deploy.certificates import fingerprint
+from fedtide.deploy.certificates import fingerprint, read_public_key
 from fedtide.deploy.seat import Seat
 from fedtide.deploy.site import Roster, make_site
 from fedtide.deploy.site import admit as let_in
+from fedtide.deploy.terms import what_it_means
 from fedtide.terminal import console, say
 
 Scale = Literal["nano", "cpu", "paper"]
@@ -89,7 +90,17 @@ def join(
     seat = Seat.read(ticket, data, policy, home)
     for line in seat.said():
         _say(line)
-    return 0
+    if dry:
+        about = seat.ticket.rows
+        for line in what_it_means(seat.algorithm, seat.like, about.classes, seat.policy, seat.ticket.registered):
+            _say(line)
+        return 0
+    from fedtide.deploy.join import join as take_part
+
+    if seat.settle():
+        _say(f"key: made; send {seat.public} to the site, which lets it in with: fedtide admit SITE {seat.public.name}")
+    _say(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
+    return take_part(seat, log_json=log_json)
 
 
 def _say(text: str) -> None:

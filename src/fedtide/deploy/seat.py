@@ -15,9 +15,12 @@ import torch
 
 from fedtide.config import Experiment
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.types import Algorithm
+from fedtide.core.types import Algorithm, Shard
+from fedtide.data.population import features
 from fedtide.data.rows import Rows
+from fedtide.data.transforms import apply_transforms
 from fedtide.deploy import certificates
+from fedtide.deploy.policy import Policy
 from fedtide.deploy.rows import PARTS, FileRows
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
@@ -33,14 +36,14 @@ class Seat:
         home: the node's folder; it need not be there yet.
         data: a file of rows for each of its clients, in the order of their ids.
         rows: what is in them.
-        policy: the node's own rules; None allows whatever the study asks.
+        policy: the node's own rules.
     """
 
     ticket: Ticket
     home: Path
     data: tuple[Path, ...]
     rows: FileRows
-    policy: Path | None = None
+    policy: Policy = Policy()
 
     @staticmethod
     def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
@@ -49,7 +52,7 @@ class Seat:
         Args:
             ticket: the file that came from the site.
             data: files of rows.
-            policy: the file of the node's own rules.
+            policy: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
 
         Raises:
@@ -61,7 +64,8 @@ class Seat:
         check_versions(found)
         study = found.experiment
         rows = FileRows.read(data, found.clients, found.rows, study.data.split, study.data.transforms)
-        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, policy)
+        rules = Policy() if policy is None else Policy.read(policy)
+        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, rules)
         seat.check_home()
         return seat
 
@@ -112,6 +116,13 @@ class Seat:
         """The algorithm whose works the node does, made from the ticket alone."""
         return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
 
+    @property
+    def like(self) -> Shard:
+        """A row of zeros as the model sees it, from which a trial of the study can be made up."""
+        x = features(_blank(self.ticket.rows).x)
+        y = torch.zeros(1, dtype=torch.int64)
+        return Shard(apply_transforms(self.rows.transforms, x), y, torch.zeros(1, dtype=torch.int64))
+
     def said(self) -> Iterator[str]:
         """Say who this is, what it trusts, and which rows it holds, in lines for people."""
         ticket = self.ticket
@@ -128,10 +139,14 @@ class Seat:
 
 def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
     """Return the algorithm of a study, made where its rows are not: at a node, or at a server of real clients."""
-    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
-    blank = Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)
     method = experiment.method[0]
-    return algorithm_of(method, task_of(experiment, method, blank), experiment.data.directory)
+    return algorithm_of(method, task_of(experiment, method, _blank(about)), experiment.data.directory)
+
+
+def _blank(about: RowsAbout) -> Rows:
+    """Return a row of zeros."""
+    x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
+    return Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)
 
 
 def check_versions(ticket: Ticket) -> None:

@@ -253,6 +253,7 @@ class Site:
             scheme=SCHEME,
             node=node.name,
             clients=node.clients,
+            registered=self.roster.clients,
             address=self.address,
             authority=(self.authority / "ca.crt").read_text(encoding="ascii"),
             digest=self.digest,
@@ -316,7 +317,7 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")
     partition = data.partition or (IID() if rows.client is None else Natural())
     if hasattr(partition, "clients"):
-        partition = replace(partition, clients=clients)
+        partition = cast(Any, replace)(partition, clients=clients)
     changes: dict[str, Any] = {
         "method": (named[method],),
         "seeds": experiment.seeds[:1],
@@ -350,7 +351,7 @@ def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> Ro
     columns = source.feature_names(directory) if isinstance(source, CSV) else ()
     return RowsAbout(
         shape=rows.shape,
-        dtype=str(rows.x.dtype).removeprefix("torch."),
+        dtype=cast(Any, str(rows.x.dtype).removeprefix("torch.")),
         classes=rows.classes,
         labels=rows.label_names,
         columns=columns,

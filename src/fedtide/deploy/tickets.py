@@ -32,7 +32,7 @@ from fedtide.data.sources import CSV, NPZ
 from fedtide.deploy.certificates import SKEW, check_authority
 from fedtide.deploy.files import read_toml, write_new
 
-SCHEME = 1
+SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""
 LARGEST = 2_000_000
 """Bytes of a ticket: a study with its classes and columns."""
@@ -130,6 +130,7 @@ class Ticket(Strict):
         scheme: version of tickets and of what travels.
         node: its name in the roster.
         clients: ids of the clients that it stands for.
+        registered: how many clients all nodes stand for, as the server says.
         address: HOST:PORT of the server.
         authority: certificate of the site's authority, which alone the node trusts, as PEM.
         digest: of the study, which names its run.
@@ -143,6 +144,7 @@ class Ticket(Strict):
     scheme: Literal[1]
     node: NodeName
     clients: Ids
+    registered: Count
     address: Address
     authority: Annotated[str, Field(max_length=20_000)]
     digest: Digest

@@ -26,6 +26,7 @@ def ticket(**changes: Any) -> Ticket:
         "scheme": 1,
         "node": "berlin",
         "clients": (0,),
+        "registered": 3,
         "address": "fl.example.org:8300",
         "authority": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
         "digest": "0123456789abcdef",

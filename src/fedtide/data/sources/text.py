@@ -142,6 +142,7 @@ class Text(Loading):
             client_names=tuple(names) if self.client else (),
             padding=PADDING,
             unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
+            label_names=(),
             **{name: None if c is None else torch.from_numpy(c[cut.text]) for name, c in columns.items()},
         )
 
