@@ -34,19 +34,30 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
     yield paper["text"]
     header = ["in the paper", "the paper's size", "small", "found with the small one", "state"]
     yield as_markdown(header, [line(row) for row in paper["rows"]])
-    long = [row for row in paper["rows"] if len(row.get("paper", [])) > LONGEST]
-    for row in long:
-        yield f"{row['item']}:"
-        yield f"```console\n{shlex.join(command(row, 'paper'))}\n```"
+    for row in paper["rows"]:
+        long = [shlex.join(command(row, scale)) for scale in ("paper", "cpu") if is_long(row, scale)]
+        if long:
+            yield f"{row['item']}:"
+            yield "```console\n" + "\n".join(long) + "\n```"
 
 
 def line(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
-    whole = command(row, "paper")
-    big = "below" if len(row.get("paper", [])) > LONGEST else f"`{shlex.join(whole)}`" if whole else "-"
-    small = command(row, "cpu")
-    there = row.get("found", True) and small
-    return [row["item"], big, f"`{shlex.join(small)}`" if small else "-", found(row) if there else "-", row["state"]]
+    big, small = (shown(row, scale) for scale in ("paper", "cpu"))
+    there = row.get("found", True) and command(row, "cpu")
+    return [row["item"], big, small, found(row) if there else "-", row["state"]]
+
+
+def is_long(row: dict[str, Any], scale: str) -> bool:
+    """Tell whether a command is too long for the table."""
+    options = row.get(scale, [])
+    return bool(options) and len(options) > LONGEST
+
+
+def shown(row: dict[str, Any], scale: str) -> str:
+    """What the table says of a command."""
+    whole = command(row, scale)
+    return "below" if is_long(row, scale) else f"`{shlex.join(whole)}`" if whole else "-"
 
 
 def command(row: dict[str, Any], scale: str) -> list[str]:

@@ -58,7 +58,8 @@ Choices:
 
     If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
     which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many
-    are drawn in each.
+    are drawn in each. With "none" all train one model, as in Table 3, where clusters are made by gradients of a global
+    model and none trains.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
@@ -93,6 +94,7 @@ from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
+    NOTHING,
     accuracy_question,
     check_layer,
     mean_over_slots,
@@ -195,7 +197,8 @@ def fielding(
         representation: representation that clients report, and its distance.
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
-        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
+        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models;
+            "none" trains one model for all, beside which clusters are made.
         pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then also
             send the squared length of their update in each layer. "false" is the paper, and needed with `q`.
         reassign: clients that move at a drift event: those that "drifted", or "all".
@@ -215,7 +218,8 @@ def fielding(
         raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
     if pooling and q:
         raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
-    check_layer(task, cluster_layer, "cluster_layer")
+    if cluster_layer != NOTHING:
+        check_layer(task, cluster_layer, "cluster_layer")
     represent = representation.of(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:

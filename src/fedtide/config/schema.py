@@ -44,6 +44,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 from fedtide.multi.personal import OTHERS, names_of
+from fedtide.multi.representation import Embedding
 
 SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
@@ -249,6 +250,8 @@ class Experiment(Strict):
             rows, by which a sweep chooses, and which cost a training of their own where clients personalize; None
             means all.
         metrics: of your own, computed at each evaluation beside accuracy and loss.
+        embedding: a network that is never trained; by clients' mean features there those of a cluster are compared at
+            each evaluation, as they are by their labels; None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else the last
@@ -279,6 +282,7 @@ class Experiment(Strict):
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
     metrics: tuple[Annotated[OwnMetric, BeforeValidator(_function)], ...] = ()
+    embedding: Annotated[Embedding | None, Spelled] = None
     stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
     checkpoint_every: Count | None = None
     average_last: Count | None = None

@@ -244,6 +244,8 @@ class Scores:
         others: (clients,) how many rows each other way to predict gets right, by its name.
         density: (clients,) log-densities summed over rows, that of a sequence once for each of its steps; None where
             the method has none.
+        group: (clients,) number of each client's true group, in an evaluation that knows it.
+        moment: when they were judged, in an evaluation.
     """
 
     clients: Tensor
@@ -254,13 +256,15 @@ class Scores:
     weights: Tensor | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
     density: Tensor | None = None
+    group: Tensor | None = None
+    moment: Moment | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""
-        picked: Scores = map_leaves(lambda column: None if column is None else column[where], self)
+        picked: Scores = map_leaves(lambda leaf: leaf[where] if isinstance(leaf, Tensor) else leaf, self)
         return picked
 
     @property

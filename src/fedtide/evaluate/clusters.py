@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedtide.parts.cluster import entropy
+from fedtide.parts.distance import Kind
 from fedtide.parts.drift import heterogeneity
 
 Table = np.ndarray
@@ -84,23 +85,25 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     return (len(both) - stayed) / len(both)
 
 
-def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
-    """Return the intra-cluster heterogeneity: mean L1 distance of clients from the others in their cluster.
+def apart_within(vectors: np.ndarray, clusters: np.ndarray, distance: Kind = "l1") -> float:
+    """Return the intra-cluster heterogeneity: mean distance of clients from the others in their cluster.
 
     Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance between its label
     distribution and those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between
-    0 and 2; NaN without clients.
+    0 and 2; NaN without clients. For embeddings the distance is the square of the Euclidean one.
 
     Args:
-        shares: (clients, classes) label distribution of each client.
+        vectors: (clients, d) of each client, such as its label distribution.
         clusters: (clients,) cluster of each client.
+        distance: the distance between two vectors.
 
     >>> apart_within(np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 0, 1])).__round__(4)
     0.6667
     """
-    if not len(shares):
+    if not len(vectors):
         return math.nan
-    return heterogeneity(torch.from_numpy(shares.astype(np.float64)), torch.from_numpy(clusters.astype(np.int64)), "l1")
+    x, label = torch.from_numpy(vectors.astype(np.float64)), torch.from_numpy(clusters.astype(np.int64))
+    return heterogeneity(x, label, distance)
 
 
 def not_alone(clusters: np.ndarray) -> np.ndarray:

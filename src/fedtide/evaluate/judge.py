@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,10 +13,11 @@ from fedtide.core.checkpoint import Restorable
 from fedtide.core.errors import refused
 from fedtide.core.loop import Playable
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Slot, State
+from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, Slot, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
 from fedtide.fleets.ask import Query
+from fedtide.parts.distance import Kind
 
 
 class Recorded(Playable, Protocol):
@@ -115,6 +116,17 @@ def draw_clients(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """Features by which clients of a cluster are compared beside their labels.
+
+    mean: of a client's training rows (d,) float64; distance: between two clients.
+    """
+
+    mean: Callable[[Shard], Tensor]
+    distance: Kind
+
+
+@dataclass(frozen=True)
 class Judge:
     """Evaluation of a state on views of the clients."""
 
@@ -123,6 +135,7 @@ class Judge:
     views: list[View]
     grouping: Grouping = "client"
     metrics: Sequence[Metric] = METRICS
+    embedded: Embedded | None = None
 
     def scores(self, state: State, other: str = "") -> Iterator[tuple[View, Scores, Tensor | None]]:
         """Yield each view with the scores and slots of those of its clients that have rows to evaluate now.
@@ -160,6 +173,7 @@ class Judge:
         """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
         truth, own = self.fleet.truth, self.algorithm.own_expert
         group, names = self._groups(scores.clients)
+        scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
         told = summarized(scores, group, names, own_expert=own, metrics=self.metrics)
         commonest = None if truth is None else truth.commonest(scores.clients, self.fleet.moment, view.part)
         return told if commonest is None else {**told, "commonest": commonest}

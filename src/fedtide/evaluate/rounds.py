@@ -17,6 +17,7 @@ from fedtide.data.saved import CLASSES
 from fedtide.evaluate.clusters import apart_within, not_alone
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
+from fedtide.parts.distance import Kind
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -138,29 +139,38 @@ def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
-    """Return the heterogeneity of the judged clients within clusters, by the labels that they hold now, under drift.
+    """Return the heterogeneity of the judged clients within clusters, by what they hold now, where that drifts.
 
     `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
     there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
     are not alone in their cluster, as who is alone has a distance of 0; null without any. `all`: if all were in one.
+    "embedding" has the same by the features of a network, if the experiment names one.
     """
     truth, moment = judge.fleet.truth, judge.fleet.moment
-    if truth is None or not truth.shift.drifts or truth.rows.steps is not None or truth.rows.classes > CLASSES:
+    if truth is None or not (truth.shift.drifts or judge.embedded is not None):
+        return {}
+    if truth.rows.steps is not None or truth.rows.classes > CLASSES:
         return {}
     shares = truth.label_shares(scores.clients, moment).numpy()
     found = judge.clusters(scores, slot)
     nowhere = -1 if any(each is not None for each in found) else 0
     cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
     held = shares.any(axis=1)
-    clustered = held & (cluster >= 0)
-    shares, cluster, everyone = shares[clustered], cluster[clustered], apart_within(shares[held], np.zeros(held.sum()))
+    told = {"heterogeneity": _apart(shares[held], cluster[held], "l1")}
+    if judge.embedded is not None and held.any():
+        holders = scores.clients[torch.from_numpy(held)].tolist()
+        means = [judge.embedded.mean(truth.shard(client, moment)) for client in holders]
+        told["embedding"] = _apart(torch.stack(means).numpy(), cluster[held], judge.embedded.distance)
+    return told
+
+
+def _apart(vectors: np.ndarray, cluster: np.ndarray, distance: Kind) -> dict[str, float]:
+    """Return heterogeneity within clusters, without clients that are alone, and of all; cluster -1 is none."""
+    everyone, clustered = apart_within(vectors, np.zeros(len(vectors)), distance), cluster >= 0
+    vectors, cluster = vectors[clustered], cluster[clustered]
     near = not_alone(cluster)
-    told = {
-        "within": apart_within(shares, cluster),
-        "shared": apart_within(shares[near], cluster[near]),
-        "all": everyone,
-    }
-    return {"heterogeneity": {name: round(value, 6) for name, value in told.items()}}
+    within, shared = (apart_within(vectors[some], cluster[some], distance) for some in (slice(None), near))
+    return {name: round(value, 6) for name, value in (("within", within), ("shared", shared), ("all", everyone))}
 
 
 def losses(trained: list[Query]) -> dict[str, Any]:

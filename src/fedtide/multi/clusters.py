@@ -42,6 +42,9 @@ from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
 from fedtide.multi.pooling import pool_updates
 
+NOTHING = "none"
+"""Layer name that stands for no layer, so that all clusters share one model."""
+
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
 

@@ -124,8 +124,9 @@ class Gradient(Representing):
         at: model of the gradient: "frozen", always the same, or "global", the current mean of all clusters' models.
         weights: with "frozen", a safetensors file with that model's weights by name; None draws random ones.
         last_layer: use only the gradient of the last layer.
-        sketch: number of random projections to send; None sends the whole gradient.
-        seed: seed of a random frozen model and of the projections.
+        sketch: number of sums to send, each of random numbers of the gradient with random signs; None sends the whole
+            gradient.
+        seed: seed of a random frozen model and of the sketch.
         distance: distance between clients.
     """
 
@@ -168,17 +169,35 @@ class Gradient(Representing):
         size = sum(frozen.params[name].numel() for name in names)
         project = None
         if self.sketch is not None and self.sketch < size:
-            normal = rng.at("sketch").numpy().standard_normal((size, self.sketch)) / np.sqrt(self.sketch)
-            project = torch.from_numpy(normal)
+            project = hashing(size, self.sketch, rng.at("sketch"))
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
             at = model if self.needs_model and model is not None else frozen
             gradient, _ = task.gradient(at, shard, train=False)
             vector = flat({name: gradient[name] for name in names}).double()
-            vector = vector if project is None else vector @ project
+            vector = vector if project is None else project(vector)
             return unit(vector[None])[0]
 
         return represent
+
+
+def hashing(size: int, width: int, rng: Rng) -> Callable[[Tensor], Tensor]:
+    """Draw a linear map of vectors (size,) to sketches (width,): each number goes to one random sum, by a random sign.
+
+    Charikar, Chen, Farach-Colton: *Finding Frequent Items in Data Streams*, ICALP 2002. Inner products are right in the
+    mean, with a variance of at most (|x|^2 |y|^2 + <x, y>^2) / width, that of as many Gaussian projections, and memory
+    is one integer for each number and not `width` of them.
+
+    >>> hashing(4, 4, Rng(0))(torch.tensor([1.0, 2.0, 4.0, 8.0])).abs().sum()
+    tensor(15., dtype=torch.float64)
+    """
+    place = torch.from_numpy(rng.numpy().integers(0, 2 * width, size, dtype=np.int32))
+
+    def sketch(vector: Tensor) -> Tensor:
+        plus, minus = torch.bincount(place, vector.double(), minlength=2 * width).view(2, width)
+        return plus - minus
+
+    return sketch
 
 
 Single = Annotated[Annotated[Labels | Embedding | Gradient, Field(discriminator="kind")], Spelled]

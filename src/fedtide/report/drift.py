@@ -36,9 +36,10 @@ def following(run: RunRecord, view: str) -> dict[str, float]:
     if not is_about_drift(run):
         return {}
     out: dict[str, float] = {}
-    within, everyone = run.apart()[1:]
-    if len(within):
-        out |= {"heterogeneity": mean_of_known(within), "heterogeneity_all": mean_of_known(everyone)}
+    for by, name in (("heterogeneity", "heterogeneity"), ("embedding", "embedding_heterogeneity")):
+        within, everyone = run.apart(by)[1:]
+        if len(within):
+            out |= {name: mean_of_known(within), f"{name}_all": mean_of_known(everyone)}
     for name, fact in (("spread", "spread"), ("moves", "moved")):
         if (values := run.fact(fact)).size and np.isfinite(values).any():
             out[name] = float(np.nanmean(values) if name == "spread" else np.nansum(values))

@@ -213,12 +213,12 @@ class RunRecord:
         found = (line.get("facts", {}).get(name) for line in self.lines)
         return np.array([v if isinstance(v, int | float) else np.nan for v in found], dtype=np.float64)
 
-    def apart(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rounds done at each evaluation with label heterogeneity, and its two curves.
+    def apart(self, by: str = "heterogeneity") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rounds done at each evaluation with heterogeneity of labels (or `by` "embedding"), and its two curves.
 
         The first is within clusters, NaN where no client is in one, the second over all clients together.
         """
-        found = [(line["round"] + 1, line["heterogeneity"]) for line in self.judged if "heterogeneity" in line]
+        found = [(line["round"] + 1, line[by]) for line in self.judged if by in line]
         within, everyone = (
             np.array([np.nan if told[name] is None else told[name] for _, told in found], dtype=np.float64)
             for name in ("within", "all")
@@ -413,7 +413,8 @@ def _check(line: Any, wanted: Any, where: str) -> None:
         _check({**{key: value for key, value in line.items() if key != OTHERS}, "scores": entries}, {}, where)
     for key, known in (
         ("domains", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
-        ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart), ("facts", _is_table),
+        ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart), ("embedding", _is_apart),
+        ("facts", _is_table),
     ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")

@@ -262,6 +262,8 @@ def drift_table(summary: Summary) -> Table | None:
     columns: list[Column] = [
         ("distance within clusters", "heterogeneity", number),
         ("of all clients", "heterogeneity_all", number),
+        ("of embeddings within clusters", "embedding_heterogeneity", number),
+        ("of embeddings of all clients", "embedding_heterogeneity_all", number),
         ("by its own measure", "spread", number),
         ("re-clusterings", "reclusterings", count),
         ("moves", "moves", count),

@@ -30,6 +30,7 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
+from fedtide.evaluate.judge import Embedded
 from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
@@ -161,6 +162,21 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
         return float(found)
     except (RuntimeError, TypeError, ValueError):
         raise refused(f"{key}.function", found, "a function that returns a number") from None
+
+
+def embedded_of(experiment: Experiment, method: Method, population: Population) -> Embedded | None:
+    """Return the features by which clients of a cluster are compared; None where labels alone are.
+
+    Raises:
+        FedtideError: the network has no such layer, or rows are sequences.
+    """
+    if experiment.embedding is None:
+        return None
+    if population.rows.steps is not None:
+        raise refused("embedding", experiment.embedding.kind, "none, as rows are sequences")
+    embedding = located(experiment.embedding, experiment.data.directory, "embedding")
+    represent = embedding.of(task_in(experiment, method, population), "embedding")
+    return Embedded(partial(represent, None), embedding.distance)
 
 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore) -> Host:

@@ -65,6 +65,7 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
         ("shift.what", shift.what),
         ("data.partition", data.partition),
         ("devices", experiment.devices),
+        ("embedding", experiment.embedding),
     ):
         located(part, data.directory, name, found)
     return found

@@ -21,6 +21,7 @@ from fedtide.runs.build import (
     clock_of,
     cohort_of,
     cohort_size,
+    embedded_of,
     host_of,
     load_rows,
     metrics_of,
@@ -75,6 +76,7 @@ def _build(experiment: Experiment, method: Method) -> None:
     if experiment.fleet.kind == "stacked":
         stackable(host, f"method '{method.name}': fleet.kind")
     views(population, named=experiment.eval_splits)
+    embedded_of(experiment, method, population)
     if experiment.forgetting is not None:
         owners_of(population, experiment.forgetting.part, None, seed)
     last = Moment(rounds - 1, rounds, 0.0)
@@ -89,7 +91,8 @@ def _build(experiment: Experiment, method: Method) -> None:
 def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
-    scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows)
+    moment = Moment(0, experiment.rounds, 0.0)
+    scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in metrics_of(experiment)[len(METRICS) :]:
         metric.of(scores)
 

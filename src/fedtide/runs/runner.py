@@ -29,7 +29,7 @@ from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import clock_of, cohort_size, host_of, metrics_of, spec_of
+from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import shift_file
 
@@ -190,7 +190,8 @@ def judge_of(
     clock = clock_of(experiment, method, host.algorithm, host.population)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
+    embedded = embedded_of(experiment, method, host.population)
+    return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), embedded)
 
 
 def probe_of(settings: Forgetting | None, fleet: Recorded, seed: int, grouping: Grouping) -> Probe | None:

@@ -14,7 +14,7 @@ from fedtide.algorithms.fielding import State, adopt, cluster_reports
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
+from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.laws.case import Watched
@@ -392,3 +392,20 @@ def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
         assert len(changed) <= 4
         before = step.state
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
+
+
+@pytest.mark.parametrize("representation", ["labels", {"kind": "gradient", "at": "global"}])
+def test_clusters_that_share_every_layer_are_told_while_one_model_trains_as_in_fedavg(representation):
+    few = {"kind": "k-means", "k_max": 3, "n_init": 2}
+    options = {"cluster_layer": "none", "clustering": few, "representation": representation, "cohort": "everyone"}
+    options |= {"trigger": {"kind": "fraction", "tau": 0.0}}
+    drift = {"who": "always", "how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}
+    run, plain = (
+        played(toy(name, given, shift=drift))
+        for name, given in (("fielding", options), ("fedavg", {"cohort": "everyone", "weighting": "uniform"}))
+    )
+    assert max(step.facts["clusters"] for step in run.steps) > 1
+    for step, other in zip(run.steps, plain.steps, strict=True):
+        for model in step.state.weights:
+            for a, b in zip(leaves(model), leaves(other.state.weights), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi.representation import Embedding, Gradient, Labels
+from fedtide.multi.representation import Embedding, Gradient, Labels, hashing
 from fedtide.parts.drift import Adaptive, Event, FixedFraction
 from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, task_of
@@ -148,6 +149,27 @@ def test_swapped_labels_change_label_shares_and_gradients_and_no_embedding():
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+def test_sketches_keep_inner_products_in_the_mean_and_within_the_variance_of_gaussian_projections():
+    x, y = (torch.from_numpy(Rng(0).at(name).numpy().standard_normal(3000)) for name in ("x", "y"))
+    x, y = x / x.norm(), 0.6 * x / x.norm() + 0.8 * y / y.norm()
+    exact, sketches = float(x @ y), [hashing(3000, 64, Rng(seed)) for seed in range(1000)]
+    found = torch.stack([sketch(x) @ sketch(y) for sketch in sketches])
+    bound = float((x @ x) * (y @ y) + exact**2) / 64
+    assert abs(float(found.mean()) - exact) < 4 * math.sqrt(bound / 1000)
+    assert 0.8 * bound < float(found.var()) < 1.15 * bound
+    one = sketches[0]
+    torch.testing.assert_close(one(2 * x - y), 2 * one(x) - one(y))
+
+
+def test_a_sketch_of_a_residual_networks_gradient_takes_an_integer_for_each_number():
+    tracemalloc.start()
+    sketch = hashing(11_200_000, 256, Rng(0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * 11_200_000
+    assert sketch(torch.ones(11_200_000)).shape == (256,)
+
+
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
 
@@ -205,6 +227,24 @@ def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_pa
         said.append(played(experiment, rounds=1).state.reported)
     assert len(digests) == 2
     assert not torch.equal(*said)
+
+
+def test_so_does_that_of_the_network_by_which_clusters_are_compared(tmp_path):
+    digests = set()
+    for seed in (1, 2):
+        network = {"weights": toy_net(toy("fedavg"), tmp_path, seed)}
+        experiment = toy("fedavg", embedding=network)
+        digests.add(digest_of(experiment, experiment.method[0], 0))
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(("embedding", "line"), [
+    ({"layer": "body"}, "embedding.layer: found 'body'"),
+    ({"weights": "absent.safetensors"}, "embedding.weights: no such file or folder: absent.safetensors"),
+])  # fmt: skip
+def test_a_network_by_which_clusters_cannot_be_compared_is_one_line_before_a_run(embedding, line):
+    with pytest.raises(FedtideError, match=line):
+        preflight(toy("fedavg", embedding=embedding))
 
 
 @pytest.mark.parametrize(("options", "line"), [

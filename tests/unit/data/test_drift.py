@@ -29,8 +29,9 @@ from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
+from fedtide.multi.representation import Embedding
 from fedtide.runs import runner
-from fedtide.runs.build import host_of
+from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
@@ -561,6 +562,36 @@ def test_the_group_of_the_moment_is_kept_where_groups_drift(tmp_path, kind, grou
     assert ("truth" in seen[0]) is grouped
     for row in seen if grouped else ():
         assert int(row["truth"]) == people.group_at(Moment(int(row["round"]), 6))[int(row["client"])]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
+def test_so_is_how_unlike_their_pictures_are_to_a_network(tmp_path, algorithm):
+    """By all pairs of clients, from the mean of the frozen network's features of each client's rows."""
+    experiment = drifting("stream", algorithm).model_copy(update={"embedding": Embedding(seed=3)})
+    list(Run(experiment, experiment.method[0], 0, tmp_path / "A" / "0").play())
+    lines = [json.loads(line) for line in (tmp_path / "A" / "0" / "rounds.jsonl").read_text().splitlines()]
+    with open(tmp_path / "A" / "0" / "clients.csv", newline="") as file:
+        seen = [row for row in csv.DictReader(file) if row["view"] == "train_clients"]
+    people = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population
+    embed = Embedding(seed=3).of(task_of(experiment, experiment.method[0], people.rows))
+    assert any("scores" in line for line in lines)
+    for line in lines:
+        assert ("embedding" in line) == ("heterogeneity" in line) == ("scores" in line)
+        if "scores" not in line:
+            continue
+        mine = [row for row in seen if int(row["round"]) == line["round"]]
+        x = {row["client"]: embed(None, people.shard(int(row["client"]), Moment(line["round"], 6))) for row in mine}
+        slots = {row["client"]: row["slot"] for row in mine}
+        for name, cluster in (("within", slots), ("all", {})):
+            means = []
+            for client, own in x.items():
+                near = [
+                    float((own - other).square().sum())
+                    for they, other in x.items()
+                    if they != client and cluster.get(they) == cluster.get(client)
+                ]
+                means.append(sum(near) / len(near) if near else 0.0)
+            assert line["embedding"][name] == pytest.approx(sum(means) / len(means), rel=1e-4, abs=2e-6)
 
 
 def test_saying_it_changes_nothing_else(tmp_path, monkeypatch):

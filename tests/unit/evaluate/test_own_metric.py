@@ -29,6 +29,10 @@ def cost(scores, price=2.0):
 def word(scores):
     return "none"
 
+def late_first_group(scores, since=1):
+    right = scores.correct[scores.group == 0].sum() / scores.rows[scores.group == 0].sum()
+    return right if scores.moment.round >= since else -1.0
+
 def broken(scores):
     return 1 / 0
 """
@@ -75,6 +79,18 @@ def test_they_are_recorded_summarized_and_shown(tmp_path):
         "cost": "number", "pricey": "number", "worst client": "share",
     }  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["methods"][0]["measures"]["cost"]["mean"]
+
+
+def test_it_knows_the_groups_of_clients_and_the_round(tmp_path):
+    grouped = {"groups": {"by": "domain"}}
+    data = {"partition": {"kind": "by-group", "of": {"day": {"kind": "iid", "clients": 4},
+                                                     "night": {"kind": "iid", "clients": 4}}}, **grouped}  # fmt: skip
+    ft.run(measured("mine:late_first_group", eval_every=1, data=data), tmp_path / "run")
+    lines = read_rounds(tmp_path / "run" / "toy" / "0")
+    for line in lines:
+        for view in line["scores"].values():
+            first = next(iter(view["groups"].values()))
+            assert view["late_first_group"] == pytest.approx(first if line["round"] >= 1 else -1.0)
 
 
 def test_from_python_a_metric_is_a_function():

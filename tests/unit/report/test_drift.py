@@ -55,12 +55,15 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
         drifted=dict.fromkeys(range(8), 1),
         events={3: ["drift", "mass"], 5: ["drift"], 6: ["mass"]},
         heterogeneity={number: {"within": within, "all": every} for number, (within, every) in apart.items()},
+        embedding={1: {"within": 4.0, "all": 8.0}, 7: {"within": 6.0, "all": 7.0}},
     )  # fmt: skip
     assert marks(made) == [3, 6]
     assert reclusterings(made) == [0, 4, 5]
     assert following(made, "train_clients") == pytest.approx({
         "heterogeneity": (0.4 + 0.8 + 0.6) / 3,
         "heterogeneity_all": 1.2,
+        "embedding_heterogeneity": 5.0,
+        "embedding_heterogeneity_all": 7.5,
         "spread": 0.6,
         "moves": 8,
         "clusters": 2.5,
@@ -262,6 +265,7 @@ def test_the_page_says_what_was_simulated(root, record):
 
 @pytest.mark.parametrize(("key", "wrong"), [
     ("heterogeneity", 0.5), ("heterogeneity", {"within": 0.5}), ("heterogeneity", {"within": "x", "all": 1.0}),
+    ("embedding", {"within": 0.5}),
     ("events", "mass"), ("events", [1]), ("drifted", 0.5),
 ])  # fmt: skip
 def test_damage_is_named(root, tmp_path, key, wrong):
