@@ -69,7 +69,7 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 
 
-for command in (deployment.deploy, deployment.admit, deployment.join):
+for command in (deployment.deploy, deployment.admit, deployment.status, deployment.join):
     app.command(command, group=real)
 
 Options = Annotated[

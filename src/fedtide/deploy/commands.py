@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from rich.table import Table
 
 from fedtide.api import recipe
 from fedtide.config import read
+from fedtide.core.errors import printable
 from fedtide.deploy.certificates import fingerprint, read_public_key
 from fedtide.deploy.seat import Seat
-from fedtide.deploy.site import Roster, make_site
+from fedtide.deploy.site import Roster, Site, make_site
 from fedtide.deploy.site import admit as let_in
+from fedtide.deploy.status import HEADER, lines, reasons, rows
 from fedtide.deploy.terms import what_it_means
 from fedtide.terminal import console, say
 
@@ -64,6 +68,24 @@ def admit(site: Path, public_key: Path, /) -> int:
     assert node.key is not None
     _say(f"{node.name} {done}: {fingerprint(node.key)}")
     _say("compare this fingerprint with what fedtide join prints there, by another way than the key came")
+    return 0
+
+
+def status(site: Path, /) -> int:
+    """Say how a site is: who is connected, and what each node was asked, sent and showed.
+
+    Args:
+        site: the folder of the site.
+    """
+    found, now = Site.read(site), datetime.now(UTC)
+    for line in lines(found, now):
+        _say(line)
+    table = Table(*HEADER, box=None, pad_edge=False)
+    for row in rows(found, now):
+        table.add_row(*map(printable, row))
+    console().print(table)
+    for line in reasons(found):
+        _say(line)
     return 0
 
 

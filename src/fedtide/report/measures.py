@@ -155,6 +155,15 @@ def size(measure: Measure | None) -> str:
     return f"{left:.3g} {unit}" if abs(left) < 1000 else f"{left:.0f} {unit}"
 
 
+def bytes_of(count: int) -> str:
+    """Format a number of bytes that is known.
+
+    >>> bytes_of(1_234_567)
+    '1.23 MB'
+    """
+    return size(Measure(float(count), None, []))
+
+
 def seconds(measure: Measure | None, *, signed: bool = False) -> str:
     """Format a time in seconds, or from ten minutes on in minutes, with its standard error.
 

@@ -12,7 +12,18 @@ from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import listed
-from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
+from fedtide.report import (
+    clock,
+    cluster_maps,
+    drift_pictures,
+    figures,
+    gating,
+    heatmaps,
+    mixtures,
+    narrative,
+    nodes,
+    tables,
+)
 from fedtide.report.alarms import alarms
 from fedtide.report.environment import NANO, environment_line
 from fedtide.report.figures import Drawn
@@ -317,6 +328,10 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
         ("The simulated clock", clock.clock_table(record, summary),
          "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
          "first that were wanted, or never answered."),
+        ("Nodes", nodes.nodes_table(record),
+         "Answers of clients, not rounds: a node stands for one client or more. What is shown by client, the server "
+         "sees of each of them; all else is summed. Bytes are those of questions and answers, without what carries "
+         "them."),
         ("Cost", tables.cost_table(summary),
          "Bytes and wall-clock seconds of one run, over the whole run." + _about_arrivals(summary)),
     ]  # fmt: skip
@@ -381,6 +396,9 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
          f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
          "of a group: the rounds in which more of the participants were expected from it than from any other.",
          heatmaps.groups_over_rounds(record)),
+        ("What became of each node",
+         "A column is a round, and a cell the worst that happened to the node's clients in it.",
+         nodes.nodes_over_rounds(record)),
         ("Who holds which labels",
          "A column is a client: the darker a cell, the more of its training rows belong to that class.",
          heatmaps.label_shares(record)),

@@ -1,0 +1,137 @@
+"""What a record says of the nodes of real clients: `asks.jsonl`, a line for each round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.explain import explained
+from fedtide.core.record import read_rounds
+
+ASKS = "asks.jsonl"
+"""File of a run's folder that says what nodes were asked."""
+
+WORDS = ("answered", "abstained", "at work", "late", "refused")
+"""What becomes of an answer, the best first."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class NodeLine(_Line):
+    """What became of the clients of a node."""
+
+    clients: dict[str, str]
+    down: int = 0
+    up: int = 0
+    seconds: float | None = None
+
+
+class AskLine(_Line):
+    """A question."""
+
+    question: str
+    reveal: tuple[str, ...] = ()
+    nodes: dict[str, NodeLine]
+
+
+class RoundLine(_Line):
+    """A round."""
+
+    round: int
+    present: tuple[str, ...] = ()
+    asks: tuple[AskLine, ...] = ()
+
+
+@dataclass
+class Node:
+    """What a record says of a node.
+
+    Args:
+        name: its name in the roster.
+        clients: ids of the clients that were asked.
+        rounds: in how many it was connected.
+        words: how many answers of clients became what: "answered", "late", "refused", ...
+        reasons: why answers were refused or lost.
+        questions: names of what it was asked.
+        shown: names of what the server was shown of each of its clients.
+        down: bytes that it received.
+        up: bytes that it sent.
+        seconds: from each question to its answer.
+        last: the last round in which it answered; None if it never did.
+    """
+
+    name: str
+    clients: set[str] = field(default_factory=set)
+    rounds: int = 0
+    words: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    questions: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
+    down: int = 0
+    up: int = 0
+    seconds: list[float] = field(default_factory=list)
+    last: int | None = None
+
+    def hear(self, ask: AskLine, line: NodeLine, number: int) -> None:
+        """Add what became of it in one question."""
+        self.clients |= line.clients.keys()
+        self.questions.add(ask.question)
+        self.down, self.up = self.down + line.down, self.up + line.up
+        states = [state_of(word) for word in line.clients.values()]
+        self.words.update(states)
+        self.reasons.update(word for word in line.clients.values() if ": " in word or word == "not finite")
+        if "answered" in states:
+            self.shown.update(ask.reveal)
+            self.last = number
+            if line.seconds is not None:
+                self.seconds.append(line.seconds)
+
+    @property
+    def asked(self) -> int:
+        """Number of answers that were asked for."""
+        return sum(self.words.values())
+
+
+def state_of(word: str) -> str:
+    """Return which of `WORDS` a word of the record means; nobody is refused in silence.
+
+    >>> state_of("refused: a number is missing"), state_of("lost: it died"), state_of("not finite")
+    ('refused', 'late', 'refused')
+    """
+    begin = word.partition(":")[0]
+    other = {"not finite": "refused", "lost": "late"}
+    return other.get(begin, begin if begin in WORDS else "refused")
+
+
+def read_asks(folder: Path) -> list[RoundLine]:
+    """Return the lines of a run's `asks.jsonl`; none where its clients were simulated.
+
+    Raises:
+        FedtideError: a line is not what this program writes.
+    """
+    found = []
+    for number, line in enumerate(read_rounds(folder, ASKS), start=1):
+        try:
+            found.append(RoundLine.model_validate(line))
+        except ValidationError as error:
+            raise FedtideError(f"{folder / ASKS}: line {number}: {explained(error, RoundLine, line)}") from None
+    return found
+
+
+def nodes_of(lines: Sequence[RoundLine]) -> list[Node]:
+    """Return what a record says of each node, by name."""
+    found: dict[str, Node] = {}
+    for line in lines:
+        for name in line.present:
+            found.setdefault(name, Node(name)).rounds += 1
+        for ask in line.asks:
+            for name, node in ask.nodes.items():
+                found.setdefault(name, Node(name)).hear(ask, node, line.round)
+    return [found[name] for name in sorted(found)]

@@ -1,0 +1,155 @@
+"""How a site is: who is connected, and what each node was asked, sent and showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from fedtide.core.asks import Node, nodes_of, read_asks
+from fedtide.core.atomic import replacing
+from fedtide.core.config_types import Flag, Text, Whole
+from fedtide.core.errors import FedtideError
+from fedtide.core.explain import explained
+from fedtide.core.strict import Strict
+from fedtide.deploy import certificates
+from fedtide.deploy.files import read_bytes
+from fedtide.deploy.site import Site
+from fedtide.report.measures import bytes_of
+
+LARGEST = 20_000_000
+"""Bytes of a status file."""
+STALE = 60
+"""Seconds after which a status that was not written again is that of a server that is gone."""
+
+
+class Connected(Strict):
+    """Whether a node is connected.
+
+    Args:
+        online: now.
+        since: when it last came or went; None if it never came.
+    """
+
+    online: Flag
+    since: datetime | None = None
+
+
+class Status(Strict):
+    """How a served site is, as its server writes it every few seconds.
+
+    Args:
+        at: when this was written.
+        round: the current round, from 0.
+        rounds: how many there are to be.
+        phase: what the server does, in words.
+        nodes: by name.
+        problem: what somebody has to look at; "" where all is well.
+    """
+
+    at: datetime
+    round: Whole
+    rounds: Whole
+    phase: Annotated[Text, Field(max_length=1000)]
+    nodes: dict[str, Connected]
+    problem: Annotated[Text, Field(max_length=1000)] = ""
+
+    def write(self, path: Path) -> None:
+        """Write it in place of what was written before."""
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(self.model_dump(mode="json")), encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> Status | None:
+        """Read what a server wrote; None where no server ever ran.
+
+        Raises:
+            FedtideError: it is damaged.
+        """
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(read_bytes(path, LARGEST))
+            return Status.model_validate(values)
+        except ValidationError as error:
+            raise FedtideError(f"{path}: {explained(error, Status, values)}") from None
+        except (ValueError, RecursionError) as error:
+            raise FedtideError(f"{path}: damaged or not JSON ({error})") from None
+
+    def age(self, now: datetime) -> float:
+        """Return the seconds since this was written."""
+        return (now - (self.at if self.at.tzinfo else self.at.replace(tzinfo=UTC))).total_seconds()
+
+
+HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
+          "sent")  # fmt: skip
+
+
+def lines(site: Site, now: datetime) -> Iterator[str]:
+    """Say in lines how a site is."""
+    title = site.experiment.title or "a study"
+    yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.address}"
+    until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
+    yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one before"
+    status = Status.read(site.status)
+    if status is None:
+        yield f"server: never served; start it with: fedtide serve {site.root}"
+        return
+    age = status.age(now)
+    if age > STALE:
+        yield f"server: not running; last seen {_ago(age)}, {status.phase}; go on with: fedtide serve {site.root}"
+    else:
+        yield f"server: round {status.round} of {status.rounds}, {status.phase} ({_ago(age)})"
+    if status.problem:
+        yield f"problem: {status.problem}"
+
+
+def rows(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
+    """Return a row for each node of the roster, in the order of `HEADER`."""
+    status = Status.read(site.status)
+    alive = status is not None and status.age(now) <= STALE
+    told = {node.name: node for node in nodes_of(read_asks(site.record))}
+    for node in site.roster.node:
+        found = told.get(node.name, Node(node.name))
+        there = status.nodes.get(node.name) if status is not None and alive else None
+        yield (
+            node.name,
+            _ids(node.clients),
+            "not admitted" if node.key is None else certificates.fingerprint(node.key)[:19],
+            "-" if not alive else _connected(there, now),
+            str(found.asked),
+            *(str(found.words[word]) for word in ("answered", "late", "refused")),
+            ", ".join(sorted(found.shown)) or "nothing",
+            bytes_of(found.down),
+            bytes_of(found.up),
+        )
+
+
+def reasons(site: Site) -> Iterator[str]:
+    """Say why answers were refused or lost, the most frequent reason of each node first."""
+    for node in nodes_of(read_asks(site.record)):
+        for reason, count in node.reasons.most_common(3):
+            yield f"{node.name}: {reason} ({count} times)"
+
+
+def _ids(clients: tuple[int, ...]) -> str:
+    whole = list(clients) == list(range(clients[0], clients[-1] + 1))
+    return f"{clients[0]}-{clients[-1]}" if whole and len(clients) > 1 else ", ".join(map(str, clients))
+
+
+def _connected(found: Any, now: datetime) -> str:
+    if found is None or (found.since is None and not found.online):
+        return "never"
+    since = "" if found.since is None else f" since {_ago((now - found.since).total_seconds()).removesuffix(' ago')}"
+    return f"{'yes' if found.online else 'no'},{since}" if since else "yes" if found.online else "no"
+
+
+def _ago(age: float) -> str:
+    for length, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if age >= 2 * length:
+            return f"{age / length:.0f} {word} ago"
+    return f"{max(age, 0):.0f} seconds ago"

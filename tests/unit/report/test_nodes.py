@@ -1,0 +1,80 @@
+"""Nodes of real clients in the report and in `fedtide status`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedtide.core.asks import ASKS, nodes_of, read_asks, state_of
+from fedtide.core.errors import FedtideError
+from fedtide.report.nodes import nodes_over_rounds, nodes_table
+
+
+def ask(reveal: tuple[str, ...] = (), **clients: str) -> dict:
+    nodes = {
+        name: {"clients": {str(number): word}, "down": 1000, "up": 500, "seconds": 2.0 if word == "answered" else None}
+        for number, (name, word) in enumerate(clients.items())
+    }
+    return {"question": "train", "purpose": "train", "reveal": list(reveal), "nodes": nodes}
+
+
+LINES = [
+    {"round": 0, "present": ["berlin", "lyon"], "asks": [ask(("pi",), berlin="answered", lyon="answered")]},
+    {"round": 1, "present": ["berlin", "lyon"], "asks": [ask(berlin="answered", lyon="late")]},
+    {"round": 2, "present": ["berlin"], "asks": [ask(berlin="refused: a weight of 1e30", lyon="lost: the node died")]},
+    {"round": 3, "present": ["berlin", "lyon", "oslo"], "asks": [ask(berlin="not finite", lyon="abstained")]},
+]
+
+
+def folder(tmp_path: Path, lines=LINES) -> Path:
+    (tmp_path / ASKS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def record(path: Path):
+    return SimpleNamespace(methods=[SimpleNamespace(runs=[SimpleNamespace(folder=path)])])
+
+
+def test_a_record_tells_of_each_node(tmp_path):
+    berlin, lyon, oslo = nodes_of(read_asks(folder(tmp_path)))
+    assert (berlin.asked, berlin.words["answered"], berlin.words["refused"]) == (4, 2, 2)
+    assert (lyon.words["late"], lyon.words["abstained"], lyon.shown, lyon.last) == (2, 1, {"pi"}, 0)
+    assert berlin.reasons == {"refused: a weight of 1e30": 1, "not finite": 1}
+    assert (berlin.down, berlin.up, berlin.rounds) == (4000, 2000, 4)
+    assert (oslo.asked, oslo.rounds) == (0, 1)
+
+
+def test_the_report_has_a_table_and_a_picture_of_nodes(tmp_path):
+    made = record(folder(tmp_path))
+    table = nodes_table(made)
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["berlin", "lyon", "oslo"]
+    assert table.rows[1][2:7] == ["3 of 4", "4", "1", "2", "0"]
+    assert "a weight of 1e30" in table.rows[0][7]
+    assert table.rows[0][8:] == ["pi", "4 kB", "2 kB", "2.0 s"]
+    drawn = nodes_over_rounds(made)
+    assert drawn is not None
+    cells = drawn.figure.axes[0].images[0].get_array()
+    assert cells.tolist() == [[0, 0, 4, 4], [0, 3, 3, 1], [6, 6, 6, 5]]
+
+
+def test_simulated_clients_have_none(tmp_path):
+    assert nodes_table(record(tmp_path)) is None
+    assert nodes_over_rounds(record(tmp_path)) is None
+
+
+@pytest.mark.parametrize("word", ["", "Answered", "nonsense", "refused", "not finite"])
+def test_no_word_counts_as_an_answer_but_that_of_one(word):
+    assert state_of(word) == "refused"
+
+
+@pytest.mark.parametrize("line", ["{", '{"round": 0, "asks": 5}', "[]", '{"round": "x"}', "null", '{"asks": [{}]}'])
+def test_damaged_lines_are_named(tmp_path, line):
+    folder(tmp_path)
+    with open(tmp_path / ASKS, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(FedtideError, match=r"asks\.jsonl: line 5"):
+        read_asks(tmp_path)
