@@ -1,0 +1,230 @@
+"""The carrier over Flower: questions and answers through the relay, which Flower runs as its ServerApp."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedtide.core.errors import FedtideError
+from fedtide.fleets import messages
+from fedtide.fleets.carrier import Question, Response
+
+SILENCE = 15.0
+"""Seconds without a word of the relay after which nobody counts as present."""
+PAUSE = 2.0
+"""Seconds until a question is sent again whose worker or process died."""
+ATTEMPTS = 3
+"""Workers or processes of a node that one question may take down."""
+LOST, DIED = (-1, 3, 4, 5), (8,)
+"""Flower's codes of a message that was lost on its way or with its node, and of one whose process died."""
+WORKER_DIED = "its worker died"
+"""How the sentence of a node's Flower app begins that could not reach its worker."""
+
+
+@dataclass
+class Open:
+    """A question without an answer. asked: when; sent: to which life of its node and relay; again: not before."""
+
+    question: Question
+    asked: float
+    sent: tuple[int, str] | None = None
+    reached: bool = False
+    deaths: int = 0
+    again: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds within which an answer counts."""
+        return self.asked + self.question.expires - time.monotonic()
+
+
+class FlowerCarrier:
+    """A way to nodes over Flower; it outlives Flower's processes.
+
+    A question is sent when its node is there, and again when the node, its worker or the server's Flower died before it
+    answered and there is time left. Where no answer comes within its seconds, the response says so.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="fedtide-"))  # nobody else's, and a short path
+        self.socket = self._folder / "relay"
+        self._listener = Listener(str(self.socket), "AF_UNIX")
+        os.chmod(self.socket, 0o600)
+        self._lock = threading.Lock()
+        self._nodes: dict[str, tuple[int, str]] = {}
+        self._relays = 0
+        self._heard = -SILENCE
+        self._line: queue.SimpleQueue[list[bytes] | None] | None = None
+        self._answers: list[tuple[str, dict[str, Any], bytes]] = []
+        self._open: dict[str, Open] = {}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the relay is there."""
+        return self._line is not None
+
+    def admit(self, keys: Mapping[str, str]) -> None:
+        """Know these nodes from now on, by their public keys as PEM (SubjectPublicKeyInfo)."""
+        self._names = {key.strip(): name for name, key in keys.items()}
+
+    def present(self) -> frozenset[str]:
+        """Return the names of the nodes that can be asked now."""
+        with self._lock:
+            there = self._line is not None and time.monotonic() - self._heard < SILENCE
+            return frozenset(self._nodes) if there else frozenset()
+
+    def push(self, questions: Sequence[Question]) -> None:
+        """Send questions on their way."""
+        for question in questions:
+            self._open[question.id] = Open(question, time.monotonic())
+        self._send()
+
+    def pull(self) -> list[Response]:
+        """Return what came since the last pull."""
+        with self._lock:
+            answers, self._answers = self._answers, []
+        done = [response for told in answers if (response := self._response(*told)) is not None]
+        late = [waiting for waiting in self._open.values() if waiting.left <= 0]
+        for waiting in late:
+            allowed = f"within its {waiting.question.expires:g} s"
+            never = f"cannot be reached: was not there {allowed}"
+            done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.reached else never))
+        if late:
+            self._order({"kind": "drop", "questions": [waiting.question.id for waiting in late]})
+        self._send()
+        return done
+
+    def close(self) -> None:
+        """Hang up: the relay ends, and with it Flower's run."""
+        with self._lock:
+            if self._line is not None:
+                self._line.put(None)
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self) -> None:
+        """Send what is open and whose node is there, one payload of many questions once."""
+        with self._lock:
+            nodes = dict(self._nodes) if self._line is not None else {}
+        payloads: dict[int, int] = {}
+        order: list[dict[str, Any]] = []
+        blobs: list[bytes] = []
+        now = time.monotonic()
+        for waiting in self._open.values():
+            question, node = waiting.question, nodes.get(waiting.question.node)
+            if node is None or waiting.sent == node or now < waiting.again or waiting.left <= 0:
+                continue
+            waiting.sent, waiting.reached = node, True
+            if id(question.payload) not in payloads:
+                payloads[id(question.payload)] = len(blobs)
+                blobs.append(question.payload)
+            header = json.dumps(question.header)
+            told = {"id": question.id, "node": node[0], "header": header, "seconds": waiting.left}
+            order.append(told | {"payload": payloads[id(question.payload)]})
+        if order:
+            self._order({"kind": "push", "questions": order, "payloads": len(blobs)}, *blobs)
+
+    def _response(self, name: str, told: Mapping[str, Any], payload: bytes) -> Response | None:
+        """Return the response to a question; None where it is sent again, or was answered before."""
+        waiting = self._open.get(name)
+        if waiting is None:
+            return None
+        error, code = told["error"], told["code"]
+        if code in LOST:
+            waiting.sent, waiting.again = None, time.monotonic() + PAUSE
+            return None
+        if code in DIED or error.startswith(WORKER_DIED):
+            waiting.deaths += 1
+            if waiting.deaths < ATTEMPTS:
+                waiting.sent, waiting.again = None, time.monotonic() + PAUSE
+                return None
+            return self._close(waiting, error=f"died {ATTEMPTS} times on this question ({error})")
+        if error:
+            return self._close(waiting, error=f"its Flower app failed (code {code}): {error}" if code else error)
+        try:
+            header = messages.from_json(told["header"])
+        except FedtideError as reason:
+            return self._close(waiting, error=f"sent what cannot be read ({reason})")
+        return self._close(waiting, header, payload)
+
+    def _close(
+        self, waiting: Open, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = ""
+    ) -> Response:
+        del self._open[waiting.question.id]
+        seconds = time.monotonic() - waiting.asked
+        return Response(waiting.question.id, waiting.question.node, header or {}, payload, seconds, error)
+
+    def _order(self, order: Mapping[str, Any], *blobs: bytes) -> None:
+        with self._lock:
+            if self._line is not None:
+                self._line.put([json.dumps(order).encode(), *blobs])
+
+    def _accept(self) -> None:
+        """Take up the relay of each of Flower's runs, one after the other."""
+        while True:
+            try:
+                line = self._listener.accept()
+            except OSError:  # closed
+                return
+            out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+            with self._lock:
+                self._line, self._nodes = out, {}
+                self._relays += 1
+            threading.Thread(target=_write, args=(line, out), daemon=True).start()
+            self._read(line)
+            out.put(None)
+            with self._lock:
+                self._line = None
+
+    def _read(self, line: Connection) -> None:
+        """Keep what the relay says until it is gone."""
+        try:
+            while True:
+                told = json.loads(line.recv_bytes())
+                if told["kind"] == "nodes":
+                    with self._lock:
+                        relay = self._relays
+                        nodes = {
+                            self._names.get(node["key"].strip()): (node["id"], f"{relay} {node['since']}")
+                            for node in told["nodes"]
+                        }
+                        self._nodes = {name: node for name, node in nodes.items() if name is not None}
+                        self._heard = time.monotonic()
+                else:
+                    payload = line.recv_bytes()
+                    with self._lock:
+                        self._answers.append((told["question"], told, payload))
+        except (EOFError, OSError):
+            return
+
+
+def _write(line: Connection, out: queue.SimpleQueue[list[bytes] | None]) -> None:
+    """Send what is put into the queue; None hangs up."""
+    try:
+        while (frames := out.get()) is not None:
+            for frame in frames:
+                line.send_bytes(frame)
+        with socket.socket(fileno=os.dup(line.fileno())) as both:
+            both.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the relay has gone, which its reader sees
+        return

@@ -1,0 +1,179 @@
+"""A server's side of Flower: its SuperLink, the gate before it, the nodes it knows, and the run that is our relay."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+from fedtide.core.atomic import replacing
+from fedtide.core.errors import FedtideError
+from fedtide.deploy.flower.carrier import FlowerCarrier
+from fedtide.deploy.flower.processes import APP, binary, environment, free_port, gate, reachable, superlink, supervise
+
+CONNECTION = "site"
+"""The name of our SuperLink in Flower's own configuration."""
+START = 60.0
+"""Seconds that Flower may take until our relay is there."""
+LOOK = 1.0
+"""Seconds between two looks at who is admitted."""
+
+
+class Link:
+    """Keeps Flower running for a carrier, and starts our relay again whenever it is gone.
+
+    Args:
+        carrier: whose relay it is.
+        folder: for Flower's files, logs and what it knows of nodes.
+        host: address on which nodes are let in.
+        port: its port.
+        ca: the authority of the certificate.
+        certificate: of the server, for 127.0.0.1 too.
+        key: of the certificate.
+        keys: says the public key of each node that is admitted now, as OpenSSH writes it.
+        say: is told what a person should know.
+    """
+
+    def __init__(
+        self,
+        carrier: FlowerCarrier,
+        folder: Path,
+        *,
+        host: str,
+        port: int,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        keys: Callable[[], Mapping[str, str]],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._carrier, self._keys, self._say = carrier, keys, say
+        self._folder, self._home = folder, folder / "flower"
+        self._ca = ca
+        self._port = free_port()
+        self._closing = threading.Event()
+        self._admitted: dict[str, str] = {}
+        self._write_app()
+        processes = [
+            superlink(self._port, ca, certificate, key, folder / "flower.db", carrier.socket, self._home),
+            gate(host, port, self._port, ca, certificate, key, self._home),
+        ]
+        self._keeper = subprocess.Popen(
+            supervise(folder / "server", processes, with_parent=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._keep)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float = START) -> None:
+        """Wait until the relay is there."""
+        end = time.monotonic() + seconds
+        while not self._carrier.connected:
+            if self._keeper.poll() is not None:
+                raise FedtideError(f"{self._folder}: Flower could not be started; see the lines above")
+            if time.monotonic() > end:
+                raise FedtideError(f"Flower did not start within {seconds:.0f} s; see {self._folder / 'server'}/*.log")
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """End Flower's processes."""
+        self._closing.set()
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(20)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _write_app(self) -> None:
+        for name, text in APP.items():
+            path = self._home / "app" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        connection = {"address": f"127.0.0.1:{self._port}", "root-certificates": str(self._ca.absolute())}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in connection.items()]
+        told = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""]
+        (self._home / "config.toml").write_text("\n".join(told), encoding="utf-8")
+
+    def _listen(self) -> None:
+        """Pass on what the supervisor says."""
+        assert self._keeper.stdout is not None
+        for line in self._keeper.stdout:
+            self._say(line.strip())
+
+    def _keep(self) -> None:
+        """Admit nodes, and start the relay where there is none."""
+        while not self._closing.wait(LOOK):
+            if not reachable("127.0.0.1", self._port):
+                continue
+            try:
+                self._admit()
+                if not self._carrier.connected:
+                    self._flwr("run", str(self._home / "app"), CONNECTION)
+                    end = time.monotonic() + START
+                    while not (self._carrier.connected or self._closing.is_set() or time.monotonic() > end):
+                        time.sleep(0.1)
+            except (OSError, subprocess.SubprocessError, FedtideError) as error:
+                if not self._closing.is_set():
+                    self._say(f"Flower: {error}; tries again")
+
+    def _admit(self) -> None:
+        """Let the nodes in whose keys are admitted, and no others."""
+        wanted = dict(self._keys())
+        if wanted == self._admitted:
+            return
+        file = self._folder / "flower.json"  # Flower's numbers of keys, which it says once
+        numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for key in set(numbers) - set(wanted.values()):
+            self._flwr("supernode", "unregister", str(numbers.pop(key)), CONNECTION)
+        for name, key in wanted.items():
+            if key not in numbers:
+                path = self._home / "admitted.pub"
+                path.write_text(key, encoding="utf-8")
+                numbers[key] = self._flwr("supernode", "register", str(path), CONNECTION, "--name", name)["node-id"]
+            with replacing(file) as temporary:
+                temporary.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        self._carrier.admit({name: pem_of(key) for name, key in wanted.items()})
+        self._admitted = wanted
+
+    def _flwr(self, *words: str) -> dict[str, Any]:
+        """Run a command of Flower; return what it says."""
+        command = [binary("flwr"), *words, "--format", "json"]
+        done = subprocess.run(
+            command,
+            env=environment(self._home, "server_app", self._carrier.socket),
+            capture_output=True,
+            text=True,
+            timeout=START,
+            check=False,
+        )
+        try:
+            told = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            lines = [
+                line for line in (done.stdout + done.stderr).splitlines() if line.strip() and "https://" not in line
+            ]
+            told = {"success": False, "error-message": " ".join(lines[-2:])}
+        if not isinstance(told, dict) or not told.get("success"):
+            raise FedtideError(f"'flwr {' '.join(words)}' failed: {told.get('error-message')}")
+        return told
+
+
+def pem_of(key: str) -> str:
+    """Return a public key that OpenSSH wrote as Flower writes it."""
+    public = load_ssh_public_key(key.encode())
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()

@@ -1,0 +1,224 @@
+"""Flower's processes: how they are started, and what their ends mean. Nothing here imports Flower."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket as socketlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+
+HERE = Path(__file__).parent
+
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedtide-relay"
+version = "1.0.0"
+description = "Names Fedtide's relay; the programs of both ends are those that are installed there"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41,<1.43"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedtide"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "fedtide_relay:server"
+clientapp = "fedtide_relay:client"
+
+[tool.flwr.app.config]
+"""
+APP = {
+    "pyproject.toml": PROJECT,
+    "LICENSE": "Apache-2.0\n",
+    "fedtide_relay/__init__.py": '"""Nothing: neither end runs what it was sent."""\n\nserver = client = None\n',
+}
+"""The files of the Flower app, which `flwr run` wants; what runs is server_app.py here and client_app.py at a node."""
+
+PROGRAMS = {"client_app": ("flower-superexec", "FEDTIDE_WORKER"), "server_app": ("flwr-serverapp", "FEDTIDE_RELAY")}
+"""What Flower calls the programs that ours stand for, and where these read the name of their socket."""
+
+CAUSES = (
+    (
+        r"\[code: 200[14]\]|Failed to activate",
+        "the server does not let this node in: its key is not admitted there (its owner runs 'fedtide admit'), or a "
+        "node with the same key is connected, maybe this one before it died, given up there after a minute; it "
+        "tries again",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
+        "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED.*(mismatch|not valid for)",
+        "the server's certificate is for another address than this one: ask the server's owner for a new ticket",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the server's certificate is of another authority than this node's ca.crt: ask its owner for a new ticket",
+    ),
+    (
+        "WRONG_VERSION_NUMBER|record layer failure",
+        "the server speaks plain HTTP and this node TLS: something else than 'fedtide serve' listens at its address",
+    ),
+    ("[Aa]ddress already in use", "its port is taken by another program: end that one, or choose another port"),
+    ("No space left on device", "no space is left on the disk"),
+    (
+        "No module named|flwr is not known here",
+        "a package is missing or of another version: install fedtide with the extra 'deploy'",
+    ),
+    (
+        "Connection refused|ConnectError|All connection attempts failed",
+        "the server cannot be reached: is it up, and is its address right? It tries again",
+    ),
+)
+"""What Flower's processes write, and what it means."""
+
+
+def check_installed() -> None:
+    """Refuse to go on without the extra `deploy`."""
+    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
+    if missing:
+        raise FedtideError(f"{' and '.join(missing)} not installed: pip install 'fedtide[deploy]'")
+
+
+def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes: a home of their own, and nothing that asks the network.
+
+    Flower finds its own programs by name. Here it finds ours in place of what would run an app that was sent.
+
+    Args:
+        home: for Flower's own files.
+        program: what runs a task, client_app or server_app.
+        socket: where it finds the worker, or the serving process.
+    """
+    bins = home / "bin"
+    bins.mkdir(parents=True, exist_ok=True)
+    ours = {PROGRAMS[program][0]: [sys.executable, "-P", str(HERE / f"{program}.py")]}
+    if program == "server_app":
+        ours["flower-superexec"] = [binary("flower-superexec")]
+    for name, command in ours.items():
+        script = bins / name
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        script.chmod(0o700)
+    around = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
+    local = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+        PROGRAMS[program][1]: str(socket),
+        "PATH": str(bins),
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": local,
+        "no_proxy": local,
+    }
+
+
+def supernode(address: str, ca: Path, key: Path, socket: Path, home: Path, port: int) -> dict[str, Any]:
+    """Return what the supervisor of a node starts for Flower.
+
+    Args:
+        address: of the server, host:port.
+        ca: the authority of the server's certificate.
+        key: the node's private key.
+        socket: of its worker.
+        home: for Flower's own files.
+        port: of this machine, for Flower's processes among each other.
+    """
+    command = [
+        binary("flower-supernode"),
+        "--root-certificates", str(ca),
+        "--superlink", address,
+        "--host", "127.0.0.1", "--port", str(port),
+        "--auth-supernode-private-key", str(key),
+    ]  # fmt: skip
+    return _process("supernode", command, environment(home, "client_app", socket))
+
+
+def superlink(
+    port: int, ca: Path, certificate: Path, key: Path, database: Path, socket: Path, home: Path
+) -> dict[str, Any]:
+    """Return what the supervisor of a server starts for Flower, for this machine alone: a gate lets nodes in.
+
+    Args:
+        port: of the loopback.
+        ca: the authority of the certificate.
+        certificate: of the server, for 127.0.0.1 too.
+        key: of the certificate.
+        database: where Flower keeps what it knows of nodes.
+        socket: of the serving process.
+        home: for Flower's own files.
+    """
+    command = [
+        binary("flower-superlink"),
+        "--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key),
+        "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+        "--host", "127.0.0.1", "--port", str(port),
+        "--database", str(database),
+    ]  # fmt: skip
+    return _process("superlink", command, environment(home, "server_app", socket))
+
+
+def gate(host: str, port: int, behind: int, ca: Path, certificate: Path, key: Path, home: Path) -> dict[str, Any]:
+    """Return what the supervisor of a server starts at its address: nodes' way to `behind`, Flower's own port."""
+    told = {
+        "host": host, "port": port, "behind": f"https://127.0.0.1:{behind}",
+        "ca": str(ca), "certificate": str(certificate), "key": str(key),
+    }  # fmt: skip
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "gate.json"
+    path.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    return _process("gate", [sys.executable, "-P", str(HERE / "gate.py"), str(path)], dict(os.environ))
+
+
+def _process(name: str, command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    return {"name": name, "command": command, "env": env, "causes": list(map(list, CAUSES))}
+
+
+def supervise(folder: Path, processes: Sequence[Mapping[str, Any]], *, with_parent: bool) -> list[str]:
+    """Write down what to keep running; return the command that does so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"folder": str(folder), "with_parent": with_parent, "processes": [dict(process) for process in processes]}
+    path = folder / "processes.json"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments may hold secrets
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(told, file, indent=1)
+    return [sys.executable, "-P", str(HERE / "supervise.py"), str(path)]
+
+
+def reachable(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socketlib.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody uses now."""
+    with socketlib.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def binary(name: str) -> str:
+    """Return the path of one of Flower's programs, beside this Python."""
+    return str(Path(sys.executable).parent / name)

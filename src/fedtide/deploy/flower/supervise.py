@@ -1,0 +1,131 @@
+"""Keeper of processes: starts each again when it dies, and says in one line why.
+
+It runs as a program of its own and imports neither Fedtide nor torch: a node at rest is to be small. Its argument is a
+JSON file: {"folder", "with_parent", "processes": [{"name", "command", "env", "causes": [[pattern, line], ...]}]}.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+LONGEST = 15.0
+"""Seconds between two attempts, at most."""
+STEADY = 60.0
+"""Seconds after which a process that dies is started at once again."""
+GRACE = 10.0
+"""Seconds in which a process that is asked to end may do so."""
+LOG = 20_000_000
+"""Bytes of a log from which on it begins anew; the one before is kept beside it."""
+
+_saying = threading.Lock()
+
+
+def say(line: str) -> None:
+    """Print a line with the time."""
+    with _saying:
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def main(told: dict[str, Any]) -> int:
+    """Keep the processes until asked to end; return the exit status."""
+    folder = Path(told["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"{folder}: another process keeps this one running already; end it first")
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    if told["with_parent"]:
+        threading.Thread(target=_wait_for_parent, args=(stop,), daemon=True).start()
+    keepers = [threading.Thread(target=_keep, args=(folder, process, stop)) for process in told["processes"]]
+    for keeper in keepers:
+        keeper.start()
+    for keeper in keepers:
+        while keeper.is_alive():  # a join without a limit would hold signals up
+            keeper.join(0.5)
+    return 0
+
+
+def _wait_for_parent(stop: threading.Event) -> None:
+    """Stop when whoever started this program is gone: it holds the other end of the input."""
+    while os.read(0, 1):
+        pass
+    stop.set()
+
+
+def _keep(folder: Path, process: dict[str, Any], stop: threading.Event) -> None:
+    name, log, pause, said = process["name"], folder / f"{process['name']}.log", 1.0, ""
+    _end_leftover(folder / f"{name}.pid", process["command"])
+    while not stop.is_set():
+        if log.exists() and log.stat().st_size > LOG:
+            log.replace(log.with_suffix(".log.1"))
+        began, start = time.monotonic(), log.stat().st_size if log.exists() else 0
+        with log.open("ab") as out:
+            child = subprocess.Popen(
+                process["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=process["env"],
+                start_new_session=True,
+            )  # fmt: skip
+        (folder / f"{name}.pid").write_text(str(child.pid))
+        while child.poll() is None and not stop.wait(0.1):
+            pass
+        if child.poll() is None:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE)
+        _kill_group(child.pid)
+        (folder / f"{name}.pid").unlink(missing_ok=True)
+        if stop.is_set():
+            return
+        lasted = time.monotonic() - began
+        line = (
+            _cause(log, start, process["causes"]) or f"ended with status {child.wait()} after {lasted:.0f} s; see {log}"
+        )
+        if line != said or lasted > STEADY:
+            say(f"{name}: {line}")
+            said = line
+        pause = 1.0 if lasted > STEADY else min(2 * pause, LONGEST)
+        stop.wait(pause)
+
+
+def _cause(log: Path, start: int, causes: list[list[str]]) -> str:
+    """Return the line for the first known pattern in what a process wrote."""
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read(1_000_000).decode(errors="replace")
+    return next((line for pattern, line in causes if re.search(pattern, text)), "")
+
+
+def _kill_group(leader: int) -> None:
+    """End what a process has left behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _end_leftover(file: Path, command: list[str]) -> None:
+    """End a process that an earlier keeper, which was killed, could not end."""
+    try:
+        number = int(file.read_text())
+        shown = subprocess.run(
+            ["ps", "-ww", "-o", "command=", "-p", str(number)], capture_output=True, text=True, check=False
+        )
+    except (OSError, ValueError):
+        return
+    if command[-1] in shown.stdout:
+        _kill_group(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

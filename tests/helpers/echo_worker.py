@@ -1,0 +1,21 @@
+"""A worker that sends back what it is asked, or does what its header tells it to."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from fedtide.deploy.flower.worker import serve
+
+
+def handle(header, payload):
+    time.sleep(header.get("sleep", 0.0))
+    if header.get("die"):
+        os._exit(9)
+    if header.get("raise"):
+        raise ValueError("a secret of the clients")
+    return {"echo": header, "pid": os.getpid()}, payload * header.get("times", 1)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), handle)
