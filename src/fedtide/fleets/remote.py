@@ -259,7 +259,7 @@ class RemoteFleet:
         run: digest of the run; nodes refuse questions of another.
         reveals: values that the server may see per client, () for sums only.
         patience: seconds within which answers to a question count; an ask may allow fewer.
-        fewest: number of answers below which none is counted.
+        fewest: number of answers below which none is counted, but for methods that wait for a number of their own.
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         schemas: what answers must look like; None takes any, from nodes of this process.
@@ -297,6 +297,10 @@ class RemoteFleet:
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.asks: list[dict[str, Any]] = []
+        self._drawn: dict[str, list[int]] = {}
+        self._elapsed: float | None = None
+        self._began = False
+        self._lines: list[dict[str, Any]] = []
         self.spent = Cost()
         self.substituted = self._scored = 0
         self.present = torch.empty(0, dtype=torch.int64)
@@ -305,8 +309,11 @@ class RemoteFleet:
 
     def begin(self, moment: Moment) -> None:
         """Enter a moment: wait for the time of the round, and a while for enough clients to be there."""
+        if self._began:
+            self._lines.append(self._round_line())
         self.clock.begin(moment)
-        self.moment, self.queries, self.asks = moment, [], []
+        self.moment, self.queries, self.asks, self._drawn = moment, [], [], {}
+        self._elapsed, self._began = None, True
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
             self.clock.sleep(LOOK)
@@ -319,7 +326,9 @@ class RemoteFleet:
 
     def elapsed(self) -> float:
         """Return the seconds between the beginning of this round and that of the next one."""
-        return self.clock.elapsed(self.moment)
+        if self._elapsed is None:
+            self._elapsed = self.clock.elapsed(self.moment)
+        return self._elapsed
 
     def add_server_time(self, seconds: float) -> None:
         """Do nothing: on a real clock the server's own work takes the time it takes."""
@@ -338,7 +347,9 @@ class RemoteFleet:
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` of the clients that are there, from (seed, round) alone, sorted."""
-        return self.who.arrivals(m, self.present, self.moment)
+        came = self.who.arrivals(m, self.present, self.moment)
+        self._drawn[str(m)] = came.tolist()
+        return came
 
     @property
     def true_groups(self) -> Tensor:
@@ -386,11 +397,12 @@ class RemoteFleet:
             self._send(ask.of(there), payload, seconds)
         else:
             post, sent = "flight", began.isinf()
-            self._send(ask.of(there & sent), payload, self.patience, post)
-            self._send_again(ask.of(~sent), payload)
+            self._send(ask.of(there & sent), payload, seconds, post)
+            self._send_again(ask.of(~sent), payload, seconds)
             there = there | ~sent
         first = len(ask.clients) if first is None else first
-        self._listen(post, ask.clients[there].tolist(), first, start + seconds)
+        until = start + seconds if began is None else math.inf  # each question that began has an end of its own
+        self._listen(post, ask.clients[there].tolist(), first, until)
         reply = self._reply(post, ask, sent, first, bytes_down(payload, ask if sent is None else ask.of(sent)))
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._nodes.values()) for way in ("down", "up")))
@@ -443,7 +455,7 @@ class RemoteFleet:
             "settled": {str(client): _counted(self.memory.settled(client)) for client in ids},
         }
 
-    def _send_again(self, ask: Ask, payload: Payload) -> None:
+    def _send_again(self, ask: Ask, payload: Payload, seconds: float) -> None:
         """Ask clients anew that are at work since an earlier round, where an earlier server took their question along.
 
         They get the key and the moment of that round, so their answers are the same.
@@ -455,7 +467,7 @@ class RemoteFleet:
             then = row["flight"]
             moment, reveal = Moment(**then["moment"]), tuple(then["reveal"])
             anew = replace(ask.of(torch.tensor([place])), purpose=then["purpose"], number=then["number"])
-            self._send(replace(anew, moment=moment, reveal=reveal), payload, self.patience, "flight")
+            self._send(replace(anew, moment=moment, reveal=reveal), payload, seconds, "flight")
 
     def _by_node(self, ask: Ask) -> Iterator[tuple[str, Ask]]:
         """Yield the question to the clients of each node."""
@@ -566,7 +578,7 @@ class RemoteFleet:
         asked = set(ask.clients.tolist())
         came = {client: heard for (kind, client), heard in self._heard.items() if kind == post and client in asked}
         answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-        counted = set(answered) if len(answered) >= self.fewest else set()
+        counted = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
         done = join(_block(ask.of(at), came) for at in split_blocks(counts))
         words = self._words(post, ask, came, counted)
@@ -650,11 +662,28 @@ class RemoteFleet:
             "nodes": self._nodes,
         }
 
-    def told(self) -> dict[str, Any]:
-        """Return the line of this round in `asks.jsonl`, as plain JSON: who was there, what was asked, what came."""
-        names = sorted({self._node[client] for client in self.present.tolist()})
-        began = {"round": self.moment.round, "seconds": self.moment.seconds, "clients": len(self._node)}
-        return {**began, "elapsed": self.elapsed(), "present": names, "there": self.present.tolist(), "asks": self.asks}
+    def told(self) -> list[dict[str, Any]]:
+        """Return the lines of `asks.jsonl` for the rounds since it was last called, as plain JSON.
+
+        They say who was there, what was asked and what came of it.
+        """
+        lines, self._lines = self._lines, []
+        if self._began:
+            lines.append(self._round_line())
+            self._began = False
+        return lines
+
+    def _round_line(self) -> dict[str, Any]:
+        return {
+            "round": self.moment.round,
+            "seconds": self.moment.seconds,
+            "elapsed": self.elapsed(),
+            "clients": len(self._node),
+            "present": sorted({self._node[client] for client in self.present.tolist()}),
+            "reachable": self.reachable.tolist(),
+            "arrivals": self._drawn,
+            "asks": self.asks,
+        }
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
