@@ -31,6 +31,10 @@ except ImportError:  # Windows
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
+ASKS = "asks.jsonl"
+"""What real clients were asked and what came of it, a line for each round."""
+SOME = (FORGETTING, ASKS)
+"""Files that not every record has."""
 STOPPED = "stopped"
 """Key in the last line of a run that ended before its last round: the target that it reached."""
 OTHERS = "others"
@@ -83,7 +87,7 @@ def read_marks(read: Mapping[str, Any]) -> dict[str, Mark]:
     """
     marks = {name: Mark(int(mark["length"]), str(mark["sha256"])) for name, mark in read.items()}
     for name, mark in marks.items():
-        if name not in (*FILES, FORGETTING) and not re.fullmatch(r"\.\./\.\./shift/[^/]+\.safetensors", name):
+        if name not in (*FILES, *SOME) and not re.fullmatch(r"\.\./\.\./shift/[^/]+\.safetensors", name):
             raise ValueError(f"{name!a} is no file of a record")
         if mark.length < 0:
             raise ValueError(f"a length of {mark.length}")
@@ -107,7 +111,7 @@ def check_marks(folder: Path, marks: Mapping[str, Mark], *, finished: bool = Fal
         path = folder / name
         check_sha256(path, mark.sha256, mark.length)
         more = path.stat().st_size - mark.length
-        if more and (finished or name not in (*FILES, FORGETTING)):
+        if more and (finished or name not in (*FILES, *SOME)):
             raise FedtideError(f"{path}: damaged (it is {more} bytes longer than what was written)")
 
 
@@ -118,6 +122,7 @@ class Record:
         folder: `<method>/<seed>` in the run folder; made if missing.
         marks: what to keep of each file, from a checkpoint; everything after it is cut off. None starts anew.
         forgetting: whether there is a `forgetting.jsonl`.
+        asks: whether there is an `asks.jsonl`.
         truth: whether rows of `clients.csv` end with the true group at that moment.
         beside: a file that was written before the run and does not change; its mark goes with those of the record.
     """
@@ -128,11 +133,12 @@ class Record:
         marks: Mapping[str, Mark] | None = None,
         *,
         forgetting: bool = False,
+        asks: bool = False,
         truth: bool = False,
         beside: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting)}
+        kept = {name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting, *[ASKS] * asks)}
         for name in kept:
             (folder / name).touch()
         check_marks(folder, {**(marks or {}), **kept})
@@ -160,6 +166,10 @@ class Record:
     def forgetting(self, line: Mapping[str, Any]) -> None:
         """Append one line to `forgetting.jsonl`."""
         self._append(FORGETTING, json.dumps(plain(line)))
+
+    def asks(self, line: Mapping[str, Any]) -> None:
+        """Append one line to `asks.jsonl`."""
+        self._append(ASKS, json.dumps(plain(line)))
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""

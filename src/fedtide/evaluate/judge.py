@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class Recorded(Playable, Protocol):
     @property
     def memory(self) -> Restorable:
         """What clients keep, or what the server notes of it, for checkpoints."""
+
+    def told(self) -> Sequence[Mapping[str, Any]]:
+        """Return lines of `asks.jsonl` since it was last called; none where clients are simulated."""
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
         """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, ClassVar, Literal, Protocol, Unpack
 from zoneinfo import ZoneInfo
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from fedtide.cohorts.draw import draw_clients
 from fedtide.core import codec, strangers
 from fedtide.core.errors import FedtideError, printable, refused
-from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, same
@@ -67,11 +65,11 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
 
-    def begin(self, moment: Moment) -> None:
-        """Wait until a round may begin."""
+    def begin(self, moment: Moment) -> float:
+        """Wait until a round may begin; return the time at which it does."""
 
     def elapsed(self, moment: Moment) -> float:
-        """Return the seconds from the beginning of a round that is over to that of the next one."""
+        """Return the seconds from a moment until the round after it may begin."""
 
     def answered(self, seconds: float) -> float:
         """Return what the record says of an answer that took so many seconds."""
@@ -85,8 +83,9 @@ class RoundClock:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def begin(self, moment: Moment) -> None:
-        """Begin at once."""
+    def begin(self, moment: Moment) -> float:
+        """Return the time that it should be."""
+        return moment.seconds
 
     def elapsed(self, moment: Moment) -> float:
         """Return the seconds of a round; 0 before round 0."""
@@ -130,29 +129,24 @@ class WallClock:
         """Return the seconds since the run's midnight, by the clocks of the zone."""
         return (self._local(self.now()) - self._midnight) / timedelta(seconds=1)
 
-    def _next(self, last: float) -> float:
-        """Return when the round after one that began at `last` begins."""
-        now = self.seconds()
-        if self.every is None:
-            return max(now, last)
-        return max(math.ceil(now / self.every), math.floor(last / self.every) + 1) * self.every
-
-    def begin(self, moment: Moment) -> None:
-        """Wait for the time of the round; those before round 0 have none."""
+    def begin(self, moment: Moment) -> float:
+        """Wait for the time of the round; where that is long over, since the server was away, return the time now."""
         while moment.round >= 0 and (left := moment.seconds - self.seconds()) > 0:
             self.sleep(min(left, 60.0))  # clocks may be set meanwhile
+        return max(moment.seconds, self.seconds())
 
     def elapsed(self, moment: Moment) -> float:
-        """Return the seconds until the next round begins."""
-        return self._next(moment.seconds) - moment.seconds
+        """Return the seconds until the next round begins; those before round 0 take none."""
+        if moment.round < 0:
+            return 0.0
+        now = max(self.seconds(), moment.seconds)
+        if self.every is not None:
+            now = self.every * max(math.ceil(now / self.every), math.floor(moment.seconds / self.every) + 1)
+        return now - moment.seconds
 
     def answered(self, seconds: float) -> float:
         """Return the seconds that it took."""
         return seconds
-
-    def resumed(self, start: Start[Any]) -> Start[Any]:
-        """Return where a run goes on that was stopped for a while: its next round begins now, not in the past."""
-        return replace(start, seconds=max(start.seconds, self._next(start.before)))
 
 
 # -- who is there -----------------------------------------------------------------------------------------------------
@@ -251,6 +245,8 @@ class RemoteFleet:
     Sums are taken as in `SimulatedFleet`: over sorted client ids, in blocks cut from the clients asked, in float64.
     Memory stays at the nodes; the server knows which version of it counts. Rows never leave their node.
 
+    What a simulation knows of its clients, `truth` and `substituted`, is None.
+
     Args:
         carrier: the way to the nodes.
         roster: ids of the clients of each node, by its name; together 0 to n-1.
@@ -279,6 +275,8 @@ class RemoteFleet:
     deadline: float | None = None
     schemas: Schemas | None = None
     heaviest: float = 1e6
+    truth: ClassVar[None] = None
+    substituted: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         known = [name for name in self.reveals if name in SIMULATION_ONLY]
@@ -294,7 +292,7 @@ class RemoteFleet:
         self._heard: dict[tuple[Post, int], _Heard] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
         self.memory = MemoryStore(None)
-        self.moment = Moment(-1, 0, 0.0)
+        self.moment = self._due = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
         self.asks: list[dict[str, Any]] = []
         self._drawn: dict[str, list[int]] = {}
@@ -302,7 +300,7 @@ class RemoteFleet:
         self._began = False
         self._lines: list[dict[str, Any]] = []
         self.spent = Cost()
-        self.substituted = self._scored = 0
+        self._scored = 0
         self.present = torch.empty(0, dtype=torch.int64)
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -311,8 +309,8 @@ class RemoteFleet:
         """Enter a moment: wait for the time of the round, and a while for enough clients to be there."""
         if self._began:
             self._lines.append(self._round_line())
-        self.clock.begin(moment)
-        self.moment, self.queries, self.asks, self._drawn = moment, [], [], {}
+        self._due, self.moment = moment, replace(moment, seconds=self.clock.begin(moment))
+        self.queries, self.asks, self._drawn = [], [], {}
         self._elapsed, self._began = None, True
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
@@ -327,7 +325,7 @@ class RemoteFleet:
     def elapsed(self) -> float:
         """Return the seconds between the beginning of this round and that of the next one."""
         if self._elapsed is None:
-            self._elapsed = self.clock.elapsed(self.moment)
+            self._elapsed = self.clock.elapsed(self._due)
         return self._elapsed
 
     def add_server_time(self, seconds: float) -> None:
@@ -361,6 +359,18 @@ class RemoteFleet:
         """Raise: no server has them."""
         raise FedtideError("all clients' rows are asked for, which only a simulation knows")
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the clients: that of their node, with a number where it has several."""
+        return [
+            name if len(self.roster[name]) == 1 else f"{name}/{self.roster[name].index(client)}"
+            for client, name in sorted(self._node.items())
+        ]
+
+    def judged(self, clients: Tensor, part: str) -> Tensor:
+        """Return those of `clients` whose nodes were present when the round began."""
+        return clients[torch.isin(clients, self.present)]
+
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def ask(
@@ -391,14 +401,14 @@ class RemoteFleet:
         there = self.who.answers(ask.clients, self.moment, ask.number)
         post: Post = "ask"
         sent = None
-        if self.schemas is not None and (known := self.memory.read(MADE_UP, ask.version)) is not None:
-            self.schemas.memory = known
+        if self.schemas is not None and self.schemas.memory is None:
+            self.schemas.memory = self.memory.read(MADE_UP, ask.version)
         if began is None:
             self._send(ask.of(there), payload, seconds)
         else:
             post, sent = "flight", began.isinf()
-            self._send(ask.of(there & sent), payload, seconds, post)
             self._send_again(ask.of(~sent), payload, seconds)
+            self._send(ask.of(there & sent), payload, seconds, post)
             there = there | ~sent
         first = len(ask.clients) if first is None else first
         until = start + seconds if began is None else math.inf  # each question that began has an end of its own
@@ -433,7 +443,7 @@ class RemoteFleet:
             for client in part.clients.tolist():
                 self._at[post, client] = question.id
                 self._heard.pop((post, client), None)
-            self._node_line(name)["down"] += len(question.payload) + len(json.dumps(header))
+            self._node_line(name)["down"] += len(question.payload)
             questions.append(question)
         self.carrier.push(questions)
 
@@ -460,14 +470,15 @@ class RemoteFleet:
 
         They get the key and the moment of that round, so their answers are the same.
         """
+        anew = []
         for place, client in enumerate(ask.clients.tolist()):
             row = self.memory.read(client, ask.version)
             if ("flight", client) in self._at | self._heard or row is None or row["flight"] is None:
                 continue
-            then = row["flight"]
-            moment, reveal = Moment(**then["moment"]), tuple(then["reveal"])
-            anew = replace(ask.of(torch.tensor([place])), purpose=then["purpose"], number=then["number"])
-            self._send(replace(anew, moment=moment, reveal=reveal), payload, seconds, "flight")
+            then = {**row["flight"], "moment": Moment(**row["flight"]["moment"])}
+            anew.append(replace(ask.of(torch.tensor([place])), **then))
+        for each in sorted(anew, key=lambda then: then.version):
+            self._send(each, payload, seconds, "flight")
 
     def _by_node(self, ask: Ask) -> Iterator[tuple[str, Ask]]:
         """Yield the question to the clients of each node."""
@@ -509,7 +520,7 @@ class RemoteFleet:
             if sent is None:  # an answer to a question that nobody waits for any more
                 continue
             line = self._node_line(sent.node)
-            line["up"] += len(response.payload) + len(json.dumps(dict(response.header)))
+            line["up"] += len(response.payload)
             line["seconds"] = round(response.seconds, 3)
             if response.error:
                 line["error"] = _line(response.error)
@@ -615,8 +626,9 @@ class RemoteFleet:
     def _keep(self, post: Post, ask: Ask, came: Mapping[int, _Heard], words: Mapping[int, str]) -> None:
         """Note which memory counts now and who is still at work; forget what this ask no longer waits for."""
         changed = []
-        if self.schemas is not None and self.schemas.memory is not None:
-            self.memory.stage(MADE_UP, self.schemas.memory)
+        made_up = None if self.schemas is None else self.schemas.memory
+        if made_up is not None and self.memory.read(MADE_UP, ask.version) is None:
+            self.memory.stage(MADE_UP, made_up)
             changed.append(MADE_UP)
         for client, word in words.items():
             row = self.memory.read(client, ask.version) or {"counted": None, "flight": None}
@@ -806,4 +818,4 @@ def _counted(row: Tree) -> list[int] | None:
 def _flight(ask: Ask) -> dict[str, Any]:
     """Return what it takes to put a question again in a later round, after the server was started again."""
     moment = {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")}
-    return {"purpose": ask.purpose, "moment": moment, "number": ask.number, "reveal": list(ask.reveal)}
+    return {"purpose": ask.purpose, "moment": moment, "number": ask.number, "reveal": ask.reveal}

@@ -7,23 +7,21 @@ the simulation has the bits of the deployment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
-from fedtide.core.loop import Start
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.core.types import Moment
-from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.client import is_finite
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE
-from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Block
 
 Lines = Mapping[int, Mapping[str, Any]]
@@ -33,7 +31,7 @@ NEVER = 1e12
 """Seconds of an answer that has not come."""
 
 
-def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> SimulatedFleet:
+def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> RecordedFleet:
     """Build a simulation in which those take part who took part in a deployment.
 
     Args:
@@ -42,20 +40,16 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> 
         count: torch threads of one client's work, as many as the nodes had.
     """
     by_round = {line["round"]: line for line in lines}
-    own = {part.name: getattr(host.population, part.name) for part in fields(Population)}
-    population = RecordedPopulation(**own, lines=by_round)
-    engine = RecordedEngine(replace(host, population=population), count, by_round)
-    return SimulatedFleet(population, engine, RecordedClock(by_round), reveals=host.algorithm.reveals)
+    engine = RecordedEngine(host, count, by_round)
+    reveals, adapts = host.algorithm.reveals, host.algorithm.adapt is not None
+    return RecordedFleet(
+        host.population, engine, RecordedClock(by_round), reveals=reveals, adapts=adapts, lines=by_round
+    )
 
 
-def started(start: Start[Any], lines: Iterable[Mapping[str, Any]]) -> Start[Any]:
-    """Return the start of the replay, at the time of day at which the deployment began."""
-    return next((replace(start, seconds=line["seconds"]) for line in lines if line["round"] == start.round), start)
-
-
-@dataclass(frozen=True, repr=False)
-class RecordedPopulation(Population):
-    """A population of which those are there who were.
+@dataclass(eq=False)
+class RecordedFleet(SimulatedFleet):
+    """A simulated fleet in which those are there, are drawn and answer who did.
 
     Args:
         lines: the record.
@@ -63,34 +57,40 @@ class RecordedPopulation(Population):
 
     lines: Lines = field(default_factory=dict)
 
-    def arrivals(self, m: int, moment: Moment) -> Tensor:
+    def begin(self, moment: Moment) -> None:
+        """Enter a moment, at the time at which it was entered."""
+        super().begin(replace(moment, seconds=_line(self.lines, moment)["seconds"]))
+
+    def elapsed(self) -> float:
+        """Return the seconds until the next round began."""
+        return float(_line(self.lines, self.moment)["elapsed"])
+
+    @property
+    def clients(self) -> Tensor:
+        """The roster of the round."""
+        return torch.arange(_line(self.lines, self.moment)["clients"])
+
+    @property
+    def reachable(self) -> Tensor:
+        """The clients that could be reached."""
+        return torch.tensor(_line(self.lines, self.moment)["reachable"], dtype=torch.int64)
+
+    def arrivals(self, m: int) -> Tensor:
         """Return the clients that were drawn."""
-        drawn = _line(self.lines, moment)["arrivals"]
+        drawn = _line(self.lines, self.moment)["arrivals"]
         if str(m) not in drawn:
-            raise FedtideError(
-                f"asks.jsonl: round {moment.round}: found no draw of {m} clients, allowed: its own method"
-            )
+            where = f"asks.jsonl: round {self.moment.round}: arrivals"
+            raise refused(where, f"those of {', '.join(drawn) or 'nobody'}", f"a draw of {m} clients")
         return torch.tensor(drawn[str(m)], dtype=torch.int64)
 
-    def reachable(self, moment: Moment) -> Tensor:
-        """Return the clients that could be reached."""
-        return torch.tensor(_line(self.lines, moment)["reachable"], dtype=torch.int64)
-
-    def substituted(self, m: int, moment: Moment) -> int:
-        """Return 0: of real clients nobody replaces another."""
-        return 0
-
-    def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
-        """Return the mask (clients,) of those of whom the work came in time."""
-        words = _words(_asked(self.lines, moment, ask))
-        heard = [words[client] in (ANSWERED, ABSTAINED, NOT_FINITE) for client in clients.tolist()]
-        return torch.tensor(heard, dtype=torch.bool)
-
-    def wait(self, moment: Moment) -> float:
-        """Return the seconds until the next round began."""
-        line = _line(self.lines, moment)
-        after = self.lines.get(moment.round + 1)
-        return float(line["elapsed"] if after is None else after["seconds"] - moment.seconds)
+    def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
+        """Return that those count whose work came in time, and that the server waited for no other."""
+        words = _words(_asked(self.lines, ask.moment, ask.number))
+        heard = [words[client] in (ANSWERED, ABSTAINED, NOT_FINITE) for client in ask.clients.tolist()]
+        none, each = torch.zeros(len(ask.clients), dtype=torch.float64), down // max(len(ask.clients), 1)
+        sent = None if began is None else began.isinf()
+        down = down if sent is None else each * int(sent.sum())
+        return Race(torch.tensor(heard, dtype=torch.bool), sent, none, none, each, down, 0, None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RecordedClock:
         return torch.tensor(times, dtype=torch.float64)
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """Return 0: how long the round took is what the population waits."""
+        """Return 0: the record says how long the round took."""
         return 0.0
 
 
@@ -157,14 +157,14 @@ class RecordedEngine(LocalEngine):
 
 def _line(lines: Lines, moment: Moment) -> Mapping[str, Any]:
     if moment.round not in lines:
-        raise FedtideError(f"asks.jsonl: found no round {moment.round}, allowed: {min(lines)} to {max(lines)}")
+        raise refused("asks.jsonl: rounds", f"{min(lines, default=0)} to {max(lines, default=0)}", f"{moment.round}")
     return lines[moment.round]
 
 
 def _asked(lines: Lines, moment: Moment, number: int) -> Mapping[str, Any]:
     asks: Sequence[Mapping[str, Any]] = _line(lines, moment)["asks"]
     if number >= len(asks):
-        raise FedtideError(f"asks.jsonl: round {moment.round}: found {len(asks)} questions, allowed: its own method")
+        raise refused(f"asks.jsonl: round {moment.round}", f"{len(asks)} questions", "those of the same method")
     return asks[number]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,6 +158,10 @@ class SimulatedFleet:
     def memory(self) -> MemoryStore:
         """What clients keep."""
         return self.engine.memory
+
+    def told(self) -> Sequence[Mapping[str, Any]]:
+        """Return nothing: what was asked follows from the seed."""
+        return ()
 
     def judged(self, clients: Tensor, part: str) -> Tensor:
         """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""

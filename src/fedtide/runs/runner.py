@@ -88,7 +88,9 @@ class Run:
             marks = None if resumed is None else resumed.marks
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
             forgetting = self.experiment.forgetting is not None
-            record = Record(self.folder, marks, forgetting=forgetting, truth=regrouped, beside=shift)
+            record = Record(
+                self.folder, marks, forgetting=forgetting, asks=truth is None, truth=regrouped, beside=shift
+            )
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
@@ -141,6 +143,8 @@ class Run:
             number = told.step.moment.round
             record.round(told.line)
             record.clients(told.clients)
+            for line in judge.fleet.told():
+                record.asks(line)
             if told.forgetting is not None:
                 record.forgetting(told.forgetting)
             now = time.perf_counter()

@@ -1,0 +1,97 @@
+"""Carriers on which things go wrong, and fleets over them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtide.core import codec
+from fedtide.core.memory import MemoryStore
+from fedtide.fleets.carrier import Response
+from fedtide.fleets.host import Host
+from fedtide.fleets.near import NearCarrier, near_fleet
+from fedtide.fleets.remote import RemoteFleet
+from fedtide.runs.build import host_of
+from helpers.toys import toy
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.now = start
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Lossy(NearCarrier):
+    """Answers get lost, or come in another order and as late as they like, as a seed says."""
+
+    def __init__(self, nodes: Any, seed: int, lost: float = 0.15, held: float = 0.4) -> None:
+        super().__init__(nodes)
+        self._draw, self._lost, self._hold = random.Random(seed), lost, held
+        self._held: list[Response] = []
+
+    def pull(self) -> list[Response]:
+        came = []
+        for response in super().pull():
+            luck = self._draw.random()
+            if luck < self._lost:
+                came.append(replace(response, header={}, payload=b"", error="the node died"))
+            elif luck < self._lost + self._hold:
+                self._held.append(response)
+            else:
+                came.append(response)
+        if self._held and self._draw.random() < 0.2:
+            came.append(self._held.pop(self._draw.randrange(len(self._held))))
+        return came
+
+
+class Lying(NearCarrier):
+    """What nodes say is changed on the way: (question's header, response) -> response."""
+
+    def __init__(self, nodes: Any, change: Callable[[Any, Response], Response]) -> None:
+        super().__init__(nodes)
+        self._change = change
+
+    def pull(self) -> list[Response]:
+        asked = {question.id: question.header for question, _ in self._questions}
+        return [self._change(asked[response.id], response) for response in super().pull()]
+
+
+def resealed(response: Response, change: Callable[[Any], Any]) -> Response:
+    """The response with another tree."""
+    return replace(response, payload=codec.to_bytes(change(codec.from_bytes(response.payload))))
+
+
+def host(name: str, options: dict[str, Any] | None = None, **changes: Any) -> Host:
+    """The toy federation of a method, whose clients keep nothing yet."""
+    experiment = toy(name, options, **changes)
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+
+def lossy(made: Host, home: Path, seed: int, **options: Any) -> RemoteFleet:
+    """A fleet of five nodes on which answers are lost and late."""
+    fleet = near_fleet(made, 5, home, **options)
+    fleet.carrier = Lossy(fleet.carrier.nodes, seed)  # type: ignore[attr-defined]
+    return fleet
+
+
+def told(fleet: RemoteFleet) -> list[dict[str, Any]]:
+    """The lines of the record, as they are read back."""
+    lines: list[dict[str, Any]] = json.loads(json.dumps(fleet.told()))
+    return lines
+
+
+def words(lines: list[dict[str, Any]]) -> set[str]:
+    """All words for what became of clients, without reasons."""
+    nodes = [node for line in lines for ask in line["asks"] for node in ask["nodes"].values()]
+    return {word.partition(":")[0] for node in nodes for word in node["clients"].values()}
