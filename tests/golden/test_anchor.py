@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Shard
-from fedtide.multi.anchor import WEIGHTS, likelihoods_of, mix
+from fedtide.core.types import Shard, Sum, Weights
+from fedtide.learn.server import SGD
+from fedtide.multi.anchor import WEIGHTS, Anchor, likelihoods_of, mix
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
@@ -34,6 +35,17 @@ def test_steps_that_do_not_count_say_nothing_about_the_weight():
     told = likelihoods_of(logp, logp, val)
     assert told.weight == 1
     torch.testing.assert_close(told.value, torch.full((11,), 0.5).double().log())
+
+
+def test_a_client_of_which_no_step_counts_says_nothing_and_nobody_else_changes_the_weight():
+    logp = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).double().log()
+    none = Shard(torch.zeros(1, 2), torch.tensor([[0, 0]]), torch.arange(1), mask=torch.zeros(1, 2, dtype=torch.bool))
+    told = likelihoods_of(logp, logp, none)
+    assert told.weight == 0
+    assert bool(told.value.isfinite().all())
+    weights = Weights({"w": torch.zeros(1)})
+    anchor = Anchor(weights, SGD().init(weights), 0.3)
+    assert anchor.step(SGD(), Sum(weights, 1.0), Sum(told.value, 0.0)).share == 0.3
 
 
 def test_all_of_one_model_is_that_model_bit_for_bit():

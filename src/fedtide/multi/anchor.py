@@ -37,7 +37,9 @@ class Anchor:
     def step(self, server: Server, delta: Sum, likelihoods: Sum | None) -> Anchor:
         """Return the anchor after a server step, with the share of highest likelihood; without any as it was."""
         weights, memo = server.step(self.weights, self.memo, mean(delta))
-        best = self.share if likelihoods is None else float(WEIGHTS[int(likelihoods.value.argmax())])
+        best = self.share
+        if likelihoods is not None and likelihoods.weight:
+            best = float(WEIGHTS[int(likelihoods.value.argmax())])
         return Anchor(weights, memo, best)
 
     @property
@@ -74,7 +76,8 @@ def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard) -> Weighted:
     told = [-row_losses(each, val.y).double() for each in (logp, anchor)]
     ours, theirs = (each if val.mask is None else each[val.mask] for each in told)
     found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
-    return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).mean(1), found.shape[1])
+    rows = found.shape[1]
+    return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)
 
 
 def needs_val(held: Holdings) -> None:

@@ -149,14 +149,26 @@ def pairs(
     return torch.from_numpy(out)
 
 
-def lengths(far: Tensor, kind: Distance) -> Tensor:
-    """Return distances as lengths, which half of a way halves: the roots of those that grow with the square.
+def lengths(x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance) -> Tensor:
+    """Return distances as of `pairs` as lengths, which half of a way halves: the roots of those that grow as squares.
 
-    >>> lengths(torch.tensor([4.0]), "sq-l2"), lengths(torch.tensor([4.0]), "l1")
-    (tensor([2.]), tensor([4.]))
+    The length of several representations is the sum of their lengths, each in its own unit.
+
+    >>> x, y, first = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0])
+    >>> lengths(x, first, y, first, "sq-l2"), lengths(x, first, y, first, "l1")
+    (tensor([5.]), tensor([7.]))
+    >>> lengths(x, first, y, first, Joint(("l1", "sq-l2"), (1, 1), (3.0, 4.0)))
+    tensor([3.])
     """
-    squared = kind in ("sq-l2", "cosine") or (isinstance(kind, Joint) and not kind.root)
-    return far.sqrt() if squared else far
+    if isinstance(kind, Joint):
+        parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
+        each = [
+            lengths(x[:, columns], rows, y[:, columns], others, one) / (scale**0.5 if one == "sq-l2" else scale)
+            for columns, one, scale in parts
+        ]
+        return torch.stack(each).sum(0)
+    far = pairs(x, rows, y, others, kind)
+    return far.sqrt() if kind in ("sq-l2", "cosine") else far
 
 
 def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Holdings
-from fedtide.parts.distance import CELLS, Distance, Joint, between, lengths, pairs, sum_distances
+from fedtide.parts.distance import CELLS, Distance, Joint, between, lengths, sum_distances
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
@@ -74,7 +74,7 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
     if len(some) < 2:
         return 0.0
     first, second = torch.triu_indices(len(some), len(some), 1)
-    return float(lengths(pairs(some, first, some, second, kind), kind).mean(dtype=torch.float64))
+    return float(lengths(some, first, some, second, kind).mean(dtype=torch.float64))
 
 
 def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
@@ -84,7 +84,7 @@ def center_moves(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     tensor([1.])
     """
     here = torch.arange(len(before))
-    return lengths(pairs(before, here, after, here, kind), kind)
+    return lengths(before, here, after, here, kind)
 
 
 def mixing_matrix(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
@@ -342,7 +342,8 @@ class Learned(Trigger):
 
     For `explore` events the thresholds take turns. The score of a threshold is the mean accuracy noted between an event
     that used it and the next event. The best is kept; ties: the first; without scores the threshold is a third. With
-    `every`, the trials restart that many events after they began.
+    `every`, the trials restart that many events after they began. As in the paper scores are plain accuracies: while
+    these climb, a threshold that is tried late scores more. "gain" needs no trials.
 
     Args:
         explore: r0, number of events for trying thresholds.

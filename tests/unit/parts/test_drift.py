@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.parts.distance import between, means
+from fedtide.parts.distance import Joint, between, means
 from fedtide.parts.drift import (
     Adaptive,
     Event,
@@ -83,6 +83,18 @@ def test_theta_is_the_mean_over_pairs_of_clusters_with_members():
     assert theta(centers, YES, "l1") == pytest.approx((1 + 5 + 4) / 3)
     assert theta(centers, torch.tensor([True, False, True]), "l1") == 5
     assert theta(centers, YES, "sq-l2") == pytest.approx((1 + 5 + 4) / 3)  # lengths, not squares
+
+
+@pytest.mark.parametrize("kind", [
+    "l1", "l2", "sq-l2", Joint(("l1", "sq-l2"), (2, 1), (2.0, 9.0)), Joint(("l1", "sq-l2"), (2, 1), (2.0, 9.0), True),
+])  # fmt: skip
+@pytest.mark.parametrize("part", [1 / 6, 1 / 3, 1 / 2])
+def test_a_center_that_went_a_part_of_the_way_to_the_other_moved_by_that_part_of_theta(kind, part):
+    before = torch.tensor([[1.0, 0.0, 3.0], [0.0, 1.0, 9.0]], dtype=f64)
+    after = before.clone()
+    after[0] += part * (before[1] - before[0])
+    both = torch.ones(2, dtype=torch.bool)
+    assert center_moves(before, after, kind).tolist() == pytest.approx([part * theta(before, both, kind), 0.0])
 
 
 def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
