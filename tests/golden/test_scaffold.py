@@ -25,7 +25,7 @@ EVERYONE = Everyone()
 
 
 def start(w: float = 1.0, control: float = 0.0, server: SGD = SGD()) -> State:
-    return State(at(w), server.init(at(w)), at(control).params)
+    return State(at(w), server.init(at(w)), at(control).params, clients=2)
 
 
 def control(state: State) -> float:

@@ -5,12 +5,13 @@ It is as short as it can be and is run through every law beside the real one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.ids import per_client
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Weighted, Weights
 from fedtide.core.weights import sub
@@ -24,8 +25,8 @@ from fedtide.learn.task import Task
 @dataclass(frozen=True)
 class Clustered:
     weights: tuple[Weights, ...]
-    vectors: Tensor
-    cluster: Tensor
+    vectors: Tensor = field(metadata=per_client(new=1 / 3))
+    cluster: Tensor = field(metadata=per_client(new=0))
     centers: Tensor
 
 

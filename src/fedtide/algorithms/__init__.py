@@ -134,6 +134,7 @@ REGISTRY: Mapping[str, Entry] = {
         "weights and control variate down, updates of both up",
         "global",
         keeps="its control variate, as large as the weights",
+        exempt={"newcomers": "its control variate is a mean over all registered clients: with fewer it is larger"},
         variants={"one wsm": {"variant": "I", "weighting": "samples", "loss": "wsm"}},
     ),
     "fedbuff": Entry(
@@ -339,7 +340,11 @@ REGISTRY: Mapping[str, Entry] = {
         "weights of a cluster down, update up",
         "clustered",
         sees="its update and what it counts for",
-        exempt={"cover": "its fault: places within a cluster are taken for clients"},
+        exempt={
+            "cover": "its fault: places within a cluster are taken for clients",
+            "join": "its clusters are lists of the clients that it began with",
+            "newcomers": "nobody can join",
+        },
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
     ),
     "fielding": Entry(
@@ -348,6 +353,7 @@ REGISTRY: Mapping[str, Entry] = {
         "clustered",
         sees="its representation, whenever it drifts",
         keeps="what it said last",
+        exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
         variants={
             "drifts": {
                 "clustering": FEW_CLUSTERS,

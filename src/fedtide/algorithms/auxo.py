@@ -43,7 +43,7 @@ Choices:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -53,6 +53,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled, Whole, ingredient
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.weights import flat
@@ -83,9 +84,9 @@ class State:
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
-    reward: Tensor
-    sides: Tensor
-    times: Tensor
+    reward: Tensor = field(metadata=per_client(new=1.0))
+    sides: Tensor = field(metadata=per_client(new=0.5))
+    times: Tensor = field(metadata=per_client(new=0))
     divided: Tensor
     rounds: Tensor
     cohort: Any = None

@@ -36,7 +36,7 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, Fraction, NonNegative, Whole
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -118,8 +119,8 @@ class State:
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
-    model: Tensor
-    placed: Tensor
+    model: Tensor = field(metadata=per_client(new=0))
+    placed: Tensor = field(metadata=per_client(new=0))
     largest: Tensor
     splits: tuple[Split, ...]
     recent: Recent

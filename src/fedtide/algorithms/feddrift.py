@@ -43,7 +43,7 @@ Choices:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
@@ -54,6 +54,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
@@ -113,9 +114,9 @@ class State:
     server: tuple[Any, ...]
     start: Weights
     step: int
-    model: Tensor
-    judged: Tensor
-    least: Tensor
+    model: Tensor = field(metadata=per_client(new=lambda state: int(torch.bincount(state.model).argmax())))
+    judged: Tensor = field(metadata=per_client(new=False))
+    least: Tensor = field(metadata=per_client(new=0.0))
     in_use: Tensor
     used: Tensor
     pairs: Tensor

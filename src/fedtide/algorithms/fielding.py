@@ -73,7 +73,7 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal
 
@@ -85,6 +85,7 @@ from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.cohorts import Cohort, Uniform
 from fedtide.core.config_types import Flag, NonNegative, Spelled
 from fedtide.core.errors import refused
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Timed, Weights
 from fedtide.learn.local import LocalTrainer
@@ -141,8 +142,8 @@ class State:
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
-    reported: Tensor
-    cluster: Tensor
+    reported: Tensor = field(metadata=per_client(new=0.0))
+    cluster: Tensor = field(metadata=per_client(new=-1))
     centers: Tensor
     baseline: Tensor
     distance: Distance

@@ -41,7 +41,7 @@ Choices:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, StepCount
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -104,7 +105,7 @@ class State:
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     start: Weights
-    group: Tensor
+    group: Tensor = field(metadata=per_client(new=-1))
     directions: Tensor
     cohort: Any = None
     evidence: Evidence | None = None

@@ -55,11 +55,12 @@ Variate = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, the server optimizer's memo, and the server's control variate `c`."""
+    """The global weights, the server optimizer's memo, the control variate `c`, and the number of clients, N."""
 
     weights: Weights
     server: Any
     control: Variate
+    clients: int
     cohort: Any = None
 
 
@@ -87,7 +88,8 @@ def scaffold(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), zeros_like(weights.params), cohort.init(fleet))
+        control = zeros_like(weights.params)
+        return State(weights, server.init(weights), control, len(fleet.clients), cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         w, c = payload["weights"], payload["control"]
@@ -106,12 +108,16 @@ def scaffold(
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        registered = len(fleet.clients)
+        if registered != state.clients:  # whoever joins has the variate zero, and c is the mean of all
+            control = mul(state.control, state.clients / registered)
+            state = replace(state, control=control, clients=registered)
         payload = {"weights": state.weights, "control": state.control}
         state, reply = take_part(cohort, fleet, state, rng, shared_weights, payload)
         if reply.total is None:
             return state, {}
         # The sum over the cohort divided by the number of all clients: not the mean over the cohort.
-        control = add(state.control, div(reply.total["control"].value, len(fleet.clients)))
+        control = add(state.control, div(reply.total["control"].value, registered))
         return step_server(replace(state, control=control), server, mean(reply.total))
 
     # A pass forward and back costs three forward passes.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
@@ -21,8 +22,8 @@ class Known:
         heard: (clients,) bool, mask of clients that reported.
     """
 
-    of: Tensor
-    heard: Tensor
+    of: Tensor = field(metadata=per_client(new=0.0))
+    heard: Tensor = field(metadata=per_client(new=False))
 
 
 def no_reports(clients: int, width: int) -> Known:

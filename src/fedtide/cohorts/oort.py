@@ -24,7 +24,7 @@ Choices:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -34,6 +34,7 @@ from torch import Tensor
 from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, fill_unknown, no_reports, with_reports
 from fedtide.cohorts.protocol import Serve, Sized
 from fedtide.core.config_types import Count, Fraction, NonNegative, Positive, ingredient
+from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
 
@@ -62,10 +63,10 @@ class Tried:
     """
 
     reward: Known
-    tried: Tensor
-    utility: Tensor
-    seconds: Tensor
-    last: Tensor
+    tried: Tensor = field(metadata=per_client(new=False))
+    utility: Tensor = field(metadata=per_client(new=0.0))
+    seconds: Tensor = field(metadata=per_client(new=0.0))
+    last: Tensor = field(metadata=per_client(new=0))
     sums: Tensor
     percent: float
 

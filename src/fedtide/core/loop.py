@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
+from fedtide.core.ids import grown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Moment, S, Simulation
 
@@ -52,7 +53,7 @@ def begin(algorithm: Algorithm[S], fleet: Playable, *, seed: int, rounds: int) -
     state = algorithm.init(fleet, Rng(seed).at(-1, "server"))
     for number in range(-algorithm.before, 0):
         fleet.begin(Moment(number, rounds, 0.0))
-        state, _ = algorithm.round(state, fleet, Rng(seed).at(number, "before"))
+        state, _ = algorithm.round(grown(state, len(fleet.clients)), fleet, Rng(seed).at(number, "before"))
     return Start(state, 0, fleet.elapsed())
 
 
@@ -65,7 +66,7 @@ def play(algorithm: Algorithm[S], fleet: Playable, start: Start[S], *, seed: int
     for number in range(start.round, rounds):
         moment = Moment(number, rounds, seconds)
         fleet.begin(moment)
-        received = state
+        received = grown(state, len(fleet.clients))
         state, facts = algorithm.round(received, fleet, Rng(seed).at(number, "server"))
         seconds += fleet.elapsed()
         yield Step(moment, received, state, facts, seconds, before)

@@ -177,6 +177,41 @@ class Watched:
         return reply
 
 
+class Growing:
+    """A fleet whose last `LATE` clients join at round `JOIN`.
+
+    Args:
+        fleet: all of them.
+        registered: whether they are registered from the start, and cannot be reached until then.
+    """
+
+    JOIN, LATE = 2, 2
+
+    def __init__(self, fleet: SimulatedFleet, registered: bool) -> None:
+        self._fleet, self._registered = fleet, registered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def _there(self, clients: Tensor) -> Tensor:
+        early = self._fleet.moment.round < self.JOIN
+        return clients[clients < len(self._fleet.clients) - self.LATE] if early else clients
+
+    @property
+    def clients(self) -> Tensor:
+        """Registered ids."""
+        return self._fleet.clients if self._registered else self._there(self._fleet.clients)
+
+    @property
+    def reachable(self) -> Tensor:
+        """Ids that could answer now."""
+        return self._there(self._fleet.reachable)
+
+    def arrivals(self, m: int) -> Tensor:
+        """Draw `m` clients; those who have not joined are left out."""
+        return self._there(self._fleet.arrivals(m))
+
+
 @dataclass(frozen=True)
 class InAnyOrder(LocalEngine):
     """An engine that runs blocks in reverse and yields results in order, as a pool of processes may."""

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +32,7 @@ from fedtide.laws.case import (
     Broken,
     ByWire,
     Case,
+    Growing,
     InAnyOrder,
     NotApplicable,
     alike,
@@ -362,6 +364,24 @@ def no_rows(case: Case) -> None:
     alike(asked.state, left_out.state, "a client without rows changes the state; a work returns None for it")
 
 
+def clients_join(case: Case) -> None:
+    """Clients may join while it is played: they are asked, and what the server keeps of each has room for them."""
+    try:
+        run = played(case.experiment, fleet=partial(Growing, registered=False))
+    except Exception as error:
+        error.add_note("where clients join; is a field of the state with an entry for each client `per_client`?")
+        raise
+    hold(all_finite(run.state), "clients join, and the last state has a number that is not finite")
+    *_, scores = judged(run)
+    hold(bool((scores.rows > 0).all()), "a client that joined was not judged")
+
+
+def join_as_new(case: Case) -> None:
+    """A client that joins is as one that was registered from the start and has not been heard of."""
+    late, silent = (played(case.experiment, fleet=partial(Growing, registered=known)) for known in (False, True))
+    alike(late.state, silent.state, "clients that join are not as those who were silent until then")
+
+
 def stops(case: Case) -> None:
     """A run that is stopped and goes on ends as one that never stopped."""
     rounds = case.experiment.rounds
@@ -532,6 +552,8 @@ LAWS: tuple[Law, ...] = (
     Law("dropouts", dropouts),
     Law("degenerate", degenerate),
     Law("degenerate", no_rows),
+    Law("join", clients_join),
+    Law("newcomers", join_as_new),
     Law("resume", stops),
     Law("resume", round_again),
     Law("wire", wire),
