@@ -13,54 +13,54 @@ What runs things and what an algorithm is made of stands here; the rest is in na
 1
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from fedtide import (
-    algorithms,
-    cohorts,
-    config,
-    data,
-    devices,
-    features,
-    local,
-    losses,
-    mixtures,
-    models,
-    personal,
-    priors,
-    server,
-    shift,
-    weights,
-)
-from fedtide.api import check, resume, run, tune, verify, write_report
-from fedtide.core.errors import FedtideError, bare_word
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Fleet,
-    Moment,
-    Prediction,
-    Reply,
-    Shard,
-    Slotted,
-    Sum,
-    Weighted,
-    Weights,
-    shared_weights,
-)
-from fedtide.data.shift import Shift
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import with_cohort
-from fedtide.learn.task import Task
-from fedtide.learn.training import Training
-from fedtide.runs.simulate import population, simulate
+if TYPE_CHECKING:
+    from fedtide import (
+        algorithms,
+        cohorts,
+        config,
+        data,
+        devices,
+        features,
+        local,
+        losses,
+        mixtures,
+        models,
+        personal,
+        priors,
+        server,
+        shift,
+        weights,
+    )
+    from fedtide.api import check, resume, run, tune, verify, write_report
+    from fedtide.core.errors import FedtideError
+    from fedtide.core.rng import Rng
+    from fedtide.core.sums import mean
+    from fedtide.core.types import (
+        Algorithm,
+        Answer,
+        Fleet,
+        Moment,
+        Prediction,
+        Reply,
+        Shard,
+        Slotted,
+        Sum,
+        Weighted,
+        Weights,
+        shared_weights,
+    )
+    from fedtide.data.shift import Shift
+    from fedtide.learn.local import LocalTrainer
+    from fedtide.learn.participation import with_cohort
+    from fedtide.learn.task import Task
+    from fedtide.learn.training import Training
+    from fedtide.runs.simulate import population, simulate
 
-try:
-    __version__ = version("fedtide")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0"
+    __version__: str
 
 __all__ = [
     "Algorithm", "Answer", "FedtideError", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply", "Rng", "Shard",
@@ -71,6 +71,25 @@ __all__ = [
 ]  # fmt: skip
 
 
+HOMES = {
+    "api": "check resume run tune verify write_report",
+    "core.errors": "FedtideError",
+    "core.rng": "Rng",
+    "core.sums": "mean",
+    "core.types": "Algorithm Answer Fleet Moment Prediction Reply Shard Slotted Sum Weighted Weights shared_weights",
+    "data.shift": "Shift",
+    "learn.local": "LocalTrainer",
+    "learn.participation": "with_cohort",
+    "learn.task": "Task",
+    "learn.training": "Training",
+    "runs.simulate": "population simulate",
+}
+"""Where names of this package are from; all others are its namespaces. They are imported where they are first used, so
+that `fedtide --help` and a worker process do not wait for what they do not need."""
+
+SPACES = "algorithms", "cohorts", "data", "losses", "mixtures", "models", "personal", "priors", "server", "shift"
+"""Namespaces in which a name may be that is looked for here."""
+
 ELSEWHERE = {
     "client": "ft.population", "clientapp": "ft.population", "numpyclient": "ft.population", "dataset": "ft.population",
     "strategy": "ft.algorithms", "server": "ft.server", "serverapp": "ft.run", "history": "ft.simulate",
@@ -80,14 +99,38 @@ ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        found = _version()
+    elif name in __all__:
+        home = next((home for home, names in HOMES.items() if name in names.split()), None)
+        found = import_module(f"fedtide.{name}") if home is None else getattr(import_module(f"fedtide.{home}"), name)
+    else:
+        raise AttributeError(f"module 'fedtide' has no attribute '{name}'{_hint(name)}")
+    globals()[name] = found
+    return found
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fedtide")
+    except PackageNotFoundError:  # a source tree that is not installed
+        return "0"
+
+
+def _hint(name: str) -> str:
+    """Return what may be meant by a name that is not here."""
     if name.startswith("_"):
-        raise AttributeError(f"module 'fedtide' has no attribute '{name}'")
-    spaces = (algorithms, cohorts, data, losses, mixtures, models, personal, priors, server, shift)
-    found = [f"ft.{space.__name__.rpartition('.')[2]}.{known}" for space in spaces for known in dir(space)]
-    found += [f"ft.{known}" for known in __all__]
+        return ""
+    from fedtide.core.errors import bare_word
+
+    found = [f"ft.{known}" for known in __all__]
+    if find_spec(f"fedtide.{name}") is None:  # else it may be `from fedtide import name`, which needs no other module
+        found += [f"ft.{space}.{known}" for space in SPACES for known in dir(import_module(f"fedtide.{space}"))]
     meant = [each for each in found if bare_word(each.rpartition(".")[2]) == bare_word(name)]
     hint = " or ".join(meant) or ELSEWHERE.get(bare_word(name), "")
-    raise AttributeError(f"module 'fedtide' has no attribute '{name}'{f'; did you mean {hint}?' * bool(hint)}")
+    return f"; did you mean {hint}?" * bool(hint)
 
 
 def __dir__() -> list[str]:

@@ -7,15 +7,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.config.overrides import flat, seed_list
-from fedtide.core.errors import FedtideError, nearest, refused, unknown, within
+from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
+from fedtide.request import Request, Scale, recipe
 from fedtide.runs import auto, folder
 from fedtide.runs.build import population_of
 from fedtide.runs.disk import check_room, needed
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
-
-Scale = Literal["nano", "cpu", "paper"]
-"""Size of a recipe: seconds, minutes, as published."""
 
 Sets = Sequence[str] | Mapping[str, Any]
 """Values to override: `{"data.partition.alpha": 0.1}`, or as on the command line `["data.partition.alpha=0.1"]`."""
@@ -63,31 +60,6 @@ def hinted(function: Callable[P, T]) -> Callable[P, T]:
         return function(*given, **named)
 
     return call
-
-
-@dataclass(frozen=True)
-class Request:
-    """Settings of a run or tuning beside the experiment: arguments of `run` and `tune`, also on the command line.
-
-    Args:
-        out: the folder that is made; it must not exist. By default runs/NAME, of a tuning runs/NAME-tune.
-        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
-        sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
-            (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        seeds: override the seeds, e.g. 0,1,2 or 0-4; of a tuning those that every trial plays, by default the first.
-        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
-            says "workers". The result does not depend on it.
-    """
-
-    out: Path | str | None = None
-    scale: Scale | None = None
-    sets: Sequence[str] = ()
-    seeds: str | None = None
-    workers: int | None = None
-
-    def folder(self, name: str) -> Path:
-        """The folder to make, by default one of this name that is free."""
-        return folder.unused(Path("runs"), name) if self.out is None else Path(self.out)
 
 
 def _request(
@@ -166,23 +138,6 @@ class FinishedTuning:
     stages: list[list[tunings.Tuned]]
 
 
-def recipes() -> list[Path]:
-    """The recipes that ship with the package."""
-    return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
-
-
-def recipe(name: str) -> Path:
-    """The file of a recipe.
-
-    Raises:
-        FedtideError: there is none of that name.
-    """
-    found = {path.stem: path for path in recipes()}
-    if name not in found:
-        raise unknown("recipe", name, list(found))
-    return found[name]
-
-
 def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     """Read an experiment, and find out whatever would stop it before anything is written.
 
@@ -197,7 +152,12 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
     _ready(settings, where)
     choice = auto.resolve_auto(settings, workers=request.workers)
-    return Prepared(choice.experiment, request.folder(slug(name)), where, choice.workers, choice.said)
+    return Prepared(choice.experiment, _folder(request, slug(name)), where, choice.workers, choice.said)
+
+
+def _folder(request: Request, name: str) -> Path:
+    """Return the folder to make, by default one of this name that is free."""
+    return folder.unused(Path("runs"), name) if request.out is None else Path(request.out)
 
 
 def _ready(experiment: Experiment, where: str) -> None:
@@ -380,7 +340,7 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
     if not any(view.name == "val" for view in views(people)):
         but = "trials are judged on validation rows, never on test rows"
         raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", but)
-    return Prepared(settings, request.folder(f"{slug(name)}-tune"), where)
+    return Prepared(settings, _folder(request, f"{slug(name)}-tune"), where)
 
 
 def play_tuning(

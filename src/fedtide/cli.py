@@ -1,4 +1,8 @@
-"""The command line."""
+"""The command line.
+
+What takes long to import (what computes, checks configurations or draws) is imported by the commands that need it:
+`--help`, and a line about a wrong option, come at once.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,24 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
 import fedtide
-from fedtide import api
-from fedtide.algorithms import REGISTRY
-from fedtide.algorithms.entry import Family
-from fedtide.config import Experiment
-from fedtide.config.fleet import ExactKind, FleetKind
-from fedtide.config.keys import Key, about, keys_of, options, sections, source, tables_in
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.core.shapes import tags
 from fedtide.deploy import commands as deployment
-from fedtide.models import Model
-from fedtide.runs import folder
-from fedtide.runs.disk import check_room, needed
-from fedtide.runs.display import Live
-from fedtide.runs.experiment import check_runs
+from fedtide.request import ExactKind, Family, FleetKind, Request, recipe, recipes
 from fedtide.terminal import console, print_results, print_table, say
-from fedtide.tuning import folder as tunings
-from fedtide.tuning.display import LiveTuning
 
-Done = TypeVar("Done", api.Finished, api.FinishedTuning)
+if TYPE_CHECKING:
+    from fedtide import api
+    from fedtide.config import Experiment
+    from fedtide.config.keys import Key
+
+Done = TypeVar("Done", "api.Finished", "api.FinishedTuning")
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -61,7 +57,7 @@ app = App(
     name="fedtide",
     help=HELP,
     help_format="plaintext",
-    version=fedtide.__version__,
+    version=lambda: fedtide.__version__,
     group_commands=commands,
     suppress_keyboard_interrupt=False,
 )
@@ -73,14 +69,14 @@ for command in (deployment.deploy, deployment.admit, deployment.status, deployme
     app.command(command, group=real)
 
 Options = Annotated[
-    api.Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
+    Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
 ]
 """Options that `run` and `tune` share, one for each field."""
 
 
 @app.command
 def run(
-    experiment: str, /, *, request: Options = api.Request(), fleet: FleetKind | None = None, address: str | None = None
+    experiment: str, /, *, request: Options = Request(), fleet: FleetKind | None = None, address: str | None = None
 ) -> int:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
@@ -91,6 +87,9 @@ def run(
         address: of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without it one
             is started on this machine, which ends with the command.
     """
+    from fedtide import api
+    from fedtide.runs import folder
+
     _positive("--workers", request.workers)
     made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
@@ -101,13 +100,16 @@ def run(
 
 
 @app.command
-def tune(experiment: str, /, *, request: Options = api.Request(), trials: int | None = None) -> int:
+def tune(experiment: str, /, *, request: Options = Request(), trials: int | None = None) -> int:
     """Search values of methods by accuracy on validation rows, and write an experiment file with what was found.
 
     Args:
         experiment: a TOML file with a [tune] table, or recipe:NAME.
         trials: for each method of every stage.
     """
+    from fedtide import api
+    from fedtide.tuning import folder as tunings
+
     _positive("--trials", trials)
     _positive("--workers", request.workers)
     made = api.prepare_tuning(experiment, request, trials)
@@ -134,6 +136,9 @@ def resume(
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
         address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
     """
+    from fedtide.runs import folder
+    from fedtide.tuning import folder as tunings
+
     _positive("--workers", workers)
     if tunings.is_tuning(run_folder):
         if fleet is not None or address is not None:
@@ -166,7 +171,6 @@ def check(
         set_: override a value of the toy experiment, e.g. --set method.mu=0.1 or --set model.kind=linear; may be
             repeated.
     """
-    # The laws import what plays runs, and every other command would wait for it.
     from fedtide.laws.check import check as verdicts
 
     broken = checked = 0
@@ -213,9 +217,11 @@ def report(
         figures: a directory for every picture as SVG and PDF; it may be that of the tables.
         tables: a directory for every table as CSV and LaTeX.
     """
-    # Drawing takes a while to import, and every other command would wait for it.
     from fedtide.report.page import write_report
     from fedtide.report.tuning import write_tuning
+    from fedtide.runs import folder
+    from fedtide.runs.experiment import check_runs
+    from fedtide.tuning import folder as tunings
 
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
@@ -235,18 +241,18 @@ def report(
     return 0
 
 
-@app.command
-def recipes(name: str | None = None, /) -> int:
+@app.command(name="recipes")
+def list_recipes(name: str | None = None, /) -> int:
     """List the recipes that ship with the package, or print one as TOML.
 
     Args:
         name: print this one.
     """
     if name is not None:
-        sys.stdout.write(api.recipe(name).read_text(encoding="utf-8"))
+        sys.stdout.write(recipe(name).read_text(encoding="utf-8"))
         return 0
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
-    for path in api.recipes():
+    for path in recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
     console().print(table)
@@ -263,6 +269,9 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
             branches, components that clients are mixtures of (mixture), a model for each cluster (clustered), or what
             needs no federation (baseline).
     """
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import source
+
     screen = console()
     if name is not None:
         if family is not None:
@@ -282,6 +291,9 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
 
 def _tell(name: str, screen: Console) -> None:
     """Print the description of one algorithm."""
+    from fedtide.algorithms import REGISTRY
+    from fedtide.config.keys import about, keys_of, options, tables_in
+
     if name not in REGISTRY:
         raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
@@ -309,6 +321,8 @@ def keys(key: str = "", /) -> int:
         key: dotted, such as data.partition (every kind), data.partition.dirichlet (one kind), data.partition.alpha (one
             key) or method.local; without it the top of the file.
     """
+    from fedtide.config.keys import sections
+
     screen = console()
     for number, section in enumerate(sections(key)):
         if number:
@@ -329,6 +343,10 @@ def models(name: str | None = None, /) -> int:
     Args:
         name: list the keys of this one.
     """
+    from fedtide.config.keys import sections, tables_in
+    from fedtide.core.shapes import tags
+    from fedtide.models import Model
+
     if name is not None:
         known = [tags(model)[0] for model in tables_in(Model)]
         if name not in known:
@@ -349,6 +367,9 @@ def _print_keys(found: list[Key], screen: Console) -> None:
 
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
+    from fedtide import api
+    from fedtide.runs.display import Live
+
     def results(finished: api.Finished, screen: Console) -> None:
         print_results(finished.study, screen)
 
@@ -356,7 +377,9 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
 
 
 def _tune(root: Path, workers: int | None) -> int:
+    from fedtide import api
     from fedtide.report.tuning import found_table
+    from fedtide.tuning.display import LiveTuning
 
     def results(finished: api.FinishedTuning, screen: Console) -> None:
         print_table(found_table(finished.stages), screen)
@@ -389,6 +412,8 @@ def _go_on(
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:
     """Print how much a run will leave on the disk, where that is much; raise where there is no room for it."""
+    from fedtide.runs.disk import check_room, needed
+
     if room := check_room(needed(settings, where), root):
         _say(room)
 

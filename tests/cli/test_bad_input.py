@@ -960,7 +960,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("fedtide.api.recipes", broken)
+    monkeypatch.setattr("fedtide.cli.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Input/output error\n"
 

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -78,6 +80,30 @@ def test_every_command_has_help(capsys, command):
         "report": ["--out"],
     }.get(command, []):
         assert option in out
+
+
+AT_ONCE = """
+import sys
+from fedtide.cli import main
+for command in sys.argv[1:]:
+    try:
+        main(command.split())
+    except SystemExit:
+        print(*{"torch", "numpy", "scipy", "pydantic", "matplotlib"} & set(sys.modules), file=sys.stderr)
+"""
+
+
+def test_what_needs_no_computing_does_not_wait_for_what_computes():
+    commands = ["--help", "--version", "run --help", "recipes", "recipes demo", "runn", "run x --sede 1", "resume"]
+    made = subprocess.run([sys.executable, "-c", AT_ONCE, *commands], capture_output=True, text=True, check=True)
+    said = [line for line in made.stderr.splitlines() if not line.startswith("fedtide: ")]
+    assert said == [""] * len(commands)
+    assert made.stderr.count("fedtide: ") == 3
+
+
+def test_every_name_of_the_package_is_found_where_it_is_first_used():
+    assert [name for name in dir(fedtide) if getattr(fedtide, name) is None] == []
+    assert fedtide.run is fedtide.api.run
 
 
 def test_the_version(capsys):

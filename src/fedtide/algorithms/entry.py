@@ -6,13 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 from fedtide.core.types import Algorithm
-
-Family = Literal["global", "server-optimizer", "branches", "mixture", "clustered", "baseline"]
-"""What a method trains: one model, one model with another step of the server, a network with a branch for each mode,
-components that clients are mixtures of, a model for each cluster of clients, or as a baseline without a federation."""
+from fedtide.request import Family
 
 
 @dataclass(frozen=True)

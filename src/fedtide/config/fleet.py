@@ -85,10 +85,6 @@ def _with_kind(value: Any) -> Any:
 
 Kind = Annotated[Local | Workers | Ray | Stacked | Auto, Field(discriminator="kind")]
 FleetSettings = Annotated[Kind, BeforeValidator(_with_kind)]
-FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
-"""The kinds above, for the command line."""
-ExactKind = Literal["local", "workers", "ray"]
-"""Kinds that give the same bits, with which a run may go on."""
 
 
 def replace_kind(table: Mapping[str, Any], kind: Any) -> dict[str, Any]:

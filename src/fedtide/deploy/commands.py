@@ -1,26 +1,18 @@
-"""The commands of real clients."""
+"""The commands of real clients, which import what they need when they run: `fedtide --help` does not wait for it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from fedtide.api import recipe
-from fedtide.config import read
 from fedtide.core.errors import printable
-from fedtide.deploy.certificates import fingerprint, read_public_key
-from fedtide.deploy.seat import Seat
-from fedtide.deploy.site import Roster, Site, make_site
-from fedtide.deploy.site import admit as let_in
-from fedtide.deploy.status import HEADER, lines, reasons, rows
-from fedtide.deploy.terms import what_it_means
+from fedtide.request import Scale, recipe
 from fedtide.terminal import console, say
 
-Scale = Literal["nano", "cpu", "paper"]
 Sets = Annotated[list[str], Parameter(name="--set", negative=())]
 
 
@@ -46,6 +38,9 @@ def deploy(
         scale: size of a recipe.
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
+    from fedtide.config import read
+    from fedtide.deploy.site import Roster, make_site
+
     file = recipe(experiment.removeprefix("recipe:")) if experiment.startswith("recipe:") else Path(experiment)
     settings = read(file, scale=scale, sets=set_)
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
@@ -64,6 +59,9 @@ def admit(site: Path, public_key: Path, /) -> int:
         site: the folder of the site.
         public_key: NODE.pub, which fedtide join made.
     """
+    from fedtide.deploy.certificates import fingerprint
+    from fedtide.deploy.site import admit as let_in
+
     node, done = let_in(site, public_key)
     assert node.key is not None
     _say(f"{node.name} {done}: {fingerprint(node.key)}")
@@ -77,6 +75,9 @@ def status(site: Path, /) -> int:
     Args:
         site: the folder of the site.
     """
+    from fedtide.deploy.site import Site
+    from fedtide.deploy.status import HEADER, lines, reasons, rows
+
     found, now = Site.read(site), datetime.now(UTC)
     for line in lines(found, now):
         _say(line)
@@ -109,6 +110,10 @@ def join(
         dry: say what would be asked, sent, revealed and kept, and do nothing.
         log_json: write the log as lines of JSON.
     """
+    from fedtide.deploy.certificates import fingerprint, read_public_key
+    from fedtide.deploy.seat import Seat
+    from fedtide.deploy.terms import what_it_means
+
     seat = Seat.read(ticket, data, policy, home)
     for line in seat.said():
         _say(line)

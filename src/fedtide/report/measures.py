@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import stdtrit
-
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
 from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, mean_and_error
@@ -49,6 +47,8 @@ class Measure:
             return None
         if self.error <= self._rounding:
             return 0.0 if seeds > 2 else None
+        from scipy.special import stdtrit  # here, as every process that plays runs would wait for it
+
         return float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * self.error
 
     @property

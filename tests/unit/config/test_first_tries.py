@@ -7,11 +7,12 @@ from typing import Any, get_args
 import pytest
 
 from fedtide.config import from_dict, read
-from fedtide.config.fleet import FleetKind, Kind
+from fedtide.config.fleet import Kind
 from fedtide.config.keys import Key, places, sections
 from fedtide.config.overrides import seed_list
 from fedtide.core.errors import SYNONYMS, FedtideError, nearest
 from fedtide.core.explain import tags_of
+from fedtide.request import FleetKind
 
 
 def study(**more: Any) -> dict[str, Any]:
