@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.ray_pool import RayPool
@@ -28,6 +29,18 @@ def thorough(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--thorough"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: tests wait for commands, workers and actors that they started."""
+    return 1 + len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no examples in docstrings of tests: there are none, and looking takes seconds."""
+    collectors = yield
+    return [each for each in collectors if not isinstance(each, DoctestModule)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect without garbage collection: all that is made stays, and later collections need not look at it."""
@@ -41,14 +54,15 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes: an algorithm's laws in one, all of Ray in one, and the other tests of a file in one."""
+    """With several processes: an algorithm's laws in one, all of Ray and all with workers in one each, as they share
+    those, and the other tests of a file in one."""
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            of_ray = "actors" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("ray" if of_ray else item.path.stem))
+            shared = [name for name in ("actors", "pool") if name in getattr(item, "fixturenames", ())]
+            item.add_marker(pytest.mark.xdist_group((shared or [item.path.stem])[0]))
 
 
 @pytest.fixture(scope="session")

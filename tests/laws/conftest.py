@@ -59,9 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("law", "name"), list(laws(thorough=metafunc.config.getoption("--thorough"))))
     elif metafunc.definition.get_closest_marker("engine"):
         own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
-        group = "ray" if "actors" in metafunc.fixturenames else None
+        processes = [fixture for fixture in ("actors", "pool") if fixture in metafunc.fixturenames]
         if not own:
-            marked = [pytest.param(name, marks=pytest.mark.xdist_group(group or name)) for name in ENGINE]
+            marked = [pytest.param(name, marks=pytest.mark.xdist_group((processes or [name])[0])) for name in ENGINE]
             metafunc.parametrize("name", marked)
 
 
@@ -75,5 +75,5 @@ def laws(*, thorough: bool) -> Iterator[ParameterSet]:
             exempt = ENTRIES[name].exempt.get(law.name)
             skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []
             check = getattr(law.check, "func", law.check).__name__
-            marks = [pytest.mark.xdist_group(name), *skip]
+            marks = [pytest.mark.xdist_group("pool" if law.check is every.workers else name), *skip]
             yield pytest.param(law, name, marks=marks, id=f"{name}-{law.name}-{check}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -18,7 +19,6 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Answer
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import Case, NotApplicable, judged
@@ -26,15 +26,15 @@ from fedtide.runs.build import host_of, spec_of
 from helpers.toys import played, toy
 
 
-@lru_cache(maxsize=2)
-def case_of(name: str, pool: Pool) -> Case:
+@pytest.fixture(scope="session")
+def case_of(request: pytest.FixtureRequest) -> Callable[[str], Case]:
     """The toy of a method, whose rounds are played once for all laws that only read them."""
-    return Case(partial(toy, name), lambda: pool)
+    return lru_cache(maxsize=2)(lambda name: Case(partial(toy, name), partial(request.getfixturevalue, "pool")))
 
 
 @pytest.fixture
-def case(name: str, pool: Pool) -> Case:
-    return case_of(name, pool)
+def case(name: str, case_of: Callable[[str], Case]) -> Case:
+    return case_of(name)
 
 
 def test_law(law, case):

@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts import assign as solver
 from fedtide.parts.assign import assign, assign_by_cost, assign_by_rank, capacities
@@ -153,7 +152,8 @@ def test_a_chain_of_moves_may_be_best():
 
 @pytest.mark.parametrize(("m", "K"), [(60, 3), (90, 4), (200, 3), (600, 5)])
 def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
-    solve = linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment as solve  # here, as it takes long to import
+
     g = torch.Generator().manual_seed(m)
     posterior = (3 * torch.randn(m, K, generator=g, dtype=f64)).softmax(1)
     counts = some_counts(m, K, g)
@@ -169,6 +169,8 @@ def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
 @pytest.mark.parametrize("ties", ["many", "saturated", "leaning", "none"])
 def test_a_large_cohort_is_placed_as_well_as_by_scipy(K, ties):
     """1,200 participants: the sum of log-posteriors is that of the Hungarian method with a column for every place."""
+    from scipy.optimize import linear_sum_assignment
+
     m = 1200
     g = torch.Generator().manual_seed(K)
     joint = torch.randint(-3, 4, (m, K), generator=g).double()

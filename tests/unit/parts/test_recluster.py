@@ -7,7 +7,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import silhouette_samples, silhouette_score
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -105,6 +104,8 @@ def test_silhouettes_agree_with_plain_python(kind):
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_silhouettes_are_those_of_scikit_learn(kind, metric, dtype):
+    from sklearn.metrics import silhouette_samples  # here, as it takes seconds to import
+
     x = loose(60, 6, 2).to(dtype)
     labels = torch.stack([torch.arange(60) % k for k in (2, 3, 7)])
     for label, its in zip(labels, silhouettes(x, labels, kind), strict=True):
@@ -113,6 +114,8 @@ def test_silhouettes_are_those_of_scikit_learn(kind, metric, dtype):
 
 @pytest.mark.parametrize(("kind", "metric"), [("l1", "manhattan"), ("cosine", "cosine")])
 def test_the_silhouettes_of_a_clustering_are_those_of_scikit_learn(kind, metric):
+    from sklearn.metrics import silhouette_score
+
     x, _ = grouped(60, 4)
     found = KMeans(k_max=6).fit(x, kind, Rng(1))
     score = silhouette_score(x.numpy(), found.label.numpy(), metric=metric)
