@@ -99,6 +99,7 @@ ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
+    found: object
     if name == "__version__":
         found = _version()
     elif name in __all__:

@@ -29,7 +29,7 @@ LARGE = {"kind": "mlp", "hidden": [600]}
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(tmp_path_factory.mktemp("shell"), ["fedtide.runs.parallel", "fedtide.report.page"])
+    made = Shell(tmp_path_factory.mktemp("shell"), ["fedtide.runs.parallel", "fedtide.report.page", "optuna"])
     yield made
     made.close()
 

@@ -63,7 +63,9 @@ RAY_KILLS = 4
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(tmp_path_factory.mktemp("shell"), ["torch.fx.experimental.symbolic_shapes", "fedtide.report.page"])
+    made = Shell(
+        tmp_path_factory.mktemp("shell"), ["torch.fx.experimental.symbolic_shapes", "fedtide.report.page", "optuna"]
+    )
     yield made
     made.close()
 

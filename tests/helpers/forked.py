@@ -14,7 +14,11 @@ import sys
 import time
 from typing import IO, Any, NoReturn
 
+import fedtide.api
 import fedtide.cli
+import fedtide.report.tuning
+import fedtide.runs.display
+import fedtide.tuning.display
 from fedtide.fleets import pool
 from fedtide.runs import parallel
 
