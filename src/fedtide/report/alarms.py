@@ -1,4 +1,4 @@
-"""Warnings that a result must not be read without: refused answers, losses that exploded, models that say nothing."""
+"""Warnings that a result must not be read without: refused answers, exploded losses, mute models, no clusters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedtide.report.summary import MethodSummary, Summary
 
 
 def alarms(summary: Summary) -> list[str]:
-    """Return a sentence for each method whose training went wrong.
+    """Return a sentence for each method whose training went wrong, or that made clusters where there are none.
 
     A client's answer with a number that is not finite is refused and not counted; a model with such weights predicts
     NaN, of which there is no accuracy. A loss that rises without bound leaves a model that may say one class for ever.
@@ -20,6 +20,9 @@ def alarms(summary: Summary) -> list[str]:
 SOME = 0.1
 """Share of refused answers from which on a result is no method's merit."""
 
+
+GROUPED = 0.15
+"""Mean silhouette that clusters of clients have where there are groups: .2 to .5, without them .05 to .12."""
 
 RISE, LOUD = 10.0, 10.0
 """Factor by which a loss that exploded is above the first one, and what is taken for a large first loss (in nats).
@@ -67,5 +70,11 @@ def _of(method: MethodSummary) -> list[str]:
         out.append(
             f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; features that are not "
             "scaled (data.source.scaled) and too large a learning rate are the usual causes"
+        )
+    many, silhouette = (method.measures.get(name) for name in ("clusters", "silhouette"))
+    if many is not None and silhouette is not None and many.mean > 1 and silhouette.mean < GROUPED:
+        out.append(
+            f"{method.name}: its clusters are hardly any, with a mean silhouette of {silhouette.mean:.2f}; if clients "
+            f"are of a few kinds it is above {GROUPED} as a rule, and else one model may do as well"
         )
     return out

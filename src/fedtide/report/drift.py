@@ -40,9 +40,9 @@ def following(run: RunRecord, view: str) -> dict[str, float]:
         within, everyone = run.apart(by)[1:]
         if len(within):
             out |= {name: mean_of_known(within), f"{name}_all": mean_of_known(everyone)}
-    for name, fact in (("spread", "spread"), ("moves", "moved")):
+    for name, fact in (("spread", "spread"), ("silhouette", "silhouette"), ("moves", "moved")):
         if (values := run.fact(fact)).size and np.isfinite(values).any():
-            out[name] = float(np.nanmean(values) if name == "spread" else np.nansum(values))
+            out[name] = float(np.nansum(values) if name == "moves" else np.nanmean(values))
     if len(counts := cluster_counts(run)[1]):
         out |= {"clusters": mean_of_known(counts), "clusters_last": float(counts[-1])}
     anew, reactions, events = reclusterings(run), reclusterings(run, merges=False), marks(run)

@@ -265,6 +265,7 @@ def drift_table(summary: Summary) -> Table | None:
         ("of embeddings within clusters", "embedding_heterogeneity", number),
         ("of embeddings of all clients", "embedding_heterogeneity_all", number),
         ("by its own measure", "spread", number),
+        ("silhouette", "silhouette", number),
         ("re-clusterings", "reclusterings", count),
         ("moves", "moves", count),
         ("clusters at the end", "clusters_last", count),

@@ -44,7 +44,7 @@ def record_of(folder: Path, facts: list[dict], accuracy: dict[int, float], **mor
 def test_the_measures_of_a_run_by_hand(tmp_path):
     """Eight rounds; mass events at 3 and 6, steady drift at 5, clusters made anew in rounds 0, 4 and 5."""
     told = [
-        {"moved": moved, "reclustered": anew, "clusters": k, "members": [4] * 9, "spread": s}
+        {"moved": moved, "reclustered": anew, "clusters": k, "members": [4] * 9, "spread": s, "silhouette": s / 2}
         for moved, anew, k, s in zip(
             [0, 1, 0, 5, 0, 2, 0, 0], [1, 0, 0, 0, 1, 1, 0, 0], [2, 2, 2, 2, 3, 3, 3, 3], [0.5, 0.7] * 4, strict=True
         )
@@ -65,6 +65,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
         "embedding_heterogeneity": 5.0,
         "embedding_heterogeneity_all": 7.5,
         "spread": 0.6,
+        "silhouette": 0.3,
         "moves": 8,
         "clusters": 2.5,
         "clusters_last": 3,

@@ -84,6 +84,16 @@ def test_a_loss_that_exploded_is_an_alarm(losses, exploded):
     assert not broken(bad)
 
 
+@pytest.mark.parametrize(("clusters", "silhouette", "warned"), [
+    (4.0, 0.09, True), (4.0, 0.3, False), (1.0, 0.09, False),
+])  # fmt: skip
+def test_clusters_of_clients_without_groups_are_said_and_break_nothing(clusters, silhouette, warned):
+    made = method("A", [0.9])
+    made.measures.update(clusters=Measure.of([clusters]), silhouette=Measure.of([silhouette]))
+    assert [line.partition(",")[0] for line in alarms(summary(made))] == ["A: its clusters are hardly any"] * warned
+    assert not broken(made)
+
+
 def test_the_first_and_the_highest_loss_are_those_of_the_record(tmp_path):
     experiment = study({**A, "local": {"lr": 1e4, "batch_size": 4}}, rounds=3, seeds=[0])
     folder.create(experiment, tmp_path / "run")
