@@ -1,0 +1,143 @@
+"""Real clients, as a person types the commands: a site, its tickets, a node that looks before it joins."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtide.deploy.certificates import make_node_key
+from helpers.hospitals import hospitals
+from helpers.shell import contents, done, refused
+
+pytest.importorskip("cryptography")
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory) -> Path:
+    """A folder with a study, rows, and a site."""
+    folder = tmp_path_factory.mktemp("hospital")
+    study = hospitals(folder)
+    assert done("deploy", study, "--method", "SCAFFOLD", "--nodes", "berlin,lyon,oslo", "--out", folder / "site") == 0
+    return folder
+
+
+@pytest.fixture
+def here(hospital, monkeypatch) -> Path:
+    monkeypatch.chdir(hospital)
+    return hospital
+
+
+def test_deploy_says_what_comes_next(tmp_path, capsys):
+    study = hospitals(tmp_path)
+    address = ["--address", "fl.example.org:8300"]
+    assert done("deploy", study, "--method", "FedAvg", "--nodes", "a,b:2", "--out", tmp_path / "s", *address) == 0
+    out = capsys.readouterr().out
+    assert "fl.example.org:8300" in out
+    assert out.count("(seal ") == 2
+    assert f"fedtide rehearse {tmp_path / 's'}" in out
+
+
+def test_looking_before_joining_changes_nothing(here, capsys):
+    before = contents(here)
+    (here / "policy.toml").write_text('reveals = []\nquestions = ["train"]\n')
+    before = contents(here)
+    ask = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "policy.toml", "--dry"]
+    assert done(*ask) == 0
+    out = capsys.readouterr().out
+    for said in (
+        "ticket: berlin (client 0)",
+        "seal: ",
+        "rows: berlin.csv: ",
+        "asks: train",
+        "keeps here",
+        "will be refused",
+    ):
+        assert said in out
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["site/tickets/berlin.ticket", "--data", "none.csv"], "none.csv: no such file"),
+        (["site/tickets/berlin.ticket", "--data", "study.toml"], "study.toml"),
+        (["site/tickets/none.ticket", "--data", "berlin.csv"], "none.ticket: no such file"),
+        (["berlin.csv", "--data", "berlin.csv"], "berlin.csv: damaged or not TOML"),
+        (["site/study.toml", "--data", "berlin.csv"], "scheme: found None, but another version of fedtide made it"),
+        (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--data", "lyon.csv"], "--data: found '2 files'"),
+        (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--policy", "study.toml"], "study.toml: "),
+        (["site/tickets/berlin.ticket", "--data", "berlin.csv", "--home", "berlin.csv"], "--home: found 'berlin.csv'"),
+        (["site/tickets/berlin.ticket"], "data"),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry"], []])
+def test_what_does_not_fit_is_refused_before_anything_is_made(here, capsys, words, said, dry):
+    assert said in refused(capsys, here, "join", *words, *dry)
+
+
+def test_the_home_of_another_study_is_not_taken(here, tmp_path, capsys):
+    study = hospitals(tmp_path, title="Another", rounds=9)
+    assert (
+        done("deploy", study, "--method", "SCAFFOLD", "--nodes", "berlin,lyon,oslo", "--out", tmp_path / "other") == 0
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "berlin.ticket").write_bytes((here / "site" / "tickets" / "berlin.ticket").read_bytes())
+    line = refused(
+        capsys, tmp_path, "join", tmp_path / "other" / "tickets" / "berlin.ticket", "--data", here / "berlin.csv",
+        "--home", home,
+    )  # fmt: skip
+    assert "belongs to another study or site" in line
+
+
+def test_a_site_is_never_written_over(here, capsys):
+    line = refused(capsys, here, "deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "site")
+    assert line == "site: already exists, and is left as it is; allowed: --out with another folder"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "Nobody", "--nodes", "a,b,c"], "--method: found 'Nobody', allowed: FedAvg, SCAFFOLD"),
+        (["--method", "SCAFFOLD", "--nodes", "a,b,A"], "name: found 'A'"),
+        (["--method", "SCAFFOLD", "--nodes", "a,b,c", "--address", "here"], "address: found 'here'"),
+        (["--method", "SCAFFOLD", "--nodes", "a"], "clients_per_round"),
+        (["--method", "SCAFFOLD"], "nodes"),
+    ],
+)
+def test_mistakes_of_deploy_are_named(here, capsys, words, said):
+    assert said in refused(capsys, here, "deploy", "study.toml", *words, "--out", "new")
+
+
+def test_admit_and_status(here, capsys):
+    make_node_key(here / "lyon.key", here / "lyon.pub", "lyon")
+    capsys.readouterr()
+    assert done("admit", "site", "lyon.pub") == 0
+    assert "lyon is admitted: SHA256:" in capsys.readouterr().out
+    assert done("status", "site") == 0
+    out = capsys.readouterr().out
+    assert out.count("not admitted") == 2
+    assert "never served" in out
+    assert "is a private key" in refused(capsys, here, "admit", "site", "lyon.key")
+    assert "not a site" in refused(capsys, here, "admit", here, "lyon.pub")
+    assert "not a site" in refused(capsys, here, "status", here)
+
+
+def test_what_is_missing_is_named(here, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    words = ["deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "new"]
+    assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
+    words = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry"]
+    assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(here, tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    words = ["deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", str(tmp_path / "new")]
+    assert "new: " in refused(capsys, here, *words)
