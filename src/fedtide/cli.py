@@ -65,7 +65,7 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 
 
-for command in (deployment.deploy, deployment.admit, deployment.status, deployment.join):
+for command in (deployment.deploy, deployment.admit, deployment.status, deployment.join, deployment.replay):
     app.command(command, group=real)
 
 Options = Annotated[

@@ -49,6 +49,20 @@ def parted(address: str) -> tuple[str, int]:
     return inside or host, int(port)
 
 
+def listening(address: str) -> tuple[str, int]:
+    """Return the interface and the port where a server listens: the loopback, or all of a machine's interfaces.
+
+    >>> listening("127.0.0.1:8300"), listening("fl.example.org:8300")
+    (('127.0.0.1', 8300), ('0.0.0.0', 8300))
+    """
+    host, port = parted(address)
+    if host == "localhost" or (_is_ip(host, 4) and ip_address(host).is_loopback):
+        return "127.0.0.1", port
+    if _is_ip(host, 6):
+        return "::1" if ip_address(host).is_loopback else "::", port
+    return "0.0.0.0", port
+
+
 def is_host(host: str) -> bool:
     """Tell whether a text is an address of IPv4, or a name as DNS has it."""
     labels = host.split(".")
@@ -79,7 +93,7 @@ class Deploy(Strict):
 
     Args:
         address: HOST:PORT at which nodes reach the server; its certificate is made for this host, and for this
-            machine itself.
+            machine itself. Where the host is no loopback the server listens on all interfaces.
         every: from the beginning of a round to that of the next, or longer where a round is not over by then; None
             begins the next as soon as one is over.
         deadline: for the answers to one question; what comes later counts for nothing.

@@ -11,10 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.explain import explained
-from fedtide.core.record import read_rounds
-
-ASKS = "asks.jsonl"
-"""File of a run's folder that says what nodes were asked."""
+from fedtide.core.record import ASKS, read_rounds
 
 WORDS = ("answered", "abstained", "at work", "late", "refused")
 """What becomes of an answer, the best first."""

@@ -123,11 +123,69 @@ def join(
             _say(line)
         return 0
     from fedtide.deploy.join import join as take_part
+    from fedtide.deploy.log import Log
 
     if seat.settle():
         _say(f"key: made; send {seat.public} to the site, which lets it in with: fedtide admit SITE {seat.public.name}")
     _say(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
-    return take_part(seat, log_json=log_json)
+    return take_part(seat, log=Log(log_json))
+
+
+def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -> int:
+    """Play a site with real clients; after a stop or a crash the same command goes on with the same bits.
+
+    Args:
+        site: the folder of the site.
+        health: a port of the loopback at which programs of this machine are told how the server is.
+        log_json: write the log as lines of JSON.
+    """
+    from fedtide.deploy.certificates import renew_if_due
+    from fedtide.deploy.log import Log
+    from fedtide.deploy.serve import serve as play
+    from fedtide.deploy.site import Site
+
+    found = Site.read(site)
+    if renew_if_due(found.authority, found.address):
+        _say(f"certificate: made anew for {found.address}")
+    return play(found, log=Log(log_json), health=health)
+
+
+def rehearse(site: Path, /, *, rounds: int = 3, kills: bool = True, log_json: bool = False) -> int:
+    """Play some rounds with a server and nodes on this machine, and compare the weights with those of a simulation.
+
+    Exit status 1 where they differ.
+
+    Args:
+        site: the folder of the site, in which nothing is changed.
+        rounds: how many.
+        kills: kill one node and the server once.
+        log_json: write the log as lines of JSON.
+    """
+    from fedtide.deploy.log import Log
+    from fedtide.deploy.rehearse import rehearse as play
+    from fedtide.deploy.site import Site
+
+    return play(Site.read(site), rounds=rounds, kills=kills, log=Log(log_json))
+
+
+def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
+    """Play a deployment again in simulation, where rows are at hand; exit status 1 where the weights differ.
+
+    Args:
+        run_folder: `run` in the folder of a site.
+        data: a file of rows for each client, in the order of their ids; without it the study's own rows are taken.
+        out: the run folder of the simulation; by default `replay` beside the run folder.
+    """
+    from fedtide.deploy.replay import replay as play
+
+    found = play(run_folder, data, out)
+    _say(f"replay: {found.folder}")
+    if found.equal:
+        _say(f"after {found.rounds} rounds the weights are those of the deployment, bit for bit")
+        return 0
+    first = "" if found.differs is None else f"; the records differ from round {found.differs} on"
+    _say(f"after {found.rounds} rounds the weights are not those of the deployment{first}")
+    return 1
 
 
 def _say(text: str) -> None:

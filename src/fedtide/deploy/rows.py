@@ -97,10 +97,12 @@ class FileRows:
     Args:
         held: by client.
         transforms: what is done to images before the model sees them.
+        val: whether the study sets validation rows aside.
     """
 
     held: Mapping[int, Held]
     transforms: tuple[Prepare, ...] = ()
+    val: bool = False
 
     @staticmethod
     def read(
@@ -126,7 +128,7 @@ class FileRows:
             if not len(parts["train"]):
                 raise FedtideError(f"{path}: none of its {len(rows)} rows is left for training, allowed: more rows")
             held[client] = Held(rows, ids, parts)
-        return FileRows(held, transforms)
+        return FileRows(held, transforms, split.val > 0)
 
     def counts(self, client: int) -> dict[str, int]:
         """Return the number of rows of a client in each part."""
@@ -139,7 +141,7 @@ class FileRows:
         x, y = own.rows.take(where)
         time = None if own.rows.time is None else own.rows.time[where]
         fetch_val = None
-        if part == "train" and any(len(each.parts["val"]) for each in self.held.values()):
+        if part == "train" and self.val:
             fetch_val = partial(self.shard, client, moment, "val")
         return Shard(
             apply_transforms(self.transforms, features(x)), y, own.ids[where], time, own.rows.mask(y), fetch_val

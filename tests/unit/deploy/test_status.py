@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedtide.config import read
-from fedtide.core.asks import ASKS
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import ASKS
 from fedtide.deploy.log import Health, Log
 from fedtide.deploy.site import Roster, Site, make_site
 from fedtide.deploy.status import HEADER, Connected, Status, lines, reasons, rows

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedtide.core.asks import ASKS, nodes_of, read_asks, state_of
+from fedtide.core.asks import nodes_of, read_asks, state_of
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import ASKS
 from fedtide.report.nodes import nodes_over_rounds, nodes_table
 
 

@@ -1,0 +1,57 @@
+"""The page on real clients: its commands are those of this version, and what it shows can be done."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedtide.cli import app
+from helpers.shell import done
+
+PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(?P<head>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+TITLED = {
+    title[1]: found["body"] for found in BLOCK.finditer(PAGE) if (title := re.search(r'title="([^"]+)"', found["head"]))
+}
+COMMANDS = [
+    line for found in BLOCK.finditer(PAGE) if found["head"].startswith("sh")
+    for line in found["body"].splitlines() if line.startswith("fedtide ")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_of_the_page_can_be_typed(line):
+    app.parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
+
+
+def test_commands_of_containers_can_be_typed():
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load(TITLED["compose.yaml"])["services"]
+    assert sorted(services) == ["node", "server"]
+    for name, service in services.items():
+        program, *words = service["command"]
+        assert program == "fedtide"
+        app.parse_args(words, exit_on_error=False, print_error=False)
+        assert service["profiles"] == [name]
+        assert service["cap_drop"] == ["ALL"]
+        places = {volume.split(":")[1] for volume in service["volumes"]}
+        named = {f"/work/{word}" for word in words if re.fullmatch(r"site|home|[\w.]+\.(ticket|csv|toml)", word)}
+        assert named == places
+
+
+def test_the_site_of_the_page_is_made_and_its_ticket_read(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cryptography")
+    monkeypatch.chdir(tmp_path)
+    exec(TITLED["hospitals.py"], {})
+    for name in ("study.toml", "policy.toml"):
+        (tmp_path / name).write_text(TITLED[name])
+    make, look = (
+        next(line for line in COMMANDS if all(word in line for word in words))
+        for words in (["fedtide deploy"], ["fedtide join", "--dry"])
+    )
+    assert done(*shlex.split(make)[1:]) == 0
+    assert done(*shlex.split(look)[1:], "--policy", "policy.toml") == 0
+    assert "asks: train" in capsys.readouterr().out

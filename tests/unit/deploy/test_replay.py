@@ -1,0 +1,105 @@
+"""Nodes with rows in files, all the way: asked, recorded, and played again in simulation with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtide.cli import main
+from fedtide.config import read
+from fedtide.core.atomic import sha256
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.deploy.replay import population_of_files, replay
+from fedtide.deploy.rows import FileRows
+from fedtide.deploy.seat import Seat, algorithm_without_rows
+from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.near import NearCarrier
+from fedtide.fleets.node import Node
+from fedtide.fleets.remote import Present, RemoteFleet
+from fedtide.runs import folder
+from fedtide.runs.runner import Run
+from helpers.carriers import Lossy
+from helpers.hospitals import NAMES, hospitals
+
+pytest.importorskip("cryptography")
+
+
+def played(place: Path, method: str, carrier=NearCarrier) -> Site:
+    """A site whose nodes are in this process, with files of rows, after its last round."""
+    study = read(hospitals(place, rows=90))
+    site = make_site(study, method, Roster.of(",".join(NAMES)), place / "site", None, "study.toml")
+    seats = {
+        name: Seat.read(site.root / "tickets" / f"{name}.ticket", [place / f"{name}.csv"], home=place / name)
+        for name in NAMES
+    }
+    nodes = {
+        name: Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
+        for name, seat in seats.items()
+    }
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    roster = {node.name: node.clients for node in site.roster.node}
+    fleet = RemoteFleet(
+        carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.reveals, patience=5.0
+    )
+    held = population_of_files(rows_of(site, place))
+    folder.create(site.experiment, site.run)
+    run = Run(site.experiment, site.method, site.seed, site.record)
+    judge = Judge(algorithm, fleet, views(held), site.method.decide_per)
+    assert [step.round for step in run.play(judge_of=lambda _: judge)][-1] == site.experiment.rounds
+    return site
+
+
+def rows_of(site: Site, place: Path) -> FileRows:
+    files = [place / f"{name}.csv" for name in NAMES]
+    return FileRows.read(files, range(3), site.about.rows, site.experiment.data.split)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD"])
+def test_nodes_with_files_are_played_again_with_the_same_bits(tmp_path, method):
+    site = played(tmp_path, method)
+    found = replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES])
+    assert (found.rounds, found.equal, found.differs) == (site.experiment.rounds, True, None)
+    other = replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES[::-1]], tmp_path / "other")
+    assert not other.equal
+
+
+def test_what_was_lost_is_lost_again(tmp_path, monkeypatch, capsys):
+    site = played(tmp_path, "SCAFFOLD", lambda nodes: Lossy(nodes, seed=1, lost=0.3, held=0.0))
+    files = [str(tmp_path / f"{name}.csv") for name in NAMES]
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(site.run), *(word for file in files for word in ("--data", file))])
+    assert left.value.code == 0
+    assert "bit for bit" in capsys.readouterr().out
+    state = f"checkpoints/{site.experiment.rounds:08d}/state.safetensors"
+    place = site.record.relative_to(site.run)
+    assert sha256(site.run / place / state) == sha256(site.root / "replay" / place / state)
+
+
+def test_a_simulation_is_no_deployment(tmp_path):
+    study = read(hospitals(tmp_path), sets=["rounds=1"])
+    folder.create(study, tmp_path / "run")
+    with pytest.raises(FedtideError, match="its clients were simulated"):
+        replay(tmp_path / "run")
+
+
+def test_files_are_a_population_with_the_rows_of_the_nodes(tmp_path):
+    site = make_site(read(hospitals(tmp_path)), "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "s")
+    files = rows_of(site, tmp_path)
+    people = population_of_files(files)
+    for client in range(3):
+        for part in ("train", "val", "test"):
+            here, there = (rows.shard(client, Moment(0, 4), part) for rows in (files, people))
+            assert here.x.tolist() == there.x.tolist()
+            assert here.y.tolist() == there.y.tolist()
+
+
+def test_a_record_that_was_changed_is_not_played_again(tmp_path):
+    site = played(tmp_path, "FedAvg")
+    path = site.record / "asks.jsonl"
+    path.write_text(path.read_text().replace("answered", "late", 1))
+    with pytest.raises(FedtideError, match=r"asks\.jsonl: damaged"):
+        replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES])
+    assert not (site.root / "replay").exists()
