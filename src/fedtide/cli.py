@@ -49,6 +49,7 @@ and which method coped.
     fedtide report runs/study      make the report again
     fedtide check mine:fednova     check your own algorithm against the laws
     fedtide algorithms             list the algorithms; models and keys likewise
+    fedtide deploy study.toml ...  make a site for real clients, who join it
 """
 
 commands = Group("Commands", sort_key=0)
@@ -65,7 +66,15 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 
 
-for command in (deployment.deploy, deployment.admit, deployment.status, deployment.join, deployment.replay):
+for command in (
+    deployment.deploy,
+    deployment.rehearse,
+    deployment.serve,
+    deployment.admit,
+    deployment.status,
+    deployment.join,
+    deployment.replay,
+):
     app.command(command, group=real)
 
 Options = Annotated[
