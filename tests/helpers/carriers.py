@@ -80,9 +80,7 @@ def host(name: str, options: dict[str, Any] | None = None, **changes: Any) -> Ho
 
 def lossy(made: Host, home: Path, seed: int, **options: Any) -> RemoteFleet:
     """A fleet of five nodes on which answers are lost and late."""
-    fleet = near_fleet(made, 5, home, **options)
-    fleet.carrier = Lossy(fleet.carrier.nodes, seed)  # type: ignore[attr-defined]
-    return fleet
+    return near_fleet(made, 5, home, lambda nodes: Lossy(nodes, seed), **options)
 
 
 def told(fleet: RemoteFleet) -> list[dict[str, Any]]:
@@ -95,3 +93,8 @@ def words(lines: list[dict[str, Any]]) -> set[str]:
     """All words for what became of clients, without reasons."""
     nodes = [node for line in lines for ask in line["asks"] for node in ask["nodes"].values()]
     return {word.partition(":")[0] for node in nodes for word in node["clients"].values()}
+
+
+def lying(change: Callable[[Any, Response], Response], node: str = "") -> Callable[[Any], Lying]:
+    """Make the carrier on which what one node says is changed, or what all say."""
+    return lambda nodes: Lying(nodes, lambda header, r: change(header, r) if r.node == node or not node else r)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtide.core.types import Memory
-from fedtide.fleets.carrier import Question, Response
+from fedtide.fleets.carrier import Carrier, Question, Response
 from fedtide.fleets.host import Host
 from fedtide.fleets.node import Node
-from fedtide.fleets.remote import Rehearsed, RemoteFleet
+from fedtide.fleets.presence import Rehearsed
+from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
 
 
@@ -47,20 +48,27 @@ class NearCarrier:
         return [Response(question.id, question.node, told, payload, time.monotonic() - pushed)]
 
 
-def near_fleet(host: Host, nodes: int, home: Path, **options: Any) -> RemoteFleet:
+def near_fleet(
+    host: Host,
+    nodes: int,
+    home: Path,
+    carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier,
+    **options: Any,
+) -> RemoteFleet:
     """Build a fleet of nodes in this process, which share the clients of a simulation.
 
     Args:
         host: the algorithm, and the clients with their rows.
         nodes: how many; the first ones have a client more.
         home: folder of theirs, in which each keeps what its clients keep.
+        carry: makes the carrier from the nodes by name.
         options: further arguments of `RemoteFleet`.
     """
     population, algorithm = host.population, host.algorithm
     roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
     at = {name: Node(algorithm, host.seed, population, home / name, partial_work=host.partial_work) for name in roster}
     return RemoteFleet(
-        NearCarrier(at),
+        carry(at),
         roster,
         Rehearsed(population),
         reveals=algorithm.reveals,

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 import fedtide
-from fedtide.core import codec
+from fedtide.core import codec, strangers
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import Version
+from fedtide.core.shapes import bare, fields_of
 from fedtide.core.trees import Tree, detached
-from fedtide.core.types import Algorithm, Memory, Moment, Scores
+from fedtide.core.types import Algorithm, Memory, Moment, Scores, Weights
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
@@ -159,7 +162,7 @@ class Node:
         why = self._objection(asked) or self.refuses(header)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, None
-        received = codec.from_bytes(payload)
+        received = strangers.decode(payload, self._classes)
         if asked.kind == "score":
             return self._score(asked, received)
         told: dict[str, str] = {}
@@ -174,6 +177,10 @@ class Node:
             except Exception as error:
                 told[str(client)] = REFUSED + self._described(error)
         return {"clients": told, "kept": kept}, sent
+
+    @cached_property
+    def _classes(self) -> tuple[type, ...]:
+        return (Weights, *classes_in(_state_of(self.algorithm)))
 
     @property
     def about(self) -> dict[str, Any]:
@@ -230,6 +237,29 @@ class Node:
                 told[str(client)] = REFUSED + self._described(error)
         scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
         return {"clients": told}, columns_of(score(self._clients(memory), scoring, received))
+
+
+def classes_in(hint: Any) -> tuple[type, ...]:
+    """List the dataclasses in a type and in the fields of those: all that a message may build of it.
+
+    >>> [kind.__name__ for kind in classes_in(tuple[Ask, ...] | None)]
+    ['Ask', 'Moment', 'Rng']
+    """
+    found: dict[type, None] = {}
+    hints = [hint]
+    while hints:
+        kind = bare(hints.pop(0))
+        hints += get_args(kind)
+        if isinstance(kind, type) and is_dataclass(kind) and kind not in found:
+            found[kind] = None
+            hints += fields_of(kind).values()
+    return tuple(found)
+
+
+def _state_of(algorithm: Algorithm) -> Any:
+    """Return the type of an algorithm's state, of which its payloads are made; None where `init` does not say."""
+    hint = getattr(algorithm.init, "__annotations__", {}).get("return")
+    return getattr(sys.modules.get(algorithm.init.__module__), hint, None) if isinstance(hint, str) else hint
 
 
 def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:

@@ -4,238 +4,40 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import datetime, timedelta
-from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, Unpack
-from zoneinfo import ZoneInfo
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.draw import draw_clients
-from fedtide.core import codec, strangers
-from fedtide.core.errors import FedtideError, printable, refused
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
-from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, all_finite, same
+from fedtide.core.trees import Tree, same
 from fedtide.core.types import Answer, AskOptions, Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot
-from fedtide.data.population import Population
-from fedtide.fleets import messages
 from fedtide.fleets.ask import Ask, BlockResult, Query, check, put
-from fedtide.fleets.carrier import Carrier, Question, Response
-from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, PROTOCOL, REFUSED
-from fedtide.fleets.schema import Schema, Schemas, misfit
+from fedtide.fleets.carrier import Carrier, Question
+from fedtide.fleets.heard import LOST, Heard, Post, Sent
+from fedtide.fleets.mailbox import Mailbox
+from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
+from fedtide.fleets.presence import Who
+from fedtide.fleets.real_clock import Clock, RoundClock
+from fedtide.fleets.schema import Schema, Schemas
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
-
-PAUSE = 0.05
-"""Seconds between two looks at what came."""
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
 
-LOST, LATE = "lost: ", "late"
-"""Words of the record for a client of which nothing came, or nothing in time."""
-
-ROOM = 10_000
-"""Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
+LATE, AT_WORK = "late", "at work"
+"""Words of the record for a client of which nothing came in time, and for one that is asked after again."""
 
 MADE_UP = -1
 """In the server's notes the client whose made-up rows tell what answers must look like."""
 
 SIMULATION_ONLY = ("true_groups", "all_rows")
 """What methods reveal that no server of real clients knows."""
-
-Post = Literal["ask", "flight", "score"]
-"""Questions that are over with their ask, those that may be answered in a later round, and evaluations."""
-
-
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
-class Clock(Protocol):
-    """The clock of a run on real clients."""
-
-    def monotonic(self) -> float:
-        """Return seconds on a clock that nobody sets, for deadlines."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-
-    def begin(self, moment: Moment) -> float:
-        """Wait until a round may begin; return the time at which it does."""
-
-    def elapsed(self, moment: Moment) -> float:
-        """Return the seconds from a moment until the round after it may begin."""
-
-    def answered(self, seconds: float) -> float:
-        """Return what the record says of an answer that took so many seconds."""
-
-
-@dataclass(frozen=True)
-class RoundClock:
-    """A clock whose rounds all take equally long, as the simulation's: what a rehearsal is compared by."""
-
-    seconds: float = 1.0
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-    def begin(self, moment: Moment) -> float:
-        """Return the time that it should be."""
-        return moment.seconds
-
-    def elapsed(self, moment: Moment) -> float:
-        """Return the seconds of a round; 0 before round 0."""
-        return self.seconds if moment.round >= 0 else 0.0
-
-    def answered(self, seconds: float) -> float:
-        """Return the seconds of a round."""
-        return self.seconds
-
-
-@dataclass(frozen=True)
-class WallClock:
-    """A clock of the day in a time zone: seconds of a run are counted from a midnight there.
-
-    So a time of the day is the same number on every day, daylight saving or not, and a period of a day is one of
-    86,400 seconds. Where clocks are set back, the run's clock stands still.
-
-    Args:
-        since: seconds since the epoch of the moment at which the run was set up; it counts from the midnight before.
-        zone: name of the time zone, such as "Europe/Berlin".
-        every: seconds between the beginnings of rounds, at multiples counted from midnight. A round that takes longer,
-            or a server that was away, leaves some out. None begins each round when the one before is over.
-        now: returns seconds since the epoch.
-    """
-
-    since: float
-    zone: str = "UTC"
-    every: float | None = None
-    now: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-    @cached_property
-    def _midnight(self) -> datetime:
-        return self._local(self.since).replace(hour=0, minute=0, second=0, microsecond=0)
-
-    def _local(self, seconds: float) -> datetime:
-        return datetime.fromtimestamp(seconds, ZoneInfo(self.zone)).replace(tzinfo=None)
-
-    def seconds(self) -> float:
-        """Return the seconds since the run's midnight, by the clocks of the zone."""
-        return (self._local(self.now()) - self._midnight) / timedelta(seconds=1)
-
-    def begin(self, moment: Moment) -> float:
-        """Wait for the time of the round; where that is long over, since the server was away, return the time now."""
-        while moment.round >= 0 and (left := moment.seconds - self.seconds()) > 0:
-            self.sleep(min(left, 60.0))  # clocks may be set meanwhile
-        return max(moment.seconds, self.seconds())
-
-    def elapsed(self, moment: Moment) -> float:
-        """Return the seconds until the next round begins; those before round 0 take none."""
-        if moment.round < 0:
-            return 0.0
-        now = max(self.seconds(), moment.seconds)
-        if self.every is not None:
-            now = self.every * max(math.ceil(now / self.every), math.floor(moment.seconds / self.every) + 1)
-        return now - moment.seconds
-
-    def answered(self, seconds: float) -> float:
-        """Return the seconds that it took."""
-        return seconds
-
-
-# -- who is there -----------------------------------------------------------------------------------------------------
-
-
-class Who(Protocol):
-    """Which of the clients that are present take part."""
-
-    def reachable(self, present: Tensor, moment: Moment) -> Tensor:
-        """Return the clients that could answer now, sorted."""
-
-    def arrivals(self, m: int, present: Tensor, moment: Moment) -> Tensor:
-        """Draw `m` of them, sorted."""
-
-    def answers(self, clients: Tensor, moment: Moment, number: int) -> Tensor:
-        """Return the mask (clients,) of those that are sent question `number` of the round at all."""
-
-
-@dataclass(frozen=True)
-class Present:
-    """All clients whose nodes are there; arrivals are drawn among them uniformly, from (seed, round)."""
-
-    seed: int
-
-    def reachable(self, present: Tensor, moment: Moment) -> Tensor:
-        """Return all who are present."""
-        return present
-
-    def arrivals(self, m: int, present: Tensor, moment: Moment) -> Tensor:
-        """Draw `m` of them; all if there are no more."""
-        return draw_clients(present, torch.zeros(len(present)), m, Rng(self.seed).at(moment.round, "arrivals"))
-
-    def answers(self, clients: Tensor, moment: Moment, number: int) -> Tensor:
-        """Return a mask of all."""
-        return torch.ones(len(clients), dtype=torch.bool)
-
-
-@dataclass(frozen=True)
-class Rehearsed:
-    """The clients that a simulation draws from (seed, round), whoever is present."""
-
-    population: Population
-
-    def reachable(self, present: Tensor, moment: Moment) -> Tensor:
-        """Return those that the simulation could reach."""
-        return self.population.reachable(moment)
-
-    def arrivals(self, m: int, present: Tensor, moment: Moment) -> Tensor:
-        """Draw as the simulation does."""
-        return self.population.arrivals(m, moment)
-
-    def answers(self, clients: Tensor, moment: Moment, number: int) -> Tensor:
-        """Return those that do not drop out in the simulation."""
-        return self.population.answers(clients, moment, number)
-
-
-# -- the fleet --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A question at a node.
-
-    Args:
-        node: its name.
-        post: how long it is waited for.
-        ask: the question to the node's clients.
-        wanted: what answers must look like, by slot; None where nobody looks.
-        at: when it was sent.
-        seconds: within which an answer counts.
-    """
-
-    node: str
-    post: Post
-    ask: Ask
-    wanted: Mapping[int | None, Schema] | None
-    at: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Heard:
-    """What came of a client: a word, what it sends, whether it keeps more, of which ask, and after how many seconds."""
-
-    word: str
-    sent: Tree
-    kept: bool
-    ask: Ask
-    seconds: float
 
 
 @dataclass(eq=False)
@@ -287,10 +89,7 @@ class RemoteFleet:
             raise refused("roster", ids, "client ids from 0 on, each at one node")
         self._node = {client: name for name, clients in self.roster.items() for client in clients}
         self._life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
-        self._sent: dict[str, _Sent] = {}
-        self._at: dict[tuple[Post, int], str] = {}
-        self._heard: dict[tuple[Post, int], _Heard] = {}
-        self._nodes: dict[str, dict[str, Any]] = {}
+        self._mail = Mailbox(self.carrier, self.clock, self.heaviest)
         self.memory = MemoryStore(None)
         self.moment = self._due = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
@@ -396,7 +195,8 @@ class RemoteFleet:
         if question == "train":
             first = self.first if first is None else first
             deadline = self.deadline if deadline is None else deadline
-        start, self._nodes = self.clock.monotonic(), {}
+        start = self.clock.monotonic()
+        self._mail.open()
         seconds = self.patience if deadline is None else min(self.patience, deadline)
         there = self.who.answers(ask.clients, self.moment, ask.number)
         post: Post = "ask"
@@ -412,10 +212,10 @@ class RemoteFleet:
             there = there | ~sent
         first = len(ask.clients) if first is None else first
         until = start + seconds if began is None else math.inf  # each question that began has an end of its own
-        self._listen(post, ask.clients[there].tolist(), first, until)
+        self._mail.listen(post, ask.clients[there].tolist(), first, until)
         reply = self._reply(post, ask, sent, first, bytes_down(payload, ask if sent is None else ask.of(sent)))
         waited = self.clock.answered(self.clock.monotonic() - start)
-        cost = Cost(*(sum(line[way] for line in self._nodes.values()) for way in ("down", "up")))
+        cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
         self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
         return reply
@@ -439,13 +239,8 @@ class RemoteFleet:
                 f"{part.moment.round}.{number}.{self._life}.{name}", name, header | how, sealed[key], seconds
             )
             wanted = None if post == "score" else self._wanted(part, payload)
-            self._sent[question.id] = _Sent(name, post, part, wanted, self.clock.monotonic(), seconds)
-            for client in part.clients.tolist():
-                self._at[post, client] = question.id
-                self._heard.pop((post, client), None)
-            self._node_line(name)["down"] += len(question.payload)
-            questions.append(question)
-        self.carrier.push(questions)
+            questions.append((question, Sent(name, post, part, wanted, self.clock.monotonic(), seconds)))
+        self._mail.send(questions)
 
     def _header(self, ask: Ask, now: Version) -> dict[str, Any]:
         """Return what a node must know to do its clients' work; `counted` is as of `now`."""
@@ -473,7 +268,7 @@ class RemoteFleet:
         anew = []
         for place, client in enumerate(ask.clients.tolist()):
             row = self.memory.read(client, ask.version)
-            if ("flight", client) in self._at | self._heard or row is None or row["flight"] is None:
+            if self._mail.asked("flight", client) is not None or row is None or row["flight"] is None:
                 continue
             then = {**row["flight"], "moment": Moment(**row["flight"]["moment"])}
             anew.append(replace(ask.of(torch.tensor([place])), **then))
@@ -496,98 +291,11 @@ class RemoteFleet:
         given = {slot: payload if slot is None else payload[slot] for slot in slots}
         return {slot: self.schemas.of(ask.question, given[slot], ask.moment, ask.reveal) for slot in slots}
 
-    # -- answers ------------------------------------------------------------------------------------------------------
-
-    def _listen(self, post: Post, clients: list[int], first: int, until: float) -> None:
-        """Listen until all clients are heard of, `first` of them have answered, or it is `until`."""
-        waiting = set(clients)
-        while True:
-            came = self._pull()
-            waiting = {client for client in waiting if (post, client) in self._at}
-            heard = (self._heard.get((post, client)) for client in clients)
-            answered = sum(each is not None and each.word == ANSWERED for each in heard)
-            left = until - self.clock.monotonic()
-            if not waiting or answered >= first or left <= 0:
-                return
-            if not came:
-                self.clock.sleep(min(PAUSE, left))
-
-    def _pull(self) -> bool:
-        """Read what came; tell whether anything did."""
-        came = self.carrier.pull()
-        for response in came:
-            sent = self._sent.get(response.id)
-            if sent is None:  # an answer to a question that nobody waits for any more
-                continue
-            line = self._node_line(sent.node)
-            line["up"] += len(response.payload)
-            line["seconds"] = round(response.seconds, 3)
-            if response.error:
-                line["error"] = _line(response.error)
-            self._close(response.id, self._read(sent, response))
-        now = self.clock.monotonic()
-        for name, sent in list(self._sent.items()):
-            if sent.post == "flight" and now - sent.at > sent.seconds:
-                self._close(name, _all(sent, f"{LOST}no answer within {sent.seconds:g} s", sent.seconds))
-        return bool(came)
-
-    def _close(self, name: str, heard: Mapping[int, _Heard]) -> None:
-        """Note what came of the clients of a question, and wait for it no longer."""
-        sent = self._sent.pop(name)
-        for client in sent.ask.clients.tolist():
-            if self._at.get((sent.post, client)) == name:
-                del self._at[sent.post, client]
-                if client in heard:
-                    self._heard[sent.post, client] = heard[client]
-
-    def _read(self, sent: _Sent, response: Response) -> dict[int, _Heard]:
-        """Read an answer that anyone may have written."""
-        if response.error:
-            return _all(sent, LOST + _line(response.error), response.seconds)
-        try:
-            told = messages.read(messages.Told, response.header)
-        except FedtideError as error:
-            return _all(sent, REFUSED + _line(error), response.seconds)
-        if told.failed:
-            return _all(sent, REFUSED + _line(told.failed), response.seconds)
-        words = {client: _word(told.clients.get(str(client))) for client in sent.ask.clients.tolist()}
-        answered = [client for client, word in words.items() if word == ANSWERED]
-        trees: Mapping[int, Tree] = {}
-        try:
-            if answered:
-                trees = self._decoded(sent, response.payload, answered)
-        except FedtideError as error:
-            words |= dict.fromkeys(answered, REFUSED + _line(error))
-        heard = {}
-        slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
-        for client, word in words.items():
-            if word == ANSWERED and sent.post != "score":
-                wanted = None if sent.wanted is None else sent.wanted[slots[client]]
-                why = _fault(trees.get(client), wanted, sent.ask.reveal, self.heaviest)
-                word = word if why is None else REFUSED + _line(why)
-            heard[client] = _Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds)
-        return heard
-
-    def _decoded(self, sent: _Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
-        """Return what each client sent."""
-        most = ROOM * (1 + len(answered)) if sent.post == "score" else None
-        if sent.wanted is not None:
-            most = ROOM + len(answered) * max(schema.bytes for schema in sent.wanted.values())
-        if most is not None and len(payload) > most:
-            raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
-        tree = strangers.decode(payload)
-        if sent.post == "score":
-            return _scores_of(tree, answered)
-        if not isinstance(tree, dict):
-            raise refused("message", tree, "answers by client")
-        return tree
-
     # -- sums ---------------------------------------------------------------------------------------------------------
 
     def _reply(self, post: Post, ask: Ask, sent: Tensor | None, first: int, down: int) -> Reply:
         """End an ask: add up what counts, note which memory that is, and tell of every client what became of it."""
-        asked = set(ask.clients.tolist())
-        came = {client: heard for (kind, client), heard in self._heard.items() if kind == post and client in asked}
+        came = self._mail.came(post, set(ask.clients.tolist()))
         answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
         counted = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
@@ -611,19 +319,19 @@ class RemoteFleet:
         self.asks.append(self._line(ask, sent, reply, words))
         return reply
 
-    def _words(self, post: Post, ask: Ask, came: Mapping[int, _Heard], counted: set[int]) -> dict[int, str]:
+    def _words(self, post: Post, ask: Ask, came: Mapping[int, Heard], counted: set[int]) -> dict[int, str]:
         """Say of every client what became of it."""
         words = {}
         for client in ask.clients.tolist():
             word = came[client].word if client in came else LATE
-            if word == LATE and (post, client) not in self._at:
+            if word == LATE and self._mail.asked(post, client) is None:
                 word = LOST + "it was not asked"
             if word == ANSWERED and client not in counted:
                 word = LATE
-            words[client] = "at work" if word == LATE and post == "flight" else word
+            words[client] = AT_WORK if word == LATE and post == "flight" else word
         return words
 
-    def _keep(self, post: Post, ask: Ask, came: Mapping[int, _Heard], words: Mapping[int, str]) -> None:
+    def _keep(self, post: Post, ask: Ask, came: Mapping[int, Heard], words: Mapping[int, str]) -> None:
         """Note which memory counts now and who is still at work; forget what this ask no longer waits for."""
         changed = []
         made_up = None if self.schemas is None else self.schemas.memory
@@ -636,17 +344,13 @@ class RemoteFleet:
             if word == ANSWERED and came[client].kept:
                 then["counted"] = torch.tensor(came[client].ask.version)
             if post == "flight":
-                at = self._sent.get(self._at.get((post, client), ""))
-                asked = came[client].ask if client in came else None if at is None else at.ask
-                then["flight"] = _flight(asked) if word == "at work" and asked is not None else None
+                asked = self._mail.asked(post, client)
+                then["flight"] = _flight(asked) if word == AT_WORK and asked is not None else None
             if not same(then, row):
                 self.memory.stage(client, then)
                 changed.append(client)
-            if post == "ask" or word != "at work":
-                self._heard.pop((post, client), None)
-                name = self._at.pop((post, client), None)
-                if name is not None and not any(each == name for each in self._at.values()):
-                    self._sent.pop(name, None)
+            if post == "ask" or word != AT_WORK:
+                self._mail.forget(post, client)
         self.memory.commit(ask.version, changed)
 
     def counted(self, client: int) -> Version | None:
@@ -656,13 +360,10 @@ class RemoteFleet:
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
-    def _node_line(self, name: str) -> dict[str, Any]:
-        return self._nodes.setdefault(name, {"clients": {}, "down": 0, "up": 0, "seconds": None})
-
     def _line(self, ask: Ask, sent: Tensor | None, reply: Reply, words: Mapping[int, str]) -> dict[str, Any]:
         """Return what the record keeps of an ask: enough to play it again, and to tell each node what was asked."""
         for client, word in words.items():
-            self._node_line(self._node[client])["clients"][str(client)] = word
+            self._mail.node(self._node[client])["clients"][str(client)] = word
         return {
             "question": ask.question,
             "purpose": ask.purpose,
@@ -671,7 +372,7 @@ class RemoteFleet:
             "sent": None if sent is None else ask.clients[sent].tolist(),
             "answered": reply.clients.tolist(),
             "seconds": reply.seconds.tolist(),
-            "nodes": self._nodes,
+            "nodes": self._mail.nodes,
         }
 
     def told(self) -> list[dict[str, Any]]:
@@ -719,84 +420,23 @@ class RemoteFleet:
         clients, order = clients.sort()
         slot, ids = None if slot is None else slot[order], clients.tolist()
         ask = Ask("adapt", "adapt", self.moment, clients, slot, number=len(self.queries))
-        self._nodes, self._scored = {}, self._scored + 1
+        self._mail.open()
+        self._scored += 1
         how = {"part": part, "personal": personal, "grouping": grouping, "other": other}
         self._send(ask, payload, self.patience, "score", **how)
-        self._listen("score", ids, len(ids), self.clock.monotonic() + self.patience)
-        none = torch.zeros(1, dtype=torch.float64)
-        told = []
+        self._mail.listen("score", ids, len(ids), self.clock.monotonic() + self.patience)
+        came, none = self._mail.came("score", set(ids)), torch.zeros(1, dtype=torch.float64)
+        told = [came[client].sent if client in came else None for client in ids]
         for client in ids:
-            heard = self._heard.pop(("score", client), None)
-            told.append(heard.sent if heard and heard.sent else Scores(torch.tensor([client]), none, none, none))
-        for name in [name for name, sent in self._sent.items() if sent.post == "score"]:
-            self._close(name, {})
-        return concat_scores(told)
-
-
-# -- reading what strangers send --------------------------------------------------------------------------------------
-
-
-def _line(said: Any) -> str:
-    """Return a stranger's words as one short line."""
-    words = printable(" ".join(str(said)[:400].split()))
-    return words if len(words) <= 300 else f"{words[:300]}..."
-
-
-def _word(said: str | None) -> str:
-    """Return what a node says became of a client."""
-    if said in (ANSWERED, ABSTAINED, NOT_FINITE):
-        return said
-    if said is not None and said.startswith(REFUSED):
-        return REFUSED + _line(said.removeprefix(REFUSED))
-    return f"{REFUSED}its node says nothing of it"
-
-
-def _all(sent: _Sent, word: str, seconds: float) -> dict[int, _Heard]:
-    return {client: _Heard(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
-
-
-def _fault(answer: Tree, wanted: Schema | None, reveal: Sequence[str], heaviest: float) -> str | None:
-    """Return the reason why an answer may not be summed; None if it may."""
-    if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
-        return "no answer came with it"
-    if wanted is not None:
-        return misfit(wanted, answer, heaviest)
-    if set(answer["rows"]) != set(reveal):
-        return f"it reveals {sorted(answer['rows'])}, and was asked for {sorted(reveal)}"
-    return None if all_finite(answer) else NOT_FINITE
-
-
-def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
-    """Read what a node's clients tell of an evaluation.
-
-    Raises:
-        FedtideError: it is not that.
-    """
-    if not isinstance(columns, dict) or set(columns) != set(COLUMNS) or not isinstance(columns["others"], dict):
-        raise refused("scores", columns, f"columns {', '.join(COLUMNS)}")
-    given = {**{name: columns[name] for name in COLUMNS if name != "others"}, **columns["others"]}
-    for name, column in given.items():
-        missing = column is None and name in ("choice", "weights", "density")
-        wide = 2 if name in ("choice", "weights") else 1
-        if not missing and not (isinstance(column, Tensor) and column.dim() == wide and len(column) == len(answered)):
-            raise refused(f"scores: {name}", column, f"a number for each of {len(answered)} clients")
-    ids, rows, correct = (columns[name] for name in ("clients", "rows", "correct"))
-    if ids.tolist() != answered:
-        raise refused("scores: clients", ids.tolist(), f"{answered}")
-    if not all(
-        column.dtype == torch.float64 for name, column in given.items() if column is not None and column is not ids
-    ):
-        raise refused("scores", "other numbers", "float64")
-    if not bool(((rows >= 0) & (correct >= 0) & (correct <= rows) & rows.isfinite()).all()):
-        raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
-    scores = Scores(**columns)
-    return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
+            self._mail.forget("score", client)
+        unheard = (Scores(torch.tensor([client]), none, none, none) for client in ids)
+        return concat_scores(each or nothing for each, nothing in zip(told, unheard, strict=True))
 
 
 # -- sums and versions ------------------------------------------------------------------------------------------------
 
 
-def _block(ask: Ask, came: Mapping[int, _Heard]) -> BlockResult:
+def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     block = Block(ask)
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))

@@ -21,6 +21,7 @@ from fedtide.fleets.client import is_finite
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE
+from fedtide.fleets.remote import AT_WORK
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Block
 
@@ -107,7 +108,7 @@ class RecordedClock:
         """Return the seconds until each client answered (clients,)."""
         line = _asked(self.lines, ask.moment, ask.number)
         took, words = dict(zip(line["answered"], line["seconds"], strict=True)), _words(line)
-        times = [took.get(client, NEVER if words[client] == "at work" else 0.0) for client in ask.clients.tolist()]
+        times = [took.get(client, NEVER if words[client] == AT_WORK else 0.0) for client in ask.clients.tolist()]
         return torch.tensor(times, dtype=torch.float64)
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:

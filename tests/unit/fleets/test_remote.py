@@ -16,11 +16,12 @@ from fedtide.core.trees import map_leaves, same
 from fedtide.core.types import Moment, Slotted, Weighted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import NearCarrier, memory_at, near_fleet
-from fedtide.fleets.node import Node
-from fedtide.fleets.remote import Present, RemoteFleet, RoundClock, WallClock
+from fedtide.fleets.presence import Present
+from fedtide.fleets.real_clock import RoundClock, WallClock
+from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.replay import replayed
 from fedtide.runs.build import host_of
-from helpers.carriers import Lying, Time, host, lossy, resealed, told, words
+from helpers.carriers import Time, host, lossy, lying, resealed, told, words
 from helpers.studies import SCAFFOLD, lines_of, record_of, run_of, study
 
 ROUNDS = 6
@@ -88,8 +89,6 @@ def test_a_node_that_dies_and_comes_back_changes_nothing(tmp_path):
     """Its question is put again, to a process that knows nothing but its folder."""
     made = host("scaffold")
     whole = rounds(made, near_fleet(made, 3, tmp_path / "whole"))
-    fleet = near_fleet(made, 3, tmp_path / "nodes")
-    nodes = fleet.carrier.nodes
 
     class Dying(NearCarrier):
         def pull(self):
@@ -100,7 +99,7 @@ def test_a_node_that_dies_and_comes_back_changes_nothing(tmp_path):
                 self.nodes = {**self.nodes, question.node: replace(node)}
             return super().pull()
 
-    fleet.carrier = Dying(nodes)
+    fleet = near_fleet(made, 3, tmp_path / "nodes", Dying)
     assert same(states(rounds(made, fleet)), states(whole))
 
 
@@ -147,12 +146,7 @@ def heavier(tree, weight):
 @pytest.mark.parametrize("lie", LIES)
 def test_an_answer_that_cannot_be_summed_is_refused_in_words_and_the_others_count(lie, tmp_path):
     made = host("fedavg", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
-    fleet = near_fleet(made, 4, tmp_path)
-
-    def change(header, response):
-        return LIES[lie](response) if response.node == "node-2" else response
-
-    fleet.carrier = Lying(fleet.carrier.nodes, change)
+    fleet = near_fleet(made, 4, tmp_path, lying(lambda header, r: LIES[lie](r), "node-2"))
     (step,) = rounds(made, fleet, until=1)
     (query,) = fleet.queries
     assert query.refused.tolist() == [4, 5]
@@ -166,8 +160,7 @@ def test_an_answer_that_cannot_be_summed_is_refused_in_words_and_the_others_coun
 
 def test_too_few_answers_are_none(tmp_path):
     made = host("fedavg", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
-    fleet = near_fleet(made, 4, tmp_path, fewest=7)
-    fleet.carrier = Lying(fleet.carrier.nodes, lambda header, r: LIES["garbage"](r) if r.node == "node-2" else r)
+    fleet = near_fleet(made, 4, tmp_path, lying(lambda header, r: LIES["garbage"](r), "node-2"), fewest=7)
     (step,) = rounds(made, fleet, until=1)
     assert not len(fleet.queries[0].answered)
     assert same(step.state.weights, step.received.weights)
@@ -176,14 +169,20 @@ def test_too_few_answers_are_none(tmp_path):
 
 def test_a_node_may_refuse(tmp_path):
     made = host("fielding")
-    fleet = near_fleet(made, 4, tmp_path)
-    nodes = fleet.carrier.nodes
-    shy = replace(nodes["node-0"], refuses=lambda header: "its owner reveals nothing" if header["reveal"] else None)
-    fleet.carrier = NearCarrier({**nodes, "node-0": shy})
+
+    def refuses(header):
+        return "its owner reveals nothing" if header["reveal"] else None
+
+    fleet = near_fleet(made, 4, tmp_path, with_node(refuses=refuses))
     rounds(made, fleet, until=1)
     (line, *_) = told(fleet)
     (ask, *_) = line["asks"]
     assert set(ask["nodes"]["node-0"]["clients"].values()) == {"refused: its owner reveals nothing"}
+
+
+def with_node(**changes):
+    """The carrier of which one node is another."""
+    return lambda nodes: NearCarrier({**nodes, "node-0": replace(nodes["node-0"], **changes)})
 
 
 def test_questions_of_another_run_or_protocol_are_refused(tmp_path):
@@ -200,11 +199,8 @@ def test_an_error_of_a_node_says_nothing_of_its_data(tmp_path):
     def broken(*given):
         raise ValueError("patient 17 is ill")
 
-    node = Node(
-        replace(made.algorithm, works={"train": broken}), 0, made.population, tmp_path / "broken", log=said.append
-    )
-    fleet = near_fleet(made, 2, tmp_path)
-    fleet.carrier = NearCarrier({**fleet.carrier.nodes, "node-0": node})
+    other = replace(made.algorithm, works={"train": broken})
+    fleet = near_fleet(made, 2, tmp_path, with_node(algorithm=other, log=said.append))
     rounds(made, fleet, until=1)
     assert "17" not in str(fleet.asks)
     assert "ValueError at the node, whose log says more" in str(fleet.asks)
@@ -273,7 +269,8 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
     fleet = near_fleet(made, 4, tmp_path)
     fleet.begin(Moment(0, 1))
     whole = fleet.score(weights(made), fleet.clients)
-    fleet.carrier = Lying(fleet.carrier.nodes, lambda header, r: replace(r, payload=b"?") if r.node == "node-1" else r)
+    fleet = near_fleet(made, 4, tmp_path, lying(lambda header, r: replace(r, payload=b"?"), "node-1"))
+    fleet.begin(Moment(0, 1))
     some = fleet.score(weights(made), fleet.clients)
     assert some.clients.tolist() == whole.clients.tolist()
     assert some.rows[[2, 3]].tolist() == [0.0, 0.0]
@@ -295,9 +292,8 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
 )
 def test_scores_that_cannot_be_are_none(change, tmp_path):
     made = host("fedavg")
-    fleet = near_fleet(made, 4, tmp_path)
+    fleet = near_fleet(made, 4, tmp_path, lying(lambda header, r: resealed(r, change), "node-1"))
     fleet.begin(Moment(0, 1))
-    fleet.carrier = Lying(fleet.carrier.nodes, lambda h, r: resealed(r, change) if r.node == "node-1" else r)
     assert fleet.score(weights(made), fleet.clients).rows[[2, 3]].tolist() == [0.0, 0.0]
 
 
@@ -345,9 +341,12 @@ def test_a_server_that_was_away_begins_its_round_when_it_is_back(tmp_path):
 
 def test_it_waits_a_while_for_enough_clients(tmp_path):
     made, time = host("fedavg"), Time()
-    fleet = near_fleet(made, 2, tmp_path, fewest=8, patience=60.0, clock=RoundClock(monotonic=time, sleep=time.sleep))
-    nodes = fleet.carrier.nodes
-    fleet.carrier = NearCarrier({"node-0": nodes["node-0"]})
+    clock = RoundClock(monotonic=time, sleep=time.sleep)
+
+    def one(nodes):
+        return NearCarrier({"node-0": nodes["node-0"]})
+
+    fleet = near_fleet(made, 2, tmp_path, one, fewest=8, patience=60.0, clock=clock)
     fleet.begin(Moment(0, 1))
     assert time() == 60.0
     assert fleet.present.tolist() == [0, 1, 2, 3]

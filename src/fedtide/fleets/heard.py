@@ -1,0 +1,163 @@
+"""What came of clients of whom a node was asked, read as what anyone may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.core import strangers
+from fedtide.core.errors import FedtideError, printable, refused
+from fedtide.core.trees import Tree, all_finite
+from fedtide.core.types import Scores
+from fedtide.fleets import messages
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.carrier import Response
+from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
+from fedtide.fleets.schema import Schema, misfit
+
+LOST = "lost: "
+"""Word of the record for a client of which nothing came; it goes on with the reason."""
+
+ROOM = 10_000
+"""Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
+
+Post = Literal["ask", "flight", "score"]
+"""Questions that are over with their ask, those that may be answered in a later round, and evaluations."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A question at a node.
+
+    Args:
+        node: its name.
+        post: how long it is waited for.
+        ask: the question to the node's clients.
+        wanted: what answers must look like, by slot; None where nobody looks.
+        at: when it was sent.
+        seconds: within which an answer counts.
+    """
+
+    node: str
+    post: Post
+    ask: Ask
+    wanted: Mapping[int | None, Schema] | None
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What came of a client: a word, what it sends, whether it keeps more, of which ask, and after how many seconds."""
+
+    word: str
+    sent: Tree
+    kept: bool
+    ask: Ask
+    seconds: float
+
+
+def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
+    """Read an answer that anyone may have written."""
+    if response.error:
+        return all_alike(sent, LOST + one_line(response.error), response.seconds)
+    try:
+        told = messages.read(messages.Told, response.header)
+    except FedtideError as error:
+        return all_alike(sent, REFUSED + one_line(error), response.seconds)
+    if told.failed:
+        return all_alike(sent, REFUSED + one_line(told.failed), response.seconds)
+    words = {client: _word(told.clients.get(str(client))) for client in sent.ask.clients.tolist()}
+    answered = [client for client, word in words.items() if word == ANSWERED]
+    trees: Mapping[int, Tree] = {}
+    try:
+        if answered:
+            trees = _decoded(sent, response.payload, answered)
+    except FedtideError as error:
+        words |= dict.fromkeys(answered, REFUSED + one_line(error))
+    heard = {}
+    slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
+    for client, word in words.items():
+        if word == ANSWERED and sent.post != "score":
+            wanted = None if sent.wanted is None else sent.wanted[slots[client]]
+            why = _fault(trees.get(client), wanted, sent.ask.reveal, heaviest)
+            word = word if why is None else REFUSED + one_line(why)
+        heard[client] = Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds)
+    return heard
+
+
+def _decoded(sent: Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
+    """Return what each client sent."""
+    most = ROOM * (1 + len(answered)) if sent.post == "score" else None
+    if sent.wanted is not None:
+        most = ROOM + len(answered) * max(schema.bytes for schema in sent.wanted.values())
+    if most is not None and len(payload) > most:
+        raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
+    tree = strangers.decode(payload)
+    if sent.post == "score":
+        return _scores_of(tree, answered)
+    if not isinstance(tree, dict):
+        raise refused("message", tree, "answers by client")
+    return tree
+
+
+def one_line(said: Any) -> str:
+    """Return a stranger's words as one short line."""
+    words = printable(" ".join(str(said)[:400].split()))
+    return words if len(words) <= 300 else f"{words[:300]}..."
+
+
+def _word(said: str | None) -> str:
+    """Return what a node says became of a client."""
+    if said in (ANSWERED, ABSTAINED, NOT_FINITE):
+        return said
+    if said is not None and said.startswith(REFUSED):
+        return REFUSED + one_line(said.removeprefix(REFUSED))
+    return f"{REFUSED}its node says nothing of it"
+
+
+def all_alike(sent: Sent, word: str, seconds: float) -> dict[int, Heard]:
+    """Return the same word for all clients of a question, of which nothing else came."""
+    return {client: Heard(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
+
+
+def _fault(answer: Tree, wanted: Schema | None, reveal: Sequence[str], heaviest: float) -> str | None:
+    """Return the reason why an answer may not be summed; None if it may."""
+    if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
+        return "no answer came with it"
+    if wanted is not None:
+        return misfit(wanted, answer, heaviest)
+    if set(answer["rows"]) != set(reveal):
+        return f"it reveals {sorted(answer['rows'])}, and was asked for {sorted(reveal)}"
+    return None if all_finite(answer) else NOT_FINITE
+
+
+def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
+    """Read what a node's clients tell of an evaluation.
+
+    Raises:
+        FedtideError: it is not that.
+    """
+    if not isinstance(columns, dict) or set(columns) != set(COLUMNS) or not isinstance(columns["others"], dict):
+        raise refused("scores", columns, f"columns {', '.join(COLUMNS)}")
+    given = {**{name: columns[name] for name in COLUMNS if name != "others"}, **columns["others"]}
+    for name, column in given.items():
+        missing = column is None and name in ("choice", "weights", "density")
+        wide = 2 if name in ("choice", "weights") else 1
+        if not missing and not (isinstance(column, Tensor) and column.dim() == wide and len(column) == len(answered)):
+            raise refused(f"scores: {name}", column, f"a number for each of {len(answered)} clients")
+    ids, rows, correct = (columns[name] for name in ("clients", "rows", "correct"))
+    if ids.tolist() != answered:
+        raise refused("scores: clients", ids.tolist(), f"{answered}")
+    if not all(
+        column.dtype == torch.float64 for name, column in given.items() if column is not None and column is not ids
+    ):
+        raise refused("scores", "other numbers", "float64")
+    if not bool(((rows >= 0) & (correct >= 0) & (correct <= rows) & rows.isfinite()).all()):
+        raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
+    scores = Scores(**columns)
+    return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}
