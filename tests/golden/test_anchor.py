@@ -1,4 +1,4 @@
-"""The anchor of pFedEM: a global model that is FedAvg's, and its weight by hand from validation rows."""
+"""The anchor of pFedEM and FedEM: a global model that is FedAvg's, and its weight by hand from validation rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.trees import same
 from fedtide.core.types import Shard, Sum, Weights
 from fedtide.learn.server import SGD
 from fedtide.multi.anchor import WEIGHTS, Anchor, likelihoods_of, mix
@@ -65,6 +66,36 @@ def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
     assert torch.equal(ours.state.mu, plain.state.mu)
 
 
+@pytest.mark.parametrize("layer", ["*", "head"])
+def test_that_of_fedem_is_fedavgs_model_too(layer):
+    options = {"local": LOCAL, "cohort": "everyone", "components": 2, "component_layer": layer}
+    ours, plain = (played(toy("fedem", {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
+    theirs = played(toy("fedavg", {"local": LOCAL, "cohort": "everyone"}), rounds=4)
+    assert same(ours.state.anchor.weights, theirs.state.weights)
+    assert same(ours.state.weights, plain.state.weights)
+
+
+def test_its_weight_in_fedem_is_that_of_highest_likelihood_under_each_clients_own_mixture():
+    """Each client's mixture is what it kept of its training, by the posteriors of its training rows."""
+    options = {"local": LOCAL, "cohort": "everyone", "components": 2, "anchor": True}
+    run = played(toy("fedem", options, shift={"who": {"kind": "always"}}), rounds=3)
+    algorithm, population = run.host.algorithm, run.host.population
+    payload, _ = algorithm.serve(run.steps[1].state, population.clients)
+    sums = torch.zeros(11).double()
+    for client in population.clients.tolist():
+        val = population.shard(client, run.steps[2].moment, "val")
+        owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
+        memory = run.fleet.engine.memory.read(client, (9, 0))
+        p, q = (
+            algorithm.predict(
+                {**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner
+            ).logp.exp()[places, val.y]
+            for share in (0.0, 1.0)
+        )
+        sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
+    assert run.steps[2].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+
+
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "global"])
 def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inference):
     """Summed by hand over clients, all of which take part, from the predictions of what the round sent."""
@@ -105,6 +136,7 @@ def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_besid
     assert torch.equal(found.others["anchor"], apart[1].logp.argmax(1))
 
 
-def test_without_validation_rows_it_is_refused_before_anything_runs():
+@pytest.mark.parametrize("name", ["pfedem", "fedem"])
+def test_without_validation_rows_it_is_refused_before_anything_runs(name):
     with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
-        preflight(toy("pfedem", {**OPTIONS, "anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))
+        preflight(toy(name, {"anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))

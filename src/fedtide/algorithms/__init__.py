@@ -225,6 +225,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "": {"components": 2, "component_layer": "head"},
             "whole": {"normalize_by": "everyone"},
+            "anchored": {"components": 2, "component_layer": "head", "anchor": True},
             "wsm": {"loss": {"kind": "wsm", "blend": 0.1}},
         },
         reductions=[

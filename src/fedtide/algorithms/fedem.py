@@ -24,6 +24,8 @@ Choices:
     client's own mixture weights the models' probabilities. Before evaluation a client adapts its mixture by `e_steps`
     on its own training samples; one without samples keeps the uniform mixture. (The periodic-shift paper runs EM on
     labeled test data, which are not available in practice.) Shares are at least 1e-12.
+    `anchor`, ours, is FedAvg's model, one more component for all clients, whose weight in the mixture clients'
+    validation samples choose (`fedtide.multi.anchor`): the others neither see it nor train otherwise.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, StepCount
+from fedtide.core.config_types import Flag, ModelCount, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
+from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -50,13 +53,14 @@ from fedtide.core.types import (
     Shard,
     Weighted,
     Weights,
-    shared_weights,
+    to_everyone,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.anchor import Anchor, likelihoods_of, log_probabilities, mix, needs_val
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
@@ -65,11 +69,15 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network, the server optimizer's memo, and the total weight of all clients if `normalize_by` needs it."""
+    """The network, the server optimizer's memo, and the total weight of all clients if `normalize_by` needs it.
+
+    anchor: the model of all samples, if any.
+    """
 
     weights: Weights
     server: Any
     everyone: float = 0.0
+    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -80,11 +88,14 @@ def fedem(
     component_layer: str = WHOLE,
     e_steps: StepCount = 5,
     normalize_by: Literal["participants", "everyone"] = "participants",
+    anchor: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
     """Federated EM.
+
+    Sends the network down and its update up in a sum.
 
     Args:
         task: model and loss, which must be defined per label; components are weighted by plain cross-entropy.
@@ -92,6 +103,7 @@ def fedem(
         component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before evaluation.
         normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -104,9 +116,16 @@ def fedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         whole = component_layer == WHOLE
         weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
+        first = plain.init(rng)
+        beside = Anchor(first, server.init(first)) if anchor else None
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
-        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
+        everyone = 0.0 if known is None else known["rows"].weight
+        return State(weights, server.init(weights), everyone, beside, cohort.init(fleet))
+
+    def broadcast(state: State) -> dict[str, Any]:
+        sent = {"weights": state.weights}
+        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -116,25 +135,34 @@ def fedem(
         joints = pi.clamp(min=LEAST).log() - losses.double().T
         return joints, joints.softmax(1)
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        pi = even if memory is None else memory["pi"]
-        joints, q = e_step(losses_of(task, payload, shard), pi)
+        weights, pi = payload["weights"], even if memory is None else memory["pi"]
+        joints, q = e_step(losses_of(task, weights, shard), pi)
         pi = q.mean(0)
-        fitted = local(task, Blended(q, task.loss), payload, shard, moment, rng)
+        fitted = local(task, Blended(q, task.loss), weights, shard, moment, rng)
         if not fitted.steps:
             return None
-        delta, notes = fitted.delta, Notes(branch=pi.argmax(), component=q.argmax(1))
+        # The anchor may be trained in the same memory.
+        delta = detached(fitted.delta) if anchor else fitted.delta
+        weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))
         total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
+            "delta": Weighted(delta, weight),
             "loss": Weighted(fitted.loss, len(shard)),
-            "pi": Weighted(pi, client_weight(shard, weighting)),
+            "pi": Weighted(pi, weight),
         } | mixture_notes(q, joints)
+        if anchor:
+            beside = local(plain, plain.loss, payload["anchor"]["weights"], shard, moment, rng)
+            total["anchor"] = Weighted(detached(beside.delta), weight)
+            if shard.val is not None and len(shard.val):
+                logp, _ = blend_branches(task, weights, shard.val.x, pi.expand(len(shard.val), -1))
+                other = log_probabilities(plain, payload["anchor"]["weights"], shard.val.x)
+                total["likelihoods"] = likelihoods_of(logp, other, shard.val)
         return Answer(total, memory={"pi": pi}, notes=notes, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -142,24 +170,38 @@ def fedem(
             total = reply.total["delta"]
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = step_server(state, server, got)
-        return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
+        facts |= {name: got[name] for name in ("pi", "entropy", "log_likelihood")}
+        if moved.anchor is not None:
+            beside = moved.anchor.step(server, reply.total["anchor"], reply.total.get("likelihoods"))
+            moved, facts = replace(moved, anchor=beside), facts | {"anchor": beside.share}
+        return moved, facts
 
-    def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        losses = losses_of(task, payload, shard)
+        losses = losses_of(task, payload["weights"], shard)
         pi = even if memory is None else memory["pi"]
         for _ in range(e_steps):
             pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        return Prediction(blend_branches(task, payload, x, pi)[0], pi.argmax(1), pi)
+        logp, _ = blend_branches(task, payload["weights"], x, pi)
+        if not anchor:
+            return Prediction(logp, pi.argmax(1), pi)
+        share, other = payload["anchor"]["share"], log_probabilities(plain, payload["anchor"]["weights"], x)
+        shares = torch.cat([pi * (1 - share), torch.full((len(x), 1), share, dtype=torch.float64)], 1)
+        labels = {"components": logp.argmax(-1), "anchor": other.argmax(-1)}
+        return Prediction(mix(logp, other, share), shares.argmax(1), shares, labels)
+
+    def trained(rows: Tensor) -> Tensor:
+        return (models + anchor) * local.samples(rows)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt)
-    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))
+    serve, check = to_everyone(broadcast), needs_val if anchor else None
+    made = Algorithm("fedem", init, works, round, serve, predict, adapt=adapt, check=check)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

@@ -291,7 +291,7 @@ def test_fedem_trains_by_it():
     held = shard([0, 0, 0, 2])
     weights = with_branches(task, "head", 2).init(Rng(0))
     answers = [
-        detached(made.works["train"](weights, None, held, NOW, KEY))
+        detached(made.works["train"]({"weights": weights}, None, held, NOW, KEY))
         for made in (
             fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head")
             for loss in (WSM(blend=0.0), CrossEntropy())
