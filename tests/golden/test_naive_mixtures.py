@@ -71,7 +71,10 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
     a0 = {"a0": 0.3} if update == "certainty" else {}
     run, space = run_of(
-        "pfedem", {"local": local, "update": {"kind": update, **a0}, "normalize_by": divide}, model, MemoryStore(None)
+        "pfedem",
+        {"anchor": False, "local": local, "update": {"kind": update, **a0}, "normalize_by": divide},
+        model,
+        MemoryStore(None),
     )
     first = next(step for step in run.steps if step.moment.round == 0).received
     models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.spread.numpy(), first.pi.numpy()
@@ -131,7 +134,9 @@ def predicted(run, rows, blends):
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "client", "global"])
 def test_naive_predictions_of_pfedem_agree(inference):
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
-    run, space = run_of("pfedem", {"local": local, "inference": inference}, "linear", MemoryStore(None))
+    run, space = run_of(
+        "pfedem", {"anchor": False, "local": local, "inference": inference}, "linear", MemoryStore(None)
+    )
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)

@@ -223,14 +223,14 @@ REGISTRY: Mapping[str, Entry] = {
         "mixture",
         keeps="its mixture",
         variants={
-            "": {"components": 2, "component_layer": "head"},
-            "whole": {"normalize_by": "everyone"},
-            "anchored": {"components": 2, "component_layer": "head", "anchor": True},
-            "wsm": {"loss": {"kind": "wsm", "blend": 0.1}},
+            "": {"components": 2, "component_layer": "head", "anchor": False},
+            "whole": {"anchor": False, "normalize_by": "everyone"},
+            "anchored": {"components": 2, "component_layer": "head"},
+            "wsm": {"anchor": False, "loss": {"kind": "wsm", "blend": 0.1}},
         },
         reductions=[
-            Reduction({"components": 1, **KERAS, "component_layer": "head"}, "fedavg", KERAS),
-            Reduction({"components": 1, "component_layer": "*"}, "fedavg"),
+            Reduction({"anchor": False, "components": 1, **KERAS, "component_layer": "head"}, "fedavg", KERAS),
+            Reduction({"anchor": False, "components": 1, "component_layer": "*"}, "fedavg"),
         ],
     ),
     "fedgmm": Entry(
@@ -260,10 +260,12 @@ REGISTRY: Mapping[str, Entry] = {
         keeps="nothing, or its shares",
         variants={
             "": {
+                "anchor": False,
                 "features": {"kind": "network", "layer": "dense1"},
                 "gaussian_init": {"kind": "k-means++", "rounds": 2},
             },
             "head": {
+                "anchor": False,
                 "features": "network",
                 "component_layer": "head",
                 "gaussian_init": "random",
@@ -272,20 +274,32 @@ REGISTRY: Mapping[str, Entry] = {
                 "components": 3,
                 "inference": "global",
             },
-            "shares": {"features": {"kind": "frozen", "seed": 3}, "keep_mixture": True, "update": "share"},
+            "shares": {
+                "anchor": False,
+                "features": {"kind": "frozen", "seed": 3},
+                "keep_mixture": True,
+                "update": "share",
+            },
             "pca": {
+                "anchor": False,
                 "features": {"kind": "pca", "width": 2},
                 "gaussian_init": {"kind": "k-means++", "rounds": 2},
                 "normalize_by": "participants",
                 **PUBLIC,
             },
-            "public": {"features": {"kind": "pca", "width": 2}, "gaussian_init": "public", "components": 3, **PUBLIC},
-            "anchor": {"features": "frozen", "gaussian_init": "random", "anchor": True, "inference": "client"},
+            "public": {
+                "anchor": False,
+                "features": {"kind": "pca", "width": 2},
+                "gaussian_init": "public",
+                "components": 3,
+                **PUBLIC,
+            },
+            "anchor": {"features": "frozen", "gaussian_init": "random", "inference": "client"},
         },
         reductions=[
-            Reduction({"components": 1}, "fedavg"),
-            Reduction({"components": 1, **UNIFORM}, "fedavg", UNIFORM),
-            Reduction({"components": 1, "normalize_by": "participants"}, "fedavg"),
+            Reduction({"anchor": False, "components": 1}, "fedavg"),
+            Reduction({"anchor": False, "components": 1, **UNIFORM}, "fedavg", UNIFORM),
+            Reduction({"anchor": False, "components": 1, "normalize_by": "participants"}, "fedavg"),
         ],
     ),
     "aem": Entry(
@@ -296,28 +310,35 @@ REGISTRY: Mapping[str, Entry] = {
         keeps="nothing; what it makes for itself stays with it",
         variants={
             "mixture": {
+                "anchor": False,
                 "clusters": 3,
                 "exploration": "power",
                 "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
             },
-            "tuned": {"personal": {"kind": "mixture", "tune": True, "held": 0.3, "gating": FEW, "solver": FEW}},
+            "tuned": {
+                "anchor": False,
+                "personal": {"kind": "mixture", "tune": True, "held": 0.3, "gating": FEW, "solver": FEW},
+            },
             "stops": {
+                "anchor": False,
                 "exploration": {"kind": "constant", "epsilon": 1.0},
                 "freeze": {"patience": 1, "check_every": 2},
                 "personal": {"kind": "fine-tuned", "solver": FEW},
             },
-            "ensemble": {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}},
-            "alone": {"personal": {"kind": "alone", "solver": FEW}},
+            "ensemble": {
+                "anchor": False,
+                "personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"},
+            },
+            "alone": {"anchor": False, "personal": {"kind": "alone", "solver": FEW}},
             "stacking": {
                 "personal": {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"},
                 "personal_others": ["choice"],
-                "anchor": True,
             },
         },
         reductions=[
-            Reduction({"clusters": 1}, "fedavg"),
-            Reduction({"clusters": 3, "exploration": {"epsilon": 0.0}}, "ifca", {"clusters": 3}),
-            Reduction({"clusters": 3, "hide_choice": True}, "aem", {"clusters": 3}),
+            Reduction({"anchor": False, "clusters": 1}, "fedavg"),
+            Reduction({"anchor": False, "clusters": 3, "exploration": {"epsilon": 0.0}}, "ifca", {"clusters": 3}),
+            Reduction({"anchor": False, "clusters": 3, "hide_choice": True}, "aem", {"anchor": False, "clusters": 3}),
         ],
     ),
     "cfl": Entry(

@@ -24,8 +24,9 @@ Choices:
     client's own mixture weights the models' probabilities. Before evaluation a client adapts its mixture by `e_steps`
     on its own training samples; one without samples keeps the uniform mixture. (The periodic-shift paper runs EM on
     labeled test data, which are not available in practice.) Shares are at least 1e-12.
-    `anchor`, ours, is FedAvg's model, one more component for all clients, whose weight in the mixture clients'
-    validation samples choose (`fedtide.multi.anchor`): the others neither see it nor train otherwise.
+    The `anchor` is ours, and `anchor = false` the paper: FedAvg's model, one more component for all clients, whose
+    weight in the mixture clients' validation samples choose (`fedtide.multi.anchor`). The others neither see it nor
+    train otherwise.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def fedem(
     component_layer: str = WHOLE,
     e_steps: StepCount = 5,
     normalize_by: Literal["participants", "everyone"] = "participants",
-    anchor: Flag = False,
+    anchor: Flag = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -103,7 +104,8 @@ def fedem(
         component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before evaluation.
         normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
+            paper, and needed without such samples.
 
     Raises:
         FedtideError: the loss has only a mean.

@@ -37,10 +37,12 @@ Choices:
     it can come back. Eq. 3 averages over K, which only scales the learning rate. `component_layer` other than "*" lets
     the models share all other layers, which then move by the mean over all updates. Line numbers in the code are those
     of Algorithm 1.
-    `anchor = true` is not the paper's: one more model is trained on all samples, as in FedAvg, and mixed with the
-    others' prediction. Where base distributions look alike, K models of fewer samples each lose to one of all. Its
-    weight is the one of 0, 0.1, ..., 1 with the highest likelihood of participants' validation samples in the last
-    round, 1/2 before the first. A client trains twice as much.
+    The anchor is ours, and `anchor = false` the paper: one more model is trained on all samples, as in FedAvg, and mixed
+    with the others' prediction. Where base distributions look alike, K models of fewer samples each lose to one of all:
+    on digits and letters, in clients alike and in four groups of labels -4.6, +0.5 and -10.4 points against FedAvg
+    (small settings, five seeds), with the anchor 0, +2.3 and +0.5. Its weight is the one of 0, 0.1, ..., 1 with the
+    highest likelihood of participants' validation samples in the last round, 1/2 before the first. A client trains
+    twice as much.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ def pfedem(
     keep_mixture: Flag = False,
     inference: Inference = "posterior",
     var_floor: Positive = 1e-3,
-    anchor: Flag = False,
+    anchor: Flag = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -148,7 +150,8 @@ def pfedem(
         keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
+            paper, and needed without such samples.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
     setup = GaussianSetup(gaussian_init, task, features, components)

@@ -346,7 +346,7 @@ def test_the_more_certain_branch_of_vanilla_may_answer(per):
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
 def test_one_component_is_fedavg_with_the_same_server_optimizer_bit_for_bit(server):
-    ours = played(toy("fedem", {"components": 1, "server": server}, data=DATA))
+    ours = played(toy("fedem", {"anchor": False, "components": 1, "server": server}, data=DATA))
     theirs = played(toy("fedavg", {"server": server}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
@@ -367,7 +367,7 @@ def test_identical_components_stay_identical_and_blends_uniform(server):
     """Losses are the same, so are posteriors, so are steps: nothing ever tells them apart."""
     memory = MemoryStore(None)
     options = {"components": 3, "cohort": {"kind": "everyone"}, "server": server}
-    experiment = toy("fedem", options, shift={"who": {"kind": "always"}}, precision="fp64")
+    experiment = toy("fedem", {"anchor": False, **options}, shift={"who": {"kind": "always"}}, precision="fp64")
     host = host_of(experiment, experiment.method[0], 0, memory)
     first = host.algorithm.init
 
@@ -388,7 +388,7 @@ def test_identical_components_stay_identical_and_blends_uniform(server):
 
 def test_blends_stay_on_the_simplex_and_on_their_clients():
     memory = MemoryStore(None)
-    run = played(toy("fedem", {"components": 3}, rounds=10), memory=memory)
+    run = played(toy("fedem", {"anchor": False, "components": 3}, rounds=10), memory=memory)
     assert run.host.algorithm.reveals == ()
     held = [memory.read(client, (10, 0)) for client in range(8)]
     held = [m["pi"] for m in held if m is not None]
@@ -402,7 +402,7 @@ def test_blends_stay_on_the_simplex_and_on_their_clients():
 
 @pytest.mark.parametrize("constant", [-3.0, 50.0, 1e4])
 def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypatch):
-    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head")
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head", anchor=False)
     weights, shard = begun(algorithm).weights, rows()
     plain = trained_by(algorithm, weights, shard)
     # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
@@ -429,7 +429,9 @@ def e_step(losses, pi):
 @pytest.mark.parametrize("blend", [None, (0.9, 0.1)])
 def test_posteriors_follow_their_rows_through_shuffles(blend):
     """Three epochs of batches of two, by hand: gradient (1/B) sum_s q_k(s) (p_k(s) - onehot), q from the beginning."""
-    algorithm = fedem(identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), components=2, component_layer="head")
+    algorithm = fedem(
+        identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), components=2, component_layer="head", anchor=False
+    )
     weights = begun(algorithm).weights
     draw = torch.Generator().manual_seed(5)
     x, y = 2 * torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
@@ -473,7 +475,7 @@ def test_the_likelihood_does_not_fall_over_adaptation():
     """sum_s log sum_k pi_k exp(-loss_k(s)) over one, two, ... E-steps; nothing flows back."""
     last = -math.inf
     for steps in (1, 2, 5, 20):
-        algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps)
+        algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps, anchor=False)
         weights, shard = begun(algorithm).weights, rows(12)
         answer = algorithm.adapt(weights, None, shard, Moment(0, 10), Rng(0))
         losses = branch_losses(logits_and_features(with_branches(task(), "head", 3), weights, shard.x)[0], shard)
@@ -497,7 +499,7 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
     }
     local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
-    experiment = toy("fedem", options, rounds=40, data=data, shift={"who": {"kind": "always"}})
+    experiment = toy("fedem", {"anchor": False, **options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     y, train = host.population.rows.y.clone(), host.population.parts["train"]
     for client in range(1, 8, 2):
@@ -512,7 +514,7 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
 
 
 def test_a_blend_weighs_probabilities():
-    algorithm = fedem(task(), components=2, component_layer="head")
+    algorithm = fedem(task(), components=2, component_layer="head", anchor=False)
     weights, shard = begun(algorithm).weights, rows(9)
     owner = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 2])
     blends = [{"pi": torch.tensor([0.8, 0.2]).double()}, None, {"pi": torch.tensor([0.0, 1.0]).double()}]
@@ -526,7 +528,7 @@ def test_a_blend_weighs_probabilities():
 
 
 def test_a_client_without_rows_keeps_the_uniform_blend():
-    algorithm = fedem(task(), components=2, component_layer="head")
+    algorithm = fedem(task(), components=2, component_layer="head", anchor=False)
     weights = begun(algorithm).weights
     empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert trained_by(algorithm, weights, empty) is None
