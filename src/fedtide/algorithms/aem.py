@@ -28,8 +28,8 @@ Choices:
     that no participant has chosen by loss for ten rounds (`drop_unused`; the code leaves out those that no evaluated
     client picks). Frozen models stay in it.
     `personal = "stacking"` is not the paper's: it weighs all models that a client has by its validation samples. The
-    `anchor`, also ours (`false` is the paper), is one of these: a global model, and the model of clients without labeled
-    samples; nobody chooses it in training. It is trained as long as any other model is. (The mean of models that began
+    `anchor`, also ours (`false` is the paper), is one of these: a global model, and the model of clients without
+    labeled samples; nobody chooses it in training. It is trained as long as any other model is. (The mean of models that began
     apart is no model, and the one that most clients chose is among them already.) Where clients are alike J models lost
     1.9 points to FedAvg in a small setting, over five seeds, with an anchor 0.4; in four groups of labels they gained
     2.8 and 4.0.
@@ -211,8 +211,8 @@ def aem(
         exploration: probability that a participant trains a random model.
         personal: personalization of the models by a client before evaluation.
         personal_others: further personalizations of the same models, each judged and reported as a method of its own.
-        anchor: one more model, which every participant trains as in FedAvg, for personalization: twice the training. "false" is the
-            paper.
+        anchor: one more model, which every participant trains as in FedAvg, for personalization: twice the training.
+            "false" is the paper.
         drop_unused: leave models that no client chooses by loss any more out of personalization.
         freeze: freezing of models that no longer improve; None means never.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
