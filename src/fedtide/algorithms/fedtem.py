@@ -34,7 +34,7 @@ Choices:
     `consistent_only = false` is the paper to the letter. Features move with the network, and a component that rests for
     half a period is left behind: the fresher one then attracts everybody. `carry`, ours and off, moves it along; over
     five seeds of small settings it lost 2 to 4 points to FedTEM without, smooth and abrupt, with 10 and 36 labels. The
-    paper's extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once and `beta = 1` keeps pi
+    paper's extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once, 1 keeps pi
     uniform. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `var_floor` times their
     mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an untrained branch is not stepped.
     Without an expectation (em-only, uniform) a component moves by its share of the samples. lam and eps, which the
