@@ -97,7 +97,8 @@ class Deploy(Strict):
         every: from the beginning of a round to that of the next, or longer where a round is not over by then; None
             begins the next as soon as one is over.
         deadline: for the answers to one question; what comes later counts for nothing.
-        fewest: nodes that must be connected before a round begins.
+        fewest: clients that a round waits for before it begins, at most for the deadline, and answers to a question
+            below which none counts.
     """
 
     address: Address = "127.0.0.1:8300"
