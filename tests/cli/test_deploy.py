@@ -84,7 +84,7 @@ def test_the_home_of_another_study_is_not_taken(here, tmp_path, capsys):
         done("deploy", study, "--method", "SCAFFOLD", "--nodes", "berlin,lyon,oslo", "--out", tmp_path / "other") == 0
     )
     home = tmp_path / "home"
-    home.mkdir()
+    home.mkdir(mode=0o700)
     (home / "berlin.ticket").write_bytes((here / "site" / "tickets" / "berlin.ticket").read_bytes())
     line = refused(
         capsys, tmp_path, "join", tmp_path / "other" / "tickets" / "berlin.ticket", "--data", here / "berlin.csv",

@@ -6,6 +6,7 @@ ticket, and what its clients keep between rounds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -88,6 +89,8 @@ class Seat:
         """Raise if the node's folder is that of another study, or not a folder."""
         if self.home.exists() and not self.home.is_dir():
             raise refused("--home", str(self.home), "a folder, or a new name", "it is a file")
+        if os.name == "posix" and self.home.exists() and (mode := self.home.stat().st_mode & 0o777) & 0o077:
+            raise refused(f"{self.home}: mode", f"{mode:04o}", f"0700; mend it with: chmod 700 {self.home}")
         if self.copy.exists():
             before = Ticket.read(self.copy)
             if (before.digest, before.authority, before.clients) != (
@@ -114,7 +117,10 @@ class Seat:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm whose works the node does, made from the ticket alone."""
-        return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
+        try:
+            return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
+        except RuntimeError as error:  # torch, of a network that is too large
+            raise FedtideError(f"study: its model cannot be made here ({str(error).splitlines()[0]})") from None
 
     @property
     def like(self) -> Shard:

@@ -19,6 +19,8 @@ import platform
 import secrets
 import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +47,11 @@ from fedtide.deploy.tickets import READ, SCHEME, Digest, Ids, NodeName, RowsAbou
 from fedtide.runs.build import population_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 LARGEST = 20_000_000
 """Bytes of a site's file."""
@@ -172,9 +179,7 @@ class Site:
         Raises:
             FedtideError: it is none, or one of its files was damaged or changed.
         """
-        if not (root / "site.toml").is_file():
-            raise FedtideError(f"{root}: not a site (no site.toml in it); fedtide deploy makes one")
-        values = read_toml(root / "site.toml", LARGEST)
+        values = read_toml(_checked(root) / "site.toml", LARGEST)
         if values.get("scheme") != SCHEME:
             raise refused(f"{root / 'site.toml'}: scheme", values.get("scheme"), str(SCHEME), "another version made it")
         try:
@@ -263,6 +268,13 @@ class Site:
             rows=self.about.rows,
             study=study_for(self.experiment),
         )
+
+
+def _checked(root: Path) -> Path:
+    """Return the folder of a site; raise where it is none."""
+    if not (root / "site.toml").is_file():
+        raise FedtideError(f"{root}: not a site (no site.toml in it); fedtide deploy makes one")
+    return root
 
 
 def read_roster(root: Path) -> Roster:
@@ -424,7 +436,21 @@ def admit(root: Path, public: Path) -> tuple[Node, str]:
     Raises:
         FedtideError: no node of that name, another has the key, or this one has another key.
     """
-    roster = read_roster(root) if (root / "site.toml").is_file() else Site.read(root).roster
+    with _alone(root):
+        return _admit(root, public)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold the site for this command: of two that change the roster at once one would be lost."""
+    with open(_checked(root) / "site.toml", "rb") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _admit(root: Path, public: Path) -> tuple[Node, str]:
+    roster = read_roster(root)
     key, name = certificates.read_public_key(public)
     node = roster.named(name or public.stem, f"{public}: node")
     if node.key == key:
