@@ -85,6 +85,23 @@ def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_proce
     assert same(*scores)
 
 
+@pytest.mark.parametrize("name", ["scaffold", "local"])
+@pytest.mark.parametrize("files", [True, False])
+def test_rows_travel_where_processes_cannot_reach_the_files(pool, tmp_path, monkeypatch, name, files):
+    """As on a cluster of several nodes: workers have no folder, and lend back what clients keep."""
+    monkeypatch.setattr(pool, "multi_node", True)
+    experiment, memory = toy(name), MemoryStore(tmp_path, small=0 if files else 10**9)
+    alone = played(experiment, rounds=3)
+    many = played(experiment, rounds=3, memory=memory, engine=engine_for(pool, experiment, None))
+    assert same(alone.state, many.state)
+    assert same(rows_of(alone), rows_of(many))
+    assert bool(memory.files()) == files
+    assert {row.file for row in memory.files()} == {path.name for path in tmp_path.iterdir()}
+    clients = alone.host.population.clients
+    payload, _ = alone.host.algorithm.serve(alone.state, clients)
+    assert same(*(run.fleet.score(payload, clients) for run in (alone, many)))
+
+
 def test_every_ask_is_answered_with_its_own_payload(pool):
     """One engine after another, with one ask each: none may be answered with what an earlier one had sent."""
     experiment = toy("fedavg")
