@@ -156,7 +156,7 @@ def rehearse(site: Path, /, *, rounds: int = 3, kills: bool = True, log_json: bo
     Exit status 1 where they differ.
 
     Args:
-        site: the folder of the site, in which nothing is changed.
+        site: the folder of the site; all of it happens in its subfolder rehearsal, which is made anew.
         rounds: how many.
         kills: kill one node and the server once.
         log_json: write the log as lines of JSON.

@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Algorithm, Shard
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
-from fedtide.data.transforms import apply_transforms
+from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy import certificates
 from fedtide.deploy.policy import Policy
 from fedtide.deploy.rows import PARTS, FileRows
@@ -38,6 +38,7 @@ class Seat:
         data: a file of rows for each of its clients, in the order of their ids.
         rows: what is in them.
         policy: the node's own rules.
+        rules: the file that they are from.
     """
 
     ticket: Ticket
@@ -45,6 +46,7 @@ class Seat:
     data: tuple[Path, ...]
     rows: FileRows
     policy: Policy = Policy()
+    rules: Path | None = None
 
     @staticmethod
     def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
@@ -66,7 +68,7 @@ class Seat:
         study = found.experiment
         rows = FileRows.read(data, found.clients, found.rows, study.data.split, study.data.transforms)
         rules = Policy() if policy is None else Policy.read(policy)
-        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, rules)
+        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, rules, policy)
         seat.check_home()
         return seat
 
@@ -125,9 +127,7 @@ class Seat:
     @property
     def like(self) -> Shard:
         """A row of zeros as the model sees it, from which a trial of the study can be made up."""
-        x = features(_blank(self.ticket.rows).x)
-        y = torch.zeros(1, dtype=torch.int64)
-        return Shard(apply_transforms(self.rows.transforms, x), y, torch.zeros(1, dtype=torch.int64))
+        return like(self.ticket.rows, self.rows.transforms)
 
     def said(self) -> Iterator[str]:
         """Say who this is, what it trusts, and which rows it holds, in lines for people."""
@@ -141,6 +141,12 @@ class Seat:
             counts = self.rows.counts(client)
             yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
         yield from warnings(ticket)
+
+
+def like(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:
+    """Return a row of zeros as the model sees it."""
+    x, none = features(_blank(about).x), torch.zeros(1, dtype=torch.int64)
+    return Shard(apply_transforms(transforms, x), none, none)
 
 
 def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:

@@ -92,7 +92,7 @@ def test_a_second_keeper_is_refused(keep, tmp_path):
     sleeping = process("node", "import time; time.sleep(1000)")
     keep(sleeping)
     until(lambda: number_of(tmp_path / "kept" / "node.pid"))
-    second = keep(sleeping)
+    second = keep(sleeping, with_parent=False)
     assert second.wait(20) == 2
     assert "another process keeps this one running already" in second.stdout.read()
 

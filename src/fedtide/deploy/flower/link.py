@@ -20,7 +20,7 @@ from fedtide.deploy.flower.processes import APP, binary, environment, free_port,
 
 CONNECTION = "site"
 """The name of our SuperLink in Flower's own configuration."""
-START = 60.0
+START = 180.0
 """Seconds that Flower may take until our relay is there."""
 LOOK = 1.0
 """Seconds between two looks at who is admitted."""
@@ -121,12 +121,12 @@ class Link:
             if not reachable("127.0.0.1", self._port):
                 continue
             try:
-                self._admit()
                 if not self._carrier.connected:
                     self._flwr("run", str(self._home / "app"), CONNECTION)
                     end = time.monotonic() + START
                     while not (self._carrier.connected or self._closing.is_set() or time.monotonic() > end):
                         time.sleep(0.1)
+                self._admit()
             except (OSError, subprocess.SubprocessError, FedtideError) as error:
                 if not self._closing.is_set():
                     self._say(f"Flower: {error}; tries again")

@@ -192,10 +192,24 @@ def _process(name: str, command: list[str], env: dict[str, str]) -> dict[str, An
     return {"name": name, "command": command, "env": env, "causes": list(map(list, CAUSES))}
 
 
-def supervise(folder: Path, processes: Sequence[Mapping[str, Any]], *, with_parent: bool) -> list[str]:
-    """Write down what to keep running; return the command that does so."""
+def supervise(
+    folder: Path, processes: Sequence[Mapping[str, Any]], *, with_parent: bool, as_json: bool = False
+) -> list[str]:
+    """Write down what to keep running; return the command that does so.
+
+    Args:
+        folder: for logs and numbers of processes.
+        processes: name, command, environment and known causes of each.
+        with_parent: end with the process that holds the other end of the command's input.
+        as_json: say what happens in lines of JSON.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"folder": str(folder), "with_parent": with_parent, "processes": [dict(process) for process in processes]}
+    told = {
+        "folder": str(folder),
+        "with_parent": with_parent,
+        "json": as_json,
+        "processes": [dict(process) for process in processes],
+    }
     path = folder / "processes.json"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # environments may hold secrets
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

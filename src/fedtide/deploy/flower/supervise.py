@@ -1,7 +1,7 @@
 """Keeper of processes: starts each again when it dies, and says in one line why.
 
 It runs as a program of its own and imports neither Fedtide nor torch: a node at rest is to be small. Its argument is a
-JSON file: {"folder", "with_parent", "processes": [{"name", "command", "env", "causes": [[pattern, line], ...]}]}.
+JSON file: {"folder", "with_parent", "json", "processes": [{"name", "command", "env", "causes": [[pattern, line]]}]}.
 """
 
 import contextlib
@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 LONGEST = 15.0
 """Seconds between two attempts, at most."""
@@ -26,13 +27,20 @@ GRACE = 10.0
 LOG = 20_000_000
 """Bytes of a log from which on it begins anew; the one before is kept beside it."""
 
+SUCCESSION = 30.0
+"""Seconds that the keeper of a server that died may take to end what it kept."""
+
 _saying = threading.Lock()
 
 
-def say(line: str) -> None:
+def say(line: str, as_json: bool) -> None:
     """Print a line with the time."""
-    with _saying:
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    now = datetime.now(UTC)
+    text = f"{now.astimezone():%H:%M:%S} {line}"
+    if as_json:
+        text = json.dumps({"at": now.isoformat(timespec="milliseconds"), "event": "process", "text": line})
+    with _saying, contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def main(told: dict[str, Any]) -> int:
@@ -40,23 +48,34 @@ def main(told: dict[str, Any]) -> int:
     folder = Path(told["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        say(f"{folder}: another process keeps this one running already; end it first")
-        return 2
+    until = time.monotonic() + (SUCCESSION if told["with_parent"] else 0)
+    while not _locked(lock):
+        if time.monotonic() > until:
+            say(f"{folder}: another process keeps this one running already; end it first", told["json"])
+            return 2
+        time.sleep(0.2)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     if told["with_parent"]:
         threading.Thread(target=_wait_for_parent, args=(stop,), daemon=True).start()
-    keepers = [threading.Thread(target=_keep, args=(folder, process, stop)) for process in told["processes"]]
+    keepers = [
+        threading.Thread(target=_keep, args=(folder, process, stop, told["json"])) for process in told["processes"]
+    ]
     for keeper in keepers:
         keeper.start()
     for keeper in keepers:
         while keeper.is_alive():  # a join without a limit would hold signals up
             keeper.join(0.5)
     return 0
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _wait_for_parent(stop: threading.Event) -> None:
@@ -66,7 +85,7 @@ def _wait_for_parent(stop: threading.Event) -> None:
     stop.set()
 
 
-def _keep(folder: Path, process: dict[str, Any], stop: threading.Event) -> None:
+def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json: bool) -> None:
     name, log, pause, said = process["name"], folder / f"{process['name']}.log", 1.0, ""
     _end_leftover(folder / f"{name}.pid", process["command"])
     while not stop.is_set():
@@ -94,7 +113,7 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event) -> None:
             _cause(log, start, process["causes"]) or f"ended with status {child.wait()} after {lasted:.0f} s; see {log}"
         )
         if line != said or lasted > STEADY:
-            say(f"{name}: {line}")
+            say(f"{name}: {line}", as_json)
             said = line
         pause = 1.0 if lasted > STEADY else min(2 * pause, LONGEST)
         stop.wait(pause)
@@ -105,7 +124,8 @@ def _cause(log: Path, start: int, causes: list[list[str]]) -> str:
     with log.open("rb") as file:
         file.seek(start)
         text = file.read(1_000_000).decode(errors="replace")
-    return next((line for pattern, line in causes if re.search(pattern, text)), "")
+    found = ((re.search(pattern, text), line) for pattern, line in causes)
+    return next((match.expand(line) for match, line in found if match), "")
 
 
 def _kill_group(leader: int) -> None:

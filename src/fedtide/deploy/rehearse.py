@@ -1,0 +1,280 @@
+"""A rehearsal: server and nodes of a site on this machine, with TLS and keys, over the rows of the study.
+
+One node and the server are killed on the way; then what came out is compared with the simulation, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedtide.config import Experiment, from_dict, resolved, to_toml
+from fedtide.config.deploy import Deploy
+from fedtide.core import checkpoint, codec
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.record import read_rounds
+from fedtide.core.trees import Tree, same
+from fedtide.deploy import certificates
+from fedtide.deploy.flower.processes import check_installed, free_port, supervise
+from fedtide.deploy.join import node_processes
+from fedtide.deploy.log import Log
+from fedtide.deploy.serve import serve
+from fedtide.deploy.site import Roster, Site, write_roster
+from fedtide.deploy.status import Status
+from fedtide.runs.digest import digest_of
+from fedtide.runs.runner import Run
+
+DEADLINE = "5m"
+"""For the answers to one question: a killed node is back within two minutes."""
+STALLED = 900.0
+"""Seconds without a round after which a rehearsal is given up."""
+LOOK = 0.2
+COPIED = ("ca.crt", "ca.key", "server.crt", "server.key")
+COMPARED = ("asked", "answered", "refused", "trained", "seconds", "facts")
+"""What a record says of a round that has to be the same; how clients are judged is compared by accuracy."""
+
+
+def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> int:
+    """Play a few rounds of a site here, compare them with the simulation, and return the exit status.
+
+    Args:
+        site: its folder; what happens is in its subfolder `rehearsal`, which is made anew.
+        rounds: how many.
+        kills: kill a node in its second round, and the server in its third.
+        log: takes what happens.
+
+    Raises:
+        FedtideError: it cannot be rehearsed, or what came out is not what the simulation gives.
+    """
+    check_installed()
+    if rounds < 1:
+        raise refused("--rounds", rounds, "1 or more")
+    there = _rehearsed(site, rounds)
+    log.say(
+        "rehearsal", f"{len(there.roster.node)} nodes and their server at {there.address}; logs are in {there.root}"
+    )
+    began = time.monotonic()
+    with ExitStack() as stack:
+        for node in there.roster.node:
+            stack.enter_context(_running(there, node.name, log))
+        _serve(there, _plan(there, kills), log)
+    log.say("played", f"{rounds} rounds in {time.monotonic() - began:.0f} s; the simulation plays them now")
+    list(Run(_plain(there.experiment), there.method, there.seed, _simulated(there)).play())
+    differs = list(differences(there.record, _simulated(there)))
+    for line in differs[:5]:
+        log.say("differs", line)
+    if differs:
+        log.say("result", "deployed and simulated differ: the lines above say where first")
+        return 1
+    log.say("result", f"deployed = simulated, bit for bit: {rounds} rounds of {there.method.name}")
+    return 0
+
+
+def _rehearsed(site: Site, rounds: int) -> Site:
+    """Make the site of a rehearsal: that of the study with fewer rounds, keys of its own, and a port that is free."""
+    root = site.root / "rehearsal"
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "authority").mkdir(mode=0o700, parents=True)
+    for name in COPIED:
+        shutil.copy2(site.authority / name, root / "authority" / name)
+    deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=DEADLINE)
+    changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
+    experiment = from_dict(resolved(changed), where=str(root), timed=False)
+    digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
+    nodes = []
+    for node in site.roster.node:
+        home = _home(root, node.name)
+        home.mkdir(mode=0o700, parents=True)
+        certificates.make_node_key(home / "key", home / "key.pub", node.name)
+        nodes.append(node.model_copy(update={"key": certificates.read_public_key(home / "key.pub")[0]}))
+    about = site.about.model_copy(update={"digest": digest})
+    made = Site(root, experiment, about, Roster(node=tuple(nodes)))
+    (root / "study.toml").write_text(to_toml(experiment), encoding="utf-8")
+    (root / "site.toml").write_text(tomli_w.dumps(about.model_dump(mode="json")), encoding="utf-8")
+    write_roster(root, made.roster)
+    return Site.read(root)
+
+
+def _home(root: Path, name: str) -> Path:
+    return root / "nodes" / name
+
+
+def _simulated(site: Site) -> Path:
+    return site.root / "simulated"
+
+
+def _plain(experiment: Experiment) -> Experiment:
+    """Return the experiment as a simulation plays it here."""
+    return experiment.model_copy(update={"checkpoint_every": 1})
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill: of a node, or of the server (""), once so many rounds are over."""
+
+    after: int
+    whom: str
+
+
+def _plan(site: Site, kills: bool) -> list[Kill]:
+    if not kills:
+        return []
+    last = site.experiment.rounds - 1
+    return [Kill(min(1, last), site.roster.node[0].name), Kill(min(2, last), "")]
+
+
+class _running:
+    """A node, which is kept running meanwhile."""
+
+    def __init__(self, site: Site, name: str, log: Log) -> None:
+        home = _home(site.root, name).absolute()
+        told = {"site": str(site.root.absolute()), "home": str(home)}
+        ca = site.root.absolute() / "authority" / "ca.crt"
+        self._command = supervise(
+            home / "run", node_processes(home, told, site.address, ca, home / "key"), with_parent=True
+        )
+        self._name, self._log = name, log
+
+    def __enter__(self) -> None:
+        self._keeper = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=_pass_on, args=(self._keeper, self._name, self._log), daemon=True).start()
+
+    def __exit__(self, *raised: object) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+
+
+def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
+    """Say what a process says."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        words = line.strip().partition(" ")[2]  # without its time
+        log.say("said", f"{name}: {words}")
+
+
+def _serve(site: Site, plan: list[Kill], log: Log) -> None:
+    """Run the server until its rounds are over, killing on the way."""
+    command = [sys.executable, "-P", "-m", "fedtide.deploy.rehearse", str(site.root.absolute())]
+    rounds, moved, plan = -1, time.monotonic(), list(plan)
+    server = _started(command, log)
+    try:
+        while server.poll() is None:
+            time.sleep(LOOK)
+            status = Status.read(site.status)
+            if status is not None and status.round != rounds:
+                rounds, moved = status.round, time.monotonic()
+            if plan and status is not None and status.phase == "playing" and rounds >= plan[0].after:
+                kill = plan.pop(0)
+                time.sleep(3.0)  # in the midst of a round
+                if kill.whom:
+                    log.say("kill", f"killing node {kill.whom} in round {rounds + 1}: it is back in a minute or two")
+                    _kill_node(_home(site.root, kill.whom))
+                else:
+                    log.say("kill", f"killing the server in round {rounds + 1}")
+                    server.kill()
+                    server.wait()
+                    server = _started(command, log)
+                moved = time.monotonic()
+            if time.monotonic() - moved > STALLED:
+                raise FedtideError(f"no round was over within {STALLED:.0f} s; see the logs in {site.root}")
+    finally:
+        if server.poll() is None:
+            server.kill()
+        server.wait()
+    if server.returncode:
+        raise FedtideError(f"the server ended with status {server.returncode}; see the lines above")
+
+
+def _started(command: list[str], log: Log) -> subprocess.Popen[str]:
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    threading.Thread(target=_pass_on, args=(server, "server", log), daemon=True).start()
+    return server
+
+
+def _kill_node(home: Path) -> None:
+    """Kill what a node consists of, but for what starts it again."""
+    for name in ("worker", "supernode"):
+        try:
+            os.killpg(int((home / "run" / f"{name}.pid").read_text()), signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
+
+
+def differences(deployed: Path, simulated: Path) -> Iterator[str]:
+    """Say where two records of one study differ: the round first, then the leaf of the last state.
+
+    Args:
+        deployed: folder of the run on nodes.
+        simulated: folder of the run in simulation.
+    """
+    ours, theirs = read_rounds(deployed), read_rounds(simulated)
+    if len(ours) != len(theirs):
+        yield f"deployed has {len(ours)} rounds, and simulated {len(theirs)}"
+    for one, other in zip(ours, theirs, strict=False):
+        said = [{key: line.get(key) for key in COMPARED} | _accuracies(line) for line in (one, other)]
+        for key in said[0].keys() | said[1].keys():
+            mine, yours = (each.get(key) for each in said)
+            if mine != yours:
+                yield f"round {one['round']}: {key}: deployed {_short(mine)}, simulated {_short(yours)}"
+    (one_state, one_round), (other_state, other_round) = (_last(path) for path in (deployed, simulated))
+    if one_round != other_round:
+        yield f"the last checkpoint is of round {one_round}, and of {other_round} in simulation"
+        return
+    for leaf, (mine, yours) in _leaves(one_state, other_state, "state"):
+        if not same(mine, yours):
+            yield f"after round {one_round - 1}: {leaf} differs"
+
+
+def _accuracies(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"accuracy of {view}": scores["accuracy"] for view, scores in line.get("scores", {}).items()}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _last(path: Path) -> tuple[Tree, int]:
+    """Return the state of the last checkpoint, and the round that would be played next."""
+    newest = checkpoint.newest_state(path / "checkpoints")
+    return codec.from_file(newest), int(newest.parent.name)
+
+
+def _leaves(one: Tree, other: Tree, name: str) -> Iterator[tuple[str, tuple[Tree, Tree]]]:
+    """Yield the parts of two trees side by side, by their place."""
+    parts = [_parts(each) for each in (one, other)]
+    if parts[0] is None or parts[1] is None or parts[0].keys() != parts[1].keys():
+        yield name, (one, other)
+        return
+    for key in parts[0]:
+        yield from _leaves(parts[0][key], parts[1][key], f"{name}.{key}")
+
+
+def _parts(tree: Tree) -> Mapping[Any, Tree] | None:
+    """Return what a tree consists of; None of a leaf."""
+    if isinstance(tree, Mapping):
+        return tree
+    if isinstance(tree, list | tuple):
+        return dict(enumerate(tree))
+    return vars(tree) if hasattr(tree, "__dataclass_fields__") else None
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(serve(Site.read(Path(sys.argv[1])), log=Log(), rehearsed=True))
+    except FedtideError as mistake:
+        sys.exit(f"error: {mistake}")

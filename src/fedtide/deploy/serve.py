@@ -1,0 +1,259 @@
+"""A server of real clients: plays a site's study, saves after every round, and goes on after whatever ended it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.config.deploy import parted, seconds_of
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Algorithm, Shard
+from fedtide.deploy import certificates
+from fedtide.deploy.flower.carrier import FlowerCarrier
+from fedtide.deploy.flower.processes import check_installed
+from fedtide.deploy.log import Health, Log
+from fedtide.deploy.seat import algorithm_without_rows, like
+from fedtide.deploy.site import Site, read_roster
+from fedtide.deploy.status import Connected, Status
+from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.carrier import Carrier
+from fedtide.fleets.presence import Present, Rehearsed, Who
+from fedtide.fleets.real_clock import Clock, RoundClock, WallClock
+from fedtide.fleets.remote import RemoteFleet
+from fedtide.fleets.schema import Schemas, made_up
+from fedtide.report.page import write_report
+from fedtide.runs import folder
+from fedtide.runs.build import host_of, metrics_of
+from fedtide.runs.runner import Progress, Run
+
+TOLD = 3.0
+"""Seconds between two writings of the status file."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients of a site, of whose rows the server knows nothing (`fedtide.core.types.Holdings`).
+
+    Args:
+        registered: how many clients there are.
+        has_val: whether they keep validation rows.
+        row: a row as the model sees it, of zeros.
+        classes: how many there are.
+    """
+
+    registered: int
+    has_val: bool
+    row: Shard
+    classes: int
+
+    @property
+    def clients(self) -> Tensor:
+        """All ids."""
+        return torch.arange(self.registered)
+
+    @property
+    def held_out_clients(self) -> Tensor:
+        """Nobody: whoever is evaluated is asked, too."""
+        return torch.arange(0)
+
+    def counts(self, clients: Tensor, part: str) -> Tensor:
+        """Return one row for each client, of the parts that the study has."""
+        return torch.full((len(clients),), int(part != "val" or self.has_val))
+
+    def few(self) -> tuple[Shard, int]:
+        """Return the row of zeros and the number of classes."""
+        return self.row, self.classes
+
+
+@dataclass
+class Watch:
+    """What a server says of itself: a line where something happens, a status file, and a health address.
+
+    Args:
+        site: what is served.
+        log: takes the lines.
+        carrier: knows who is connected.
+        since: when each node came or went.
+        progress: how far the run is.
+    """
+
+    site: Site
+    log: Log
+    carrier: Carrier
+    phase: str = "starting"
+    round: int = 0
+    problem: str = ""
+    _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
+
+    def look(self) -> Status:
+        """Return how the server is, and say who came and went."""
+        now, there = datetime.now(UTC), self.carrier.present()
+        for node in self.site.roster.node:
+            before = self._since.get(node.name)
+            online = node.name in there
+            if before is None and not online:
+                continue
+            if before is None or before[0] != online:
+                self._since[node.name] = (online, now)
+                self.log.say(
+                    "node", f"{node.name} {'is connected' if online else 'is gone'}", node=node.name, online=online
+                )
+        nodes = {name: Connected(online=online, since=since) for name, (online, since) in self._since.items()}
+        return Status(
+            at=now,
+            round=self.round,
+            rounds=self.site.experiment.rounds,
+            phase=self.phase,
+            nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
+            problem=self.problem,
+        )
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Write the status every few seconds meanwhile."""
+        over = threading.Event()
+
+        def work() -> None:
+            while True:
+                self.look().write(self.site.status)
+                if over.wait(TOLD):
+                    return
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.look().write(self.site.status)
+
+
+def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = False) -> int:
+    """Play the study of a site on its nodes until it is over; return the exit status.
+
+    Args:
+        site: its folder.
+        log: takes what happens.
+        health: a port of this machine at which programs can ask how the server is; None opens none.
+        rehearsed: nodes have the rows of the study, and those take part whom its simulation draws.
+
+    Raises:
+        FedtideError: it cannot be served.
+    """
+    check_installed()
+    from fedtide.deploy.flower.link import Link  # needs cryptography
+
+    certificates.renew_if_due(site.authority, site.address)
+    host, port = parted(site.address)
+    if not site.run.exists():
+        folder.create(site.experiment, site.run)
+    site.flower.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        carrier = stack.enter_context(FlowerCarrier())
+        watch = Watch(site, log, carrier)
+        if health is not None:
+            opened = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
+            log.say("health", f"health: {opened.address}")
+        stack.enter_context(watch.looking())
+        link = Link(
+            carrier,
+            site.flower,
+            host=_bind(host),
+            port=port,
+            ca=site.authority / "ca.crt",
+            certificate=site.authority / "server.crt",
+            key=site.authority / "server.key",
+            keys=lambda: _keys(site),
+            say=lambda line: log.say("flower", line),
+        )
+        stack.enter_context(link)
+        link.wait()
+        log.say("served", f"nodes are let in at {site.address}", address=site.address)
+        fleet, judge = _judge(site, carrier, rehearsed)
+        watch.phase = "waiting for nodes" if not carrier.present() else "playing"
+        for progress in _play(site, fleet, judge, watch):
+            watch.round = progress.round
+            shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
+            log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+        watch.phase = "over"
+    log.say("over", f"report: {write_report([site.run])}")
+    return 0
+
+
+def _bind(host: str) -> str:
+    """Return the address to listen on: this machine's own where nodes use it, else all."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return "127.0.0.1" if host == "localhost" else "0.0.0.0"
+    return str(found) if found.is_loopback else "::" if found.version == 6 else "0.0.0.0"
+
+
+def _keys(site: Site) -> Mapping[str, str]:
+    return {node.name: node.key for node in read_roster(site.root).node if node.key is not None}
+
+
+def _judge(site: Site, carrier: Carrier, rehearsed: bool) -> tuple[RemoteFleet, Judge]:
+    """Return the fleet of a site's nodes, and who judges it."""
+    experiment, method = site.experiment, site.method
+    about = site.about.rows
+    row = like(about, experiment.data.transforms)
+    who: Who
+    held: Any
+    if rehearsed:
+        host = host_of(experiment, method, site.seed, MemoryStore(None))
+        algorithm, who, held = host.algorithm, Rehearsed(host.population), host.population
+    else:
+        algorithm = algorithm_without_rows(experiment, about)
+        who, held = Present(site.seed), Roster(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
+        if algorithm.check is not None:
+            algorithm.check(held)
+    fleet = fleet_of(site, carrier, algorithm, who, made_up(row, about.classes))
+    judged = views(held, experiment.eval_clients, site.seed, experiment.eval_splits)
+    return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
+
+
+def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, rows: Shard) -> RemoteFleet:
+    """Return the nodes of a site as a fleet; `rows` are made up, as those of a client look."""
+    deploy, every = site.deploy, site.deploy.every
+    clock: Clock = RoundClock(site.experiment.timing.seconds or 1.0)
+    if every is not None:
+        clock = WallClock(site.about.made.timestamp(), every=seconds_of(every))
+    return RemoteFleet(
+        carrier,
+        {node.name: node.clients for node in site.roster.node},
+        who,
+        clock,
+        run=site.digest,
+        reveals=algorithm.reveals,
+        patience=seconds_of(deploy.deadline),
+        fewest=deploy.fewest,
+        first=algorithm.first,
+        deadline=algorithm.deadline,
+        schemas=Schemas(algorithm.works, rows),
+    )
+
+
+def _play(site: Site, fleet: RemoteFleet, judge: Judge, watch: Watch) -> Iterator[Progress]:
+    """Play the rounds that are left, and say whose answers did not count."""
+    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+
+    def look() -> bool:
+        for ask in fleet.asks:
+            for name, node in ask["nodes"].items():
+                for client, word in node["clients"].items():
+                    if word not in ("answered", "abstained", "at work"):
+                        text = f"{name}, client {client}, '{ask['question']}': {word}"
+                        watch.log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
+        return False
+
+    yield from Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge)
