@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from fedtide.core.errors import FedtideError
+from fedtide.laws.case import Growing
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarize
 from fedtide.runs import folder
-from helpers.studies import A, lines_of, run_of, study
+from helpers.studies import A, lines_of, record_of, run_of, study
 
 IFCA = {"name": "IFCA", "algorithm": "ifca", "clusters": 2, "local": {"lr": 0.1, "batch_size": 4}, "cohort": 4}
 OF_TRUTH = {"substituted", "groups", "expected", "drifted", "events", "heterogeneity"}
@@ -78,3 +79,20 @@ def test_forgetting_needs_a_simulation(tmp_path):
     run = run_of(study(forgetting={"rounds": [1]}), tmp_path)
     with pytest.raises(FedtideError, match=r"^forgetting: .* only a simulation can"):
         list(run.play(judge_of=real))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fielding", "cfl", "feddrift"])
+def test_a_run_that_is_resumed_with_a_longer_roster_is_as_one_in_which_clients_joined(tmp_path, method):
+    """A server that is started again knows more clients than before; all else it goes on with."""
+
+    def growing(run):
+        judge = run.simulated()
+        return replace(judge, fleet=Growing(judge.fleet, registered=False))
+
+    settings = study({**A, "algorithm": method}, rounds=4)
+    whole, parts = (run_of(settings, tmp_path / name) for name in ("whole", "parts"))
+    list(whole.play(judge_of=growing))
+    numbers = iter(range(1, 5))
+    list(parts.play(stop=lambda: next(numbers) == Growing.JOIN, judge_of=growing))
+    list(parts.play(judge_of=growing))
+    assert record_of(whole.folder) == record_of(parts.folder)
