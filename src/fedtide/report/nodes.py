@@ -30,7 +30,9 @@ DRAWN = 60
 
 
 def _lines(record: ExperimentRecord) -> list[RoundLine]:
-    return [line for method in record.methods for run in method.runs for line in read_asks(run.folder)]
+    """Return the lines of all rounds, and of what was asked before round 0, if anything was."""
+    lines = [line for method in record.methods for run in method.runs for line in read_asks(run.folder)]
+    return [line for line in lines if line.round >= 0 or line.asks]
 
 
 def nodes_table(record: ExperimentRecord) -> Table | None:

@@ -140,8 +140,9 @@ class RunRecord:
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
-        """Lines of the evaluation rounds."""
-        return [line for line in self.lines if line.get("scores")]
+        """Lines of the evaluation rounds, with the views of which any row was judged: real clients may all be away."""
+        lines = [line for line in self.lines if line.get("scores")]
+        return [line | {"scores": {view: told for view, told in line["scores"].items() if told}} for line in lines]
 
     def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> tuple[np.ndarray, np.ndarray]:
         """Return rounds done at each evaluation of one view, and a value of each."""

@@ -18,7 +18,9 @@ from fedtide.deploy.site import Roster, Site, make_site
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import NearCarrier
 from fedtide.fleets.node import Node
-from fedtide.fleets.remote import Present, RemoteFleet
+from fedtide.fleets.presence import Present
+from fedtide.fleets.remote import RemoteFleet
+from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from helpers.carriers import Lossy
@@ -103,3 +105,8 @@ def test_a_record_that_was_changed_is_not_played_again(tmp_path):
     with pytest.raises(FedtideError, match=r"asks\.jsonl: damaged"):
         replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES])
     assert not (site.root / "replay").exists()
+
+
+def test_an_evaluation_that_nobody_answered_is_left_out_of_the_report(tmp_path):
+    site = played(tmp_path, "FedAvg", lambda nodes: Lossy(nodes, seed=0, lost=1.0, held=0.0))
+    assert "What became of each node" in write_report([site.run]).read_text()

@@ -79,3 +79,12 @@ def test_damaged_lines_are_named(tmp_path, line):
         file.write(line + "\n")
     with pytest.raises(FedtideError, match=r"asks\.jsonl: line 5"):
         read_asks(tmp_path)
+
+
+def test_what_was_asked_before_the_first_round_is_told(tmp_path):
+    begin = {"round": -1, "present": ["berlin"], "asks": []}
+    assert nodes_table(record(folder(tmp_path, [begin, *LINES]))) == nodes_table(record(folder(tmp_path)))
+    asked = begin | {"asks": [ask(berlin="answered")]}
+    table = nodes_table(record(folder(tmp_path, [asked, *LINES])))
+    assert table is not None
+    assert table.rows[0][2:4] == ["5 of 5", "5"]
