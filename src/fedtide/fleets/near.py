@@ -70,12 +70,11 @@ def near_fleet(
     return RemoteFleet(
         carry(at),
         roster,
-        Rehearsed(population),
+        **{"who": Rehearsed(population)} | options,
         reveals=algorithm.reveals,
         first=algorithm.first,
         deadline=algorithm.deadline,
         schemas=Schemas(algorithm.works, made_up(*population.few())),
-        **options,
     )
 
 

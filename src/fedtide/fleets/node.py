@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedtide
 from fedtide.core import codec, strangers
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.memory import Version
 from fedtide.core.shapes import bare, fields_of
 from fedtide.core.trees import Tree, detached
@@ -40,8 +40,8 @@ COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", 
 """Columns of `Scores` that a node sends."""
 
 
-class MemoryGone(FedtideError):
-    """The error of a client whose memory is not where it was kept."""
+class MemoryLost(FedtideError):
+    """The error of a client's memory that cannot be read or kept; the server is told its words, which hold no data."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,35 @@ class NodeMemory:
         """Return what the client kept at the version that the server counts.
 
         Raises:
-            MemoryGone: there is no such file.
-            FedtideError: it is damaged.
+            MemoryLost: there is no such file, or it is damaged.
         """
         version = self.counted[client]
         if version is None:
             return None
         self.check(client)
-        return codec.from_file(self._file(client, version))["row"]
+        try:
+            return codec.from_file(self._file(client, version))["row"]
+        except (OSError, *UNREADABLE, FedtideError):
+            raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from None
 
     def check(self, client: int) -> None:
         """Raise if what the client kept is not there."""
         version = self.counted[client]
         if version is not None and not self._file(client, version).is_file():
-            raise MemoryGone(f"its memory of round {version[0]} is gone from the node; restore the node's folder")
+            raise MemoryLost(f"its memory of round {version[0]} is gone from the node; restore its folder")
 
     def write(self, client: int, version: Version, row: Memory, settled: Version | None) -> None:
-        """Keep a row, safely on the disk, and remove those older than the one that the last checkpoint counts."""
-        file = self._file(client, version)
+        """Keep a row, safely on the disk, and remove those older than the one that the last checkpoint counts.
+
+        Raises:
+            MemoryLost: it cannot be written.
+        """
+        try:
+            self._write(self._file(client, version), row, settled)
+        except (OSError, FedtideError):
+            raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from None
+
+    def _write(self, file: Path, row: Memory, settled: Version | None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         for left in file.parent.iterdir():
             found = re.fullmatch(r"(-?\d+)\.(\d+)\.safetensors", left.name)
@@ -197,7 +208,7 @@ class Node:
 
     def _described(self, error: Exception) -> str:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
-        if isinstance(error, MemoryGone):
+        if isinstance(error, MemoryLost):
             return str(error)
         self.log("".join(traceback.format_exception(error)))
         return f"{type(error).__name__} at the node, whose log says more"

@@ -51,7 +51,8 @@ class RemoteFleet:
 
     Args:
         carrier: the way to the nodes.
-        roster: ids of the clients of each node, by its name; together 0 to n-1.
+        roster: ids of the clients of each node, by its name; together 0 to n-1. Nodes may be added while a run is
+            played: they are clients from the next round on.
         who: draws who takes part.
         clock: of rounds and deadlines.
         run: digest of the run; nodes refuse questions of another.
@@ -84,10 +85,7 @@ class RemoteFleet:
         known = [name for name in self.reveals if name in SIMULATION_ONLY]
         if known:
             raise refused("the method's reveals", known[0], "what real clients can tell; only a simulation knows this")
-        ids = sorted(client for clients in self.roster.values() for client in clients)
-        if ids != list(range(len(ids))):
-            raise refused("roster", ids, "client ids from 0 on, each at one node")
-        self._node = {client: name for name, clients in self.roster.items() for client in clients}
+        self._enroll()
         self._life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest)
         self.memory = MemoryStore(None)
@@ -102,6 +100,13 @@ class RemoteFleet:
         self._scored = 0
         self.present = torch.empty(0, dtype=torch.int64)
 
+    def _enroll(self) -> None:
+        """Read the roster, which may have grown."""
+        ids = sorted(client for clients in self.roster.values() for client in clients)
+        if ids != list(range(len(ids))):
+            raise refused("roster", ids, "client ids from 0 on, each at one node")
+        self._node = {client: name for name, clients in self.roster.items() for client in clients}
+
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def begin(self, moment: Moment) -> None:
@@ -111,6 +116,7 @@ class RemoteFleet:
         self._due, self.moment = moment, replace(moment, seconds=self.clock.begin(moment))
         self.queries, self.asks, self._drawn = [], [], {}
         self._elapsed, self._began = None, True
+        self._enroll()
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
             self.clock.sleep(LOOK)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
+from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, same
 from fedtide.core.types import Moment, Slotted, Weighted
@@ -112,11 +115,35 @@ def test_a_folder_that_is_lost_is_said_and_the_others_go_on(tmp_path):
     step = rounds(made, fleet, Start(first[-1].state, 2, 2.0), until=3)[0]
     (line,) = told(fleet)
     lost = line["asks"][0]["nodes"]["node-1"]["clients"]
-    why = "refused: its memory of round 1 is gone from the node; restore the node's folder"
+    why = "refused: its memory of round 1 is gone from the node; restore its folder"
     assert lost == {"2": why, "3": why}
     assert fleet.queries[0].refused.tolist() == [2, 3]
     assert len(fleet.queries[0].answered) == 6
     assert not same(step.state, first[-1].state)
+
+
+@pytest.mark.parametrize("name", ["new", "0.0.safetensors"])
+def test_a_disk_that_is_full_is_said_and_nothing_is_counted(name, tmp_path):
+    made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    fleet = near_fleet(made, 4, tmp_path)
+    (tmp_path / "node-1/2" / name / "in the way").mkdir(parents=True)
+    rounds(made, fleet, until=1)
+    (line, *_) = told(fleet)[-1:]
+    why = "refused: the node cannot keep its memory; see whether its disk is full"
+    assert line["asks"][0]["nodes"]["node-1"]["clients"] == {"2": why, "3": "answered"}
+    assert fleet.counted(2) is None
+    assert fleet.counted(3) == (0, 0)
+
+
+def test_memory_that_is_damaged_is_said(tmp_path):
+    made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    fleet = near_fleet(made, 4, tmp_path)
+    first = rounds(made, fleet, until=1)
+    file = tmp_path / "node-1/2/0.0.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    rounds(made, fleet, Start(first[-1].state, 1, 1.0), until=2)
+    why = "refused: its memory of round 0 is damaged at the node; restore its folder"
+    assert told(fleet)[-1]["asks"][0]["nodes"]["node-1"]["clients"] == {"2": why, "3": "answered"}
 
 
 LIES = {
@@ -230,6 +257,23 @@ def test_a_roster_has_each_client_once(tmp_path):
         RemoteFleet(NearCarrier({}), {"berlin": [0, 1], "lyon": [1]}, Present(0))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ifca"])
+def test_a_node_that_is_admitted_later_has_clients_from_the_next_round_on(name, tmp_path):
+    """And so it has when the deployment is played again."""
+    made = host(name, {"cohort": {"kind": "everyone"}})
+    fleet = near_fleet(made, 4, tmp_path, who=Present(0))
+    whole = fleet.roster
+    fleet.roster = dict(list(whole.items())[:3])
+    steps = play(made.algorithm, fleet, begin(made.algorithm, fleet, seed=0, rounds=ROUNDS), seed=0, rounds=ROUNDS)
+    deployed = [next(steps) for _ in range(2)]
+    assert len(fleet.queries[-1].answered) == 6
+    fleet.roster = whole
+    deployed += steps
+    assert len(fleet.queries[-1].answered) == 8
+    again = replace(made, memory=MemoryStore(None))
+    assert same(states(rounds(again, replayed(again, told(fleet)))), states(deployed))
+
+
 def test_present_clients_are_drawn_from_seed_and_round():
     present, moment = torch.tensor([1, 4, 6, 7]), Moment(3, 10)
     draws = [Present(0).arrivals(2, present, moment).tolist() for _ in range(2)]
@@ -262,6 +306,38 @@ def test_a_run_on_nodes_is_recorded_stopped_and_resumed_as_one_in_simulation(tmp
             assert unknown[key] == known[key], key
         for view, scores in unknown.get("scores", {}).items():
             assert scores["accuracy"] == known["scores"][view]["accuracy"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_kills_of_the_server_among_losses_leave_a_run_that_is_played_again_with_the_same_bits(seed, tmp_path):
+    draw = random.Random(seed)
+    settings = study(SCAFFOLD, rounds=8, eval_every=4, checkpoint_every=2, data={"held_out_clients": {"clients": 0}})
+    run, again = (run_of(settings, tmp_path / name) for name in ("deployed", "again"))
+
+    def lossy_judge(run):
+        made = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+        time = Time()
+        clock = RoundClock(monotonic=time, sleep=time.sleep)
+        fleet = lossy(made, tmp_path / "nodes", draw.randrange(1000), patience=1.0, clock=clock)
+        return Judge(made.algorithm, fleet, [])
+
+    def replaying(run_again):
+        made = host_of(run.experiment, run.method, run.seed, MemoryStore(None))
+        lines = read_rounds(run.folder, "asks.jsonl")
+        return Judge(made.algorithm, replayed(made, lines), [])
+
+    for _ in range(4):
+        play = run.play(judge_of=lossy_judge)
+        for _ in range(draw.randrange(1, 4)):
+            next(play, None)
+        play.close()  # no checkpoint is written
+    list(run.play(judge_of=lossy_judge))
+    list(again.play(judge_of=replaying))
+    ours, theirs = (checkpoint.newest_state(each.folder / "checkpoints").read_bytes() for each in (run, again))
+    assert ours == theirs
+    for known, unknown in zip(lines_of(again.folder), lines_of(run.folder), strict=True):
+        for key in unknown.keys() - {"participants", "down", "up", "losses", "refused"}:
+            assert unknown[key] == known[key], key
 
 
 def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
