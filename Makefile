@@ -7,6 +7,11 @@ RUN := $(BIN)/python -m
 test coverage portable faults: export OMP_NUM_THREADS = 1
 test coverage portable faults: export PYTHONDONTWRITEBYTECODE =
 
+# What tests write lies in memory where there is room: they would wait for a disk ten thousand times, and what is killed
+# dies at its work and not nearly always while it waits.
+ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }')
+PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
+
 .PHONY: env demo test coverage portable faults lint docs examples bench bench-peers clean help
 
 help:
@@ -49,25 +54,22 @@ demo: .venv/.installed
 
 # An algorithm's laws run in one process, as they share what was played once.
 test: .venv/.developing
-	$(RUN) pytest -n auto --dist loadgroup
+	$(PYTEST) -n auto --dist loadgroup
 
 # What recipes play is covered by the other tests; here they are played whole, and all laws over all variants.
 coverage: .venv/.developing
-	$(RUN) pytest -n auto --dist loadgroup --thorough --ignore tests/recipes --cov --cov-report=term
-	$(RUN) pytest -n auto --dist loadgroup tests/recipes --thorough
+	$(PYTEST) -n auto --dist loadgroup --thorough --ignore tests/recipes --cov --cov-report=term
+	$(PYTEST) -n auto --dist loadgroup tests/recipes --thorough
 
 # With the instructions of an older processor sums of products round differently.
 portable: .venv/.developing
 	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
-		$(RUN) pytest -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
-
-# What is killed in memory dies at its work, and not nearly always while it waits for a disk; folders of failures stay.
-faults: export TMPDIR := $(firstword $(wildcard /dev/shm) /tmp)
+		$(PYTEST) -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
 
 # One that fails is played again with its seed: make faults FAULTS="--tries 1000 --faults-seed 20251121 -k NAME"
 FAULTS ?= --tries 1000 --faults-seed $(shell date +%Y%m%d)
 faults: .venv/.developing
-	$(RUN) pytest -n auto tests/faults -o tmp_path_retention_policy=failed $(FAULTS)
+	$(PYTEST) -n auto tests/faults $(FAULTS)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .
