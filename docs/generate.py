@@ -34,6 +34,7 @@ from fedtide.config.keys import code, docstring, options, source, spelled
 from fedtide.core.config_types import changed
 from fedtide.core.shapes import bare, is_choice, is_table, tags
 from fedtide.laws.every import LAWS
+from fedtide.runs.trained import Trained
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -199,7 +200,8 @@ def running() -> str:
     functions = (fedtide.population, fedtide.simulate, fedtide.run, fedtide.tune)
     results = [get_type_hints(function)["return"] for function in functions]
     results = [getattr(result, "__origin__", result) for result in results[1:]]
-    return reference({f"ft.{thing.__name__}": thing for thing in functions} | {r.__name__: r for r in results})
+    shown = {f"ft.{thing.__name__}": thing for thing in (*functions, fedtide.trained)}
+    return reference(shown | {made.__name__: made for made in (*results, Trained)})
 
 
 def vocabulary() -> str:

@@ -29,6 +29,7 @@ from fedtide.tuning.tune import execute as execute_tuning
 if TYPE_CHECKING:
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.report.summary import Study, Summary
+    from fedtide.runs.trained import Trained
     from fedtide.runs.verify import Verdict as RunVerdict
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
@@ -118,6 +119,10 @@ class Finished:
         means = [(m.name, m.measures["accuracy"].mean) for m in made[0].methods if "accuracy" in m.measures]
         found = [f"{len(made)} points"] if len(made) > 1 else [f"{name} {mean:.4g}" for name, mean in means]
         return f"Finished({', '.join([repr(str(self.folder)), *found])})"
+
+    def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
+        """What a method has trained (see `ft.trained`)."""
+        return trained(self.folder, method, seed)
 
     @property
     def summaries(self) -> list[Summary]:
@@ -278,6 +283,20 @@ def verify(run_folder: str | Path) -> list[RunVerdict]:
     from fedtide.runs.verify import verify as verdicts
 
     return list(verdicts(Path(run_folder)))
+
+
+@hinted
+def trained(run_folder: str | Path, method: str | None = None, seed: int | None = None) -> Trained:
+    """Return what a run has trained: `model()` is a module, `predict(x)` predicts as the run's evaluation does.
+
+    Args:
+        run_folder: the run folder, with a sweep that of one point.
+        method: name of the method, where there are several.
+        seed: by default the first.
+    """
+    from fedtide.runs.trained import Trained
+
+    return Trained.read(Path(run_folder), method, seed)
 
 
 @hinted

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
@@ -47,6 +47,7 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
+    fedtide export runs/study      write a model for other programs; predict rows
     fedtide check mine:fednova     check your own algorithm against the laws
     fedtide algorithms             list the algorithms; models and keys likewise
     fedtide deploy study.toml ...  make a site for real clients, who join it
@@ -212,6 +213,77 @@ def verify(run_folder: Path, /) -> int:
             whole = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
         _say(f"{verdict.run.title}: {whole}")
     return 1 if damaged else 0
+
+
+@app.command
+def export(
+    run_folder: Path,
+    /,
+    *,
+    format: Literal["safetensors", "onnx", "torch-export"],
+    method: str | None = None,
+    seed: int | None = None,
+    client: int | None = None,
+    cluster: int | None = None,
+    out: Path | None = None,
+) -> int:
+    """Write a model of a run to a file that other programs read; one that is a program is checked first.
+
+    Args:
+        run_folder: the run folder, with a sweep that of one point.
+        format: weights by name (safetensors), or a program that takes rows as the model sees them and returns
+            log-probabilities (torch-export, onnx).
+        method: name of the method, where there are several.
+        seed: by default the first.
+        client: the model by which this client predicts, with what it keeps; by default that of a new client.
+        cluster: number of a network of the server instead: of a cluster, component or branch.
+        out: the file; it must not exist. By default METHOD-SEED here.
+    """
+    from fedtide.config import slug
+    from fedtide.runs.export import ENDINGS
+    from fedtide.runs.export import export as write
+    from fedtide.runs.trained import Trained
+
+    trained = Trained.read(run_folder, method, seed)
+    part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
+    file = out or Path(f"{slug(trained.run.method.name)}-{trained.run.seed}{part}{ENDINGS[format]}")
+    said = write(trained, file, format, client=client, cluster=cluster)
+    _say(f"{trained.run.title}, after round {trained.moment.round + 1}: {said}")
+    _say(f"export: {file}")
+    return 0
+
+
+@app.command
+def predict(
+    run_folder: Path,
+    rows: Path,
+    /,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    client: int | None = None,
+    cluster: int | None = None,
+    out: Path = Path("predictions.csv"),
+) -> int:
+    """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
+
+    Args:
+        run_folder: the run folder, with a sweep that of one point.
+        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x.
+        method: name of the method, where there are several.
+        seed: by default the first.
+        client: as this client, with what it keeps and its own rows to adapt on; by default as a new client.
+        cluster: with one network of the server alone: of a cluster, component or branch.
+        out: the file; it must not exist.
+    """
+    from fedtide.runs.predict import predict_file
+    from fedtide.runs.trained import Trained
+
+    trained = Trained.read(run_folder, method, seed)
+    count = predict_file(trained, rows, out, client=client, cluster=cluster)
+    _say(f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted")
+    _say(f"predictions: {out}")
+    return 0
 
 
 @app.command

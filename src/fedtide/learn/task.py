@@ -149,6 +149,15 @@ class Task:
             {name: buffer.clone() for name, buffer in fresh.weights.buffers.items()},
         )
 
+    def module(self, weights: Weights) -> nn.Module:
+        """Return a module of its own with these weights, in evaluation mode, for use without this package.
+
+        >>> task = Task(lambda: nn.Linear(3, 2))
+        >>> task.module(task.init(Rng(0)))(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        """
+        return Scratch(self._fresh(Rng(0)), self.dtype, channels_last=False).load(weights, train=False)
+
     def inputs(self, x: Tensor) -> Tensor:
         """Convert samples to the task's number type and memory format."""
         if x.is_floating_point() and x.dtype != self.dtype:

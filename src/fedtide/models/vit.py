@@ -99,7 +99,8 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images (rows, channels, height, width) to tokens (rows, 1 + patches, width)."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
-        return torch.cat((self.token.expand(len(x), -1, -1), patches), 1) + self.positions
+        # Not len(x), which an exported program would take for a constant.
+        return torch.cat((self.token.expand(x.shape[0], -1, -1), patches), 1) + self.positions
 
 
 class Block(nn.Module):

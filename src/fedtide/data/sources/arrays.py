@@ -139,11 +139,16 @@ def _scaled(rows: Rows) -> Rows:
     """Return rows with standardized features."""
     if rows.x.dtype == torch.uint8:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
+    x = standardize(rows.x.numpy(), rows.x[known_rows(rows)].numpy().astype(np.float64))
+    return replace(rows, x=torch.from_numpy(x).to(rows.x.dtype))
+
+
+def known_rows(rows: Rows) -> torch.Tensor:
+    """Return positions of the rows by which features are standardized."""
     known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
     if rows.time is not None:
         known = known[rows.time[known].argsort(stable=True)][: math.ceil(len(known) / 10)]
-    x = standardize(rows.x.numpy(), rows.x[known].numpy().astype(np.float64))
-    return replace(rows, x=torch.from_numpy(x).to(rows.x.dtype))
+    return known
 
 
 def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:

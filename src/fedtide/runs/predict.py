@@ -1,0 +1,148 @@
+"""Predictions of a trained run for the rows of a file, as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.atomic import replacing
+from fedtide.core.errors import FedtideError, refused
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import known_rows, standardize
+from fedtide.data.sources.files import find, reading
+from fedtide.data.sources.table import CSV, number, places, read_table
+from fedtide.data.transforms import apply_transforms
+from fedtide.runs.trained import Trained
+
+LABEL = "label"
+"""Column of a table that is no feature, where the run's source names none."""
+
+
+def predict_file(
+    trained: Trained, path: Path, out: Path, *, client: int | None = None, cluster: int | None = None
+) -> int:
+    """Predict the rows of a CSV or NPZ file, write a CSV file with their classes and probabilities, count them.
+
+    Args:
+        trained: the run.
+        path: the file, with the features of the run's rows; a label is not looked at.
+        out: the file that is written; it must not exist.
+        client: as this client; None for one that nobody knows.
+        cluster: with this network of the server's state alone.
+
+    Raises:
+        FedtideError: the rows are not like those of the run, or there is no such client or network.
+    """
+    if not path.is_file():
+        raise FedtideError(f"{path}: no such file")
+    if out.exists():
+        raise FedtideError(f"{out}: is there already, allowed: a new file")
+    x = as_seen(trained, read_rows(trained, path))
+    if cluster is not None:
+        ((weights, _),) = trained.parts(client, cluster)
+        said = trained.predict_with(weights, x)
+    else:
+        said = trained.predict(x, client)
+    with replacing(out) as file:
+        file.write_text(table(said.logp, names_of_classes(trained)), encoding="utf-8")
+    return len(x)
+
+
+def read_rows(trained: Trained, path: Path) -> Tensor:
+    """Read features as the run's source has them (rows, ...)."""
+    rows = trained.host.population.rows
+    shape = tuple(rows.shape)
+    if len(rows.take(torch.zeros(1, dtype=torch.int64))[1].shape) > 1:
+        raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
+    if path.suffix == ".npz":
+        x = _from_npz(path)
+    else:
+        x = _from_csv(trained, path).reshape(-1, *shape) if math.prod(shape) else _from_csv(trained, path)
+    if tuple(x.shape[1:]) != shape:
+        raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
+    return x
+
+
+def _from_npz(path: Path) -> Tensor:
+    with reading(path, "an npz file without pickled objects"), open(path, "rb") as file:
+        with np.load(file, allow_pickle=False) as arrays:
+            if "x" not in arrays:
+                raise FedtideError(f"{path}: no array 'x'")
+            x = arrays["x"]
+        if x.dtype.kind not in "biuf" or x.ndim < 2:
+            raise refused(f"{path}: x", f"{x.dtype} {x.shape}", "numbers (rows, ...)")
+        made = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float64))
+    if made.is_floating_point() and not made.isfinite().all():
+        raise refused(f"{path}: x", "a number that is not finite", "finite numbers")
+    return made
+
+
+def _from_csv(trained: Trained, path: Path) -> Tensor:
+    header, lines = read_table(path)
+    width = math.prod(trained.host.population.rows.shape)
+    features = _features(trained) or [column for column in header if column != LABEL]
+    at = places(path, header, features)
+    if len(at) != width:
+        raise refused(f"{path}: columns of features", len(at), f"{width}, as in the run")
+    cells = [[number(f"{path}: row {row}", header[k], line[k]) for k in at] for row, line in lines]
+    return torch.tensor(cells, dtype=torch.float64)
+
+
+def _features(trained: Trained) -> list[str]:
+    """Return the names of the features in the run's tables, in their order; none where it has no tables."""
+    data = trained.run.experiment.data
+    source: Any = data.source
+    if not isinstance(source, CSV):
+        return []
+    if source.features is not None:
+        return list(source.features)
+    first = source.path if isinstance(source.path, str) else source.path[0]
+    header, _ = read_table(find(first, Path(data.directory) if data.directory else None))
+    times = source.time if isinstance(source.time, tuple) else (source.time,)
+    return [column for column in header if column not in (source.label, source.client, source.domain, *times)]
+
+
+def as_seen(trained: Trained, x: Tensor) -> Tensor:
+    """Return rows as the model sees them: standardized, or bytes as 0 to 1, and transformed as the run's own are."""
+    experiment = trained.run.experiment
+    source: Any = experiment.data.source
+    rows: Any = trained.host.population.rows
+    first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
+    if first.dtype == torch.uint8:
+        if not ((x >= 0) & (x <= 255)).all():
+            raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
+        x = x.to(torch.float32).mul_(1 / 255)
+    elif getattr(source, "scaled", False):
+        directory = experiment.data.directory
+        plain: Rows = replace(source, scaled=False).load(Path(directory) if directory else None, 0)
+        x = torch.from_numpy(standardize(x.numpy(), plain.x[known_rows(plain)].numpy().astype(np.float64)))
+    return apply_transforms(experiment.data.transforms, x if first.dtype == torch.uint8 else x.to(first.dtype))
+
+
+def names_of_classes(trained: Trained) -> list[str]:
+    """Return the names of the run's classes, or their numbers."""
+    rows = trained.host.population.rows
+    return [str(name) for name in getattr(rows, "label_names", ()) or range(rows.classes)]
+
+
+def table(logp: Tensor, names: list[str]) -> str:
+    """Return predictions as CSV: the class of each row, and the probabilities of all.
+
+    >>> print(table(torch.tensor([[0.25, 0.75]]).log(), ["no", "yes"]), end="")
+    class,p no,p yes
+    yes,0.25,0.75
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class", *(f"p {name}" for name in names)])
+    for chances, best in zip(logp.exp().tolist(), logp.argmax(1).tolist(), strict=True):
+        writer.writerow([names[best], *(f"{chance:.6g}" for chance in chances)])
+    return text.getvalue()

@@ -1,0 +1,268 @@
+"""What a run has trained: the models of its newest checkpoint, and what they predict, for anyone or for one client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtide.config import slug
+from fedtide.core import checkpoint, codec
+from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, children, is_node
+from fedtide.core.types import Memory, Moment, Payload, Prediction, Weights
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.host import Host
+from fedtide.fleets.schema import made_up
+from fedtide.fleets.tally import decision_units
+from fedtide.learn.task import Task
+from fedtide.runs.build import host_of, task_in
+from fedtide.runs.digest import known_digest_of
+from fedtide.runs.folder import Planned, load, plan
+
+ROWS = 256
+"""How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""
+
+AFTER = 1_000_000
+"""Number of an ask that is after all of its round."""
+
+TOLERANCE = 1e-5
+"""How far probabilities of the same model may be apart: they are computed in another order."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has a checkpoint.
+
+    Args:
+        run: the run.
+        host: its clients, with what they keep.
+        state: the server's state.
+        moment: the last round, at which clients hold what they hold.
+    """
+
+    run: Planned
+    host: Host
+    state: Any
+    moment: Moment
+
+    @staticmethod
+    def read(root: Path, method: str | None = None, seed: int | None = None) -> Trained:
+        """Read a run from its folder; nothing in it is changed.
+
+        Args:
+            root: the run folder, with a sweep that of one point.
+            method: name of one of its methods; needed where there are several.
+            seed: one of its seeds; by default the first.
+
+        Raises:
+            FedtideError: there is no such run, it has no checkpoint yet, or its files are not what was written.
+        """
+        run = _run_of(root, method, seed)
+        folder = run.folder / "checkpoints"
+        about = checkpoint.check(folder, config=known_digest_of(run.experiment, run.method, run.seed))
+        if about is None:
+            raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: fedtide resume {root}")
+        newest = checkpoint.check_files(folder, about)
+        memory = MemoryStore(run.folder / "memory")
+        memory.read_index(newest / "memory.safetensors")
+        host = host_of(run.experiment, run.method, run.seed, memory)
+        state = codec.from_file(newest / "state.safetensors")
+        return Trained(run, host, state, Moment(about.round - 1, run.experiment.rounds, about.before))
+
+    @cached_property
+    def task(self) -> Task:
+        """The run's model and loss."""
+        return task_in(self.run.experiment, self.run.method, self.host.population)
+
+    @cached_property
+    def like(self) -> Weights:
+        """Weights of one network of the run."""
+        return replace(self.task, begin=None).init(Rng(0))
+
+    @property
+    def networks(self) -> list[Weights]:
+        """The networks of the server's state, in their order: its models, and each branch of a branched one."""
+        return networks_in(getattr(self.state, "weights", None), self.like)
+
+    def predict(self, x: Tensor, client: int | None = None) -> Prediction:
+        """Predict rows as the run's evaluation does.
+
+        Args:
+            x: (rows, ...) as the model sees them. As far as the method decides by rows which of its models answers,
+                they decide together or not as `decide_per` says.
+            client: for this client, with what it keeps, and adapted on its own rows; None for one that nobody knows.
+        """
+        received, memory = self._held(client)
+        grouping = self.run.method.decide_per
+        units, first = decision_units(
+            torch.zeros(len(x), dtype=torch.int64), None, "batch" if grouping == "oracle" else grouping
+        )
+        return self.host.algorithm.predict(received, [memory] * len(first), x, units)
+
+    def predict_with(self, weights: Weights, x: Tensor) -> Prediction:
+        """Predict rows with one network."""
+        return self.task.predict(weights, [], x, torch.zeros(len(x), dtype=torch.int64))
+
+    def _held(self, client: int | None) -> tuple[Payload, Memory]:
+        """Return what a client receives to predict with, and what it keeps then."""
+        population, algorithm = self.host.population, self.host.algorithm
+        everyone = population.registered + len(population.held_out_clients)
+        if client is not None and not 0 <= client < everyone:
+            raise refused("--client", client, f"0 to {everyone - 1}")
+        asked = torch.tensor([everyone if client is None else client])
+        payload, slot = algorithm.serve(self.state, asked)
+        received = payload if slot is None else payload[int(slot[0])]
+        if client is None:
+            return received, None
+        ask = Ask("adapt", "adapt", self.moment, asked, number=AFTER)  # as in the evaluation of that round
+        if algorithm.adapt is None:
+            return received, self.host.memory.read(client, ask.version)
+        return received, self.host.clients.adapt(ask, client, received, "test")
+
+    @torch.no_grad()
+    def parts(self, client: int | None = None, cluster: int | None = None) -> list[tuple[Weights, float]]:
+        """Return the networks by which rows are predicted, with the share of each in the probabilities.
+
+        Args:
+            client: for this client, with what it keeps; None for one that nobody knows.
+            cluster: number of a network of the server's state instead: a cluster's, a component's or a branch.
+
+        Raises:
+            FedtideError: there is no such network, or which of them predicts depends on the row.
+        """
+        many = len(self.networks)
+        if cluster is not None:
+            if client is not None:
+                raise refused("--cluster", cluster, "one of --client and --cluster")
+            if not 0 <= cluster < many:
+                raise refused("--cluster", cluster, f"0 to {many - 1}" if many else "none: the server has no network")
+            return [(self.networks[cluster], 1.0)]
+        received, memory = self._held(client)
+        rows = self.rows()
+        said = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
+        # What a client keeps is more its own than what everybody receives.
+        shared = networks_in(received, self.like)
+        tries = [[(found, 1.0)] for found in (*networks_in(memory, self.like), *shared)]
+        if said.weights is not None and len(shared) == said.weights.shape[1]:
+            tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
+        for parts in tries:
+            if self.agrees(module_of(self.task, parts)(rows).log_softmax(-1), said.logp):
+                return parts
+        hint = f"--cluster 0 to {many - 1} for one of its networks, or fedtide predict" if many else "fedtide predict"
+        raise FedtideError(
+            f"{self.run.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
+            f"{hint}"
+        )
+
+    def agrees(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Tell whether two log-probabilities are those of the same model, computed in another order."""
+        far = (ours.double().exp() - theirs.double().exp()).abs().max()
+        return bool(far <= (0.02 if self.task.bfloat else TOLERANCE))
+
+    def rows(self, most: int = ROWS) -> Tensor:
+        """Return rows of clients and made-up ones, as the model sees them, at most so many of either."""
+        population = self.host.population
+        some, _ = population.pool(population.clients[:most], self.moment, "test")
+        made = made_up(*population.few(), rows=most).x
+        return self.task.inputs(torch.cat([some.x[:most], made.to(some.x.dtype)]))
+
+    def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
+        """Return a module, for use without this package, that predicts as the run does; see `parts`.
+
+        It is in evaluation mode. The softmax of what it returns (rows, classes) are probabilities.
+        """
+        return module_of(self.task, self.parts(client, cluster))
+
+
+class Mixture(nn.Module):
+    """Networks whose probabilities are mixed in fixed shares; it returns log-probabilities."""
+
+    def __init__(self, networks: list[nn.Module], shares: list[float]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.register_buffer("shares", torch.tensor(shares, dtype=next(networks[0].parameters()).dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return log-probabilities (rows, classes)."""
+        logp = torch.stack([network(x).log_softmax(-1) for network in self.networks], -1)
+        mixed: Tensor = (logp + self.get_buffer("shares").log()).logsumexp(-1)
+        return mixed
+
+
+def module_of(task: Task, parts: list[tuple[Weights, float]]) -> nn.Module:
+    """Return a module, in evaluation mode, of networks with shares."""
+    networks = [task.module(weights) for weights, _ in parts]
+    return networks[0] if len(networks) == 1 else Mixture(networks, [share for _, share in parts]).eval()
+
+
+def _run_of(root: Path, method: str | None, seed: int | None) -> Planned:
+    runs = plan(load(root), root)
+    points = sorted({run.folder.parent.parent for run in runs})
+    if len(points) > 1:
+        raise FedtideError(f"{root}: is a sweep, allowed: the folder of one of its points, such as {points[0]}")
+    names = list(dict.fromkeys(run.method.name for run in runs))
+    if method is None and len(names) > 1:
+        raise FedtideError(f"--method: found none, allowed: {', '.join(names)}")
+    found = [run for run in runs if method in (None, run.method.name, slug(run.method.name))]
+    if not found:
+        raise FedtideError(f"--method: found '{method}', {nearest(str(method), names)}")
+    seeds = [run.seed for run in found]
+    if seed is not None and seed not in seeds:
+        raise refused("--seed", seed, ", ".join(map(str, seeds)))
+    return found[0 if seed is None else seeds.index(seed)]
+
+
+def networks_in(tree: Tree, like: Weights) -> list[Weights]:
+    """List all networks in a tree, in their order; a branched one counts as many as it has branches."""
+    return list(_networks(tree, like))
+
+
+def _networks(tree: Tree, like: Weights) -> Iterator[Weights]:
+    if isinstance(tree, Weights):
+        yield from (found for found in _unbranched(tree) if _alike(found, like))
+    elif is_node(tree):
+        for _, child in children(tree):
+            yield from _networks(child, like)
+
+
+def _alike(weights: Weights, like: Weights) -> bool:
+    return all(
+        {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
+        for ours, theirs in ((weights.params, like.params), (weights.buffers, like.buffers))
+    )
+
+
+def _unbranched(weights: Weights) -> list[Weights]:
+    """Return each branch of a branched network with all that it shares, by the names of the network that was branched.
+
+    >>> shared, own = {"model.conv.w": torch.ones(1)}, {f"model.head.copies.{k}.w": torch.ones(1) for k in (0, 1)}
+    >>> [list(each.params) for each in _unbranched(Weights(shared | own))]
+    [['conv.w', 'head.w'], ['conv.w', 'head.w']]
+    """
+    names = [*weights.params, *weights.buffers]
+    count = len({found[1] for name in names if (found := COPY.search(name))})
+    if not count:
+        return [weights]
+
+    def of(part: dict[str, Tensor], k: int) -> dict[str, Tensor]:
+        found = {name: COPY.search(name) for name in part}
+        return {
+            COPY.sub(lambda copy: "." if copy[0][0] == "." else "", name.removeprefix("model."), count=1): part[name]
+            for name, copy in found.items()
+            if copy is None or int(copy[1]) == k
+        }
+
+    return [Weights(of(weights.params, k), of(weights.buffers, k)) for k in range(count)]
+
+
+COPY = re.compile(r"(?:^|\.)copies\.(\d+)\.")
+"""Part of the name of a parameter that says in which branch it is."""

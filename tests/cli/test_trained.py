@@ -1,0 +1,267 @@
+"""Models of a run for use outside of it: `fedtide export` and `fedtide predict`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import fedtide as ft
+from fedtide.core.errors import FedtideError
+from fedtide.runs.trained import Trained
+from helpers.shell import contents, done, refused, written
+from helpers.studies import SCAFFOLD, A
+
+COMMON = {key: A[key] for key in ("cohort", "local")}
+METHODS = [
+    A,
+    SCAFFOLD,
+    {**COMMON, "name": "IFCA", "algorithm": "ifca"},
+    {**COMMON, "name": "FedTEM", "algorithm": "fedtem", "branch_layer": "head"},
+    {**COMMON, "name": "FedEM", "algorithm": "fedem", "components": 2, "component_layer": "head"},
+    {**COMMON, "name": "pFedEM", "algorithm": "pfedem", "features": "network", "gaussian_init": "random"},
+    {**COMMON, "name": "Fielding", "algorithm": "fielding"},
+    {"name": "Local", "algorithm": "local"},
+]
+NAMES = [str(method["name"]) for method in METHODS]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run of all of them."""
+    root = tmp_path_factory.mktemp("trained")
+    made = written(root / "study.toml", *METHODS, rounds=2, eval_every=2, title="trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+        assert done("run", made, "--out", root / "run", "--workers", 1) == 0
+    return root / "run"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows_file(path: Path, x: torch.Tensor) -> Path:
+    lines = ["label,a,b,c,d", *(",".join(["0", *map(repr, row)]) for row in x.tolist())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_are_those_of_the_runs_evaluation(run, name):
+    trained = Trained.read(run, name)
+    population = trained.host.population
+    found = {}
+    for view, clients in (("train_clients", population.clients), ("held_out_clients", population.held_out_clients)):
+        right, rows = 0, 0
+        for client in clients.tolist():
+            shard, _ = population.pool(torch.tensor([client]), trained.moment, "test")
+            if len(shard):
+                right += int((trained.predict(shard.x, client).logp.argmax(1) == shard.y).sum())
+                rows += len(shard)
+        found[view] = right / rows
+    last = json.loads((trained.run.folder / "rounds.jsonl").read_text().splitlines()[-1])
+    assert found == {view: pytest.approx(last["scores"][view]["accuracy"], abs=1e-12) for view in found}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("FedTEM", "pFedEM")])
+@pytest.mark.parametrize("client", [None, 0, 9])
+def test_a_model_predicts_as_the_run_does(run, name, client):
+    trained = Trained.read(run, name)
+    rows = trained.rows(20)
+    model = trained.model(client)
+    assert not model.training
+    alone = torch.stack([trained.predict(row[None], client).logp[0] for row in rows])
+    assert torch.allclose(model(rows).softmax(-1).double(), alone.exp().double(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FedTEM", "pFedEM"])
+def test_a_choice_that_depends_on_rows_is_no_model(run, name):
+    trained = Trained.read(run, name)
+    with pytest.raises(FedtideError, match=r"depends on the row; allowed: --cluster 0 to 1 for one of its networks"):
+        trained.parts()
+    assert len(trained.networks) == 2
+    assert trained.model(cluster=1)(trained.rows(5)).shape == (10, 3)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_predict_writes_classes_and_probabilities(run, here, capsys):
+    trained = Trained.read(run, "IFCA")
+    x = trained.rows(6)
+    before = contents(run)
+    assert done("predict", run, rows_file(here / "rows.csv", x), "--method", "IFCA", "--client", 2) == 0
+    out, _ = capsys.readouterr()
+    assert out == "IFCA · seed 0, after round 2: 12 rows predicted\npredictions: predictions.csv\n"
+    assert contents(run) == before
+    with open("predictions.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    said = trained.predict(x, 2).logp
+    assert [int(line["class"]) for line in lines] == said.argmax(1).tolist()
+    written_ = torch.tensor([[float(line[f"p {k}"]) for k in range(3)] for line in lines])
+    assert torch.allclose(written_, said.exp(), atol=1e-5)
+
+
+def test_predict_reads_npz_and_one_network(run, here):
+    trained = Trained.read(run, "FedTEM")
+    x = trained.rows(4)
+    np.savez("rows.npz", x=x.numpy())
+    assert done("predict", run, "rows.npz", "--method", "fedtem", "--cluster", 1, "--out", "one.csv") == 0
+    with open("one.csv", encoding="utf-8") as file:
+        found = [int(line["class"]) for line in csv.DictReader(file)]
+    assert found == trained.model(cluster=1)(x).argmax(1).tolist()
+
+
+def test_export_writes_weights(run, here, capsys):
+    assert done("export", run, "--format", "safetensors", "--method", "A") == 0
+    out, _ = capsys.readouterr()
+    assert out == "A · seed 0, after round 2: weights of 43 numbers in 4 arrays\nexport: a-0.safetensors\n"
+    trained = Trained.read(run, "A")
+    found = load_file("a-0.safetensors")
+    weights = trained.state.weights
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in (weights.params | weights.buffers).items()
+    }
+    with safe_open("a-0.safetensors", "pt") as file:
+        about = file.metadata()
+    assert (about["whose"], about["rounds"], about["shape"], about["run"]) == ("server", "2", "[4]", "A · seed 0")
+    again = written(here / "again.toml", {**A, "init_from": str(here / "a-0.safetensors")}, rounds=1)
+    assert done("run", again, "--out", "again", "--workers", 1) == 0
+
+
+def test_export_writes_a_program_that_predicts_the_same(run, here):
+    assert done("export", run, "--format", "torch-export", "--method", "FedEM", "--client", 3) == 0
+    program = torch.export.load("fedem-0-client-3.pt2").module()
+    trained = Trained.read(run, "FedEM")
+    for count in (1, 5):
+        rows = trained.rows(count)
+        assert torch.allclose(program(rows).exp().double(), trained.predict(rows, 3).logp.exp().double(), atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_export_writes_onnx(run, here):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    assert done("export", run, "--format", "onnx", "--method", "IFCA", "--cluster", 1, "--out", "x.onnx") == 0
+    session = runtime.InferenceSession("x.onnx", providers=["CPUExecutionProvider"])
+    trained = Trained.read(run, "IFCA")
+    rows = trained.rows(7)
+    logp = torch.from_numpy(session.run(None, {"rows": rows.numpy()})[0])
+    assert torch.allclose(logp, trained.model(cluster=1)(rows).log_softmax(-1), atol=1e-5)
+
+
+def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    line = refused(capsys, here, "export", run, "--format", "onnx", "--method", "A")
+    assert line == "--format: onnx needs onnx: pip install 'fedtide[onnx]'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["export", "RUN", "--format", "safetensors"], f"--method: found none, allowed: {', '.join(NAMES)}"),
+        (["export", "RUN", "--format", "safetensors", "--method", "IFCAA"], "--method: found 'IFCAA', allowed: "),
+        (["export", "RUN", "--format", "safetensors", "--method", "A", "--seed", 7], "--seed: found 7, allowed: 0"),
+        (["export", "RUN", "--format", "safetensors", "--method", "A", "--client", 10],
+         "--client: found 10, allowed: 0 to 9"),
+        (["export", "RUN", "--format", "safetensors", "--method", "IFCA", "--cluster", 2],
+         "--cluster: found 2, allowed: 0 to 1"),
+        (["export", "RUN", "--format", "safetensors", "--method", "IFCA", "--cluster", 0, "--client", 1],
+         "--cluster: found 0, allowed: one of --client and --cluster"),
+        (["export", "RUN", "--format", "safetensors", "--method", "FedEM"],
+         "--format: safetensors holds the weights of one network, and this is 2 networks mixed; allowed: "),
+        (["export", "RUN", "--format", "safetensors", "--method", "FedTEM"],
+         "FedTEM · seed 0: which of its networks predicts"),
+        (["export", "RUN", "--format", "safetensors", "--method", "A", "--out", "rows.csv"],
+         "rows.csv: is there already, allowed: a new file"),
+        (["export", "nowhere", "--format", "safetensors"], "nowhere: not a run folder"),
+        (["predict", "RUN", "rows.csv", "--method", "A", "--out", "rows.csv"], "rows.csv: is there already"),
+        (["predict", "RUN", "none.csv", "--method", "A"], "none.csv: no such file"),
+        (["predict", "RUN", "narrow.csv", "--method", "A"],
+         "narrow.csv: columns of features: found 2, allowed: 4, as in the run"),
+        (["predict", "RUN", "words.csv", "--method", "A"],
+         "words.csv: row 2: d: found 'x', allowed: a finite number"),
+        (["predict", "RUN", "wide.npz", "--method", "A"],
+         "wide.npz: shape of a row: found (5,), allowed: (4,), as in the run"),
+        (["predict", "RUN", "nan.npz", "--method", "A"],
+         "nan.npz: x: found 'a number that is not finite', allowed: finite numbers"),
+        (["predict", "RUN", "y.npz", "--method", "A"], "y.npz: no array 'x'"),
+        (["predict", "RUN", "study.bin", "--method", "A"], "study.bin: "),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(run, here, capsys, arguments, line):
+    rows_file(here / "rows.csv", torch.ones(2, 4))
+    (here / "narrow.csv").write_text("a,b,label\n1,2,0\n")
+    (here / "words.csv").write_text("a,b,c,d\n1,2,3,x\n")
+    (here / "study.bin").write_bytes(bytes(range(256)))
+    np.savez("wide.npz", x=np.ones((2, 5)))
+    np.savez("nan.npz", x=np.full((2, 4), np.nan))
+    np.savez("y.npz", y=np.ones(3))
+    found = refused(capsys, here, *(run if word == "RUN" else word for word in arguments))
+    assert found.startswith(line), found
+
+
+def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run, here, capsys, tmp_path):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "copy")
+    state = next((tmp_path / "copy" / "a" / "0" / "checkpoints").glob("*/state.safetensors"))
+    state.write_bytes(state.read_bytes()[:-1] + b"\x7f")
+    assert "damaged" in refused(capsys, here, "export", "copy", "--format", "safetensors", "--method", "A")
+    shutil.rmtree(tmp_path / "copy" / "a" / "0" / "checkpoints")
+    line = refused(capsys, here, "predict", "copy", state, "--method", "A")
+    assert line == "copy/a/0: has no checkpoint yet; go on with: fedtide resume copy"
+
+
+def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
+    rows = [f"{i % 7},{i % 3},{(i * i) % 5},{i % 2},{i % 4}" for i in range(200)]
+    (here / "own.csv").write_text("\n".join(["u,v,w,kind,owner", *rows]) + "\n")
+    source = {"kind": "csv", "path": str(here / "own.csv"), "label": "kind", "client": "owner", "scaled": True}
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, data={
+        "source": source, "partition": "natural", "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    done_ = ft.run("study.toml", "run", workers=1, quiet=True)
+    (here / "new.csv").write_text(
+        "w,u,note,v\n" + "\n".join(f"{(i * i) % 5},{i % 7},x,{i % 3}" for i in range(8)) + "\n"
+    )
+    assert done("predict", "run", "new.csv") == 0
+    trained = done_.trained()
+    x = trained.host.population.rows.x[:8]
+    with open("predictions.csv", encoding="utf-8") as file:
+        found = [float(line["p 1"]) for line in csv.DictReader(file)]
+    assert found == pytest.approx(trained.predict(x).logp.exp()[:, 1].tolist(), abs=1e-5)
+    assert done_.trained("A", 0).model()(x).shape == (8, 2)
+
+
+def test_pictures_are_read_as_bytes(here):
+    x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
+    np.savez("pictures.npz", x=x, y=y)
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, model="linear", data={
+        "source": {"kind": "npz", "path": str(here / "pictures.npz")}, "partition": {"kind": "iid", "clients": 4},
+        "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    ft.run("study.toml", "run", workers=1, quiet=True)
+    np.savez("new.npz", x=x[:5, None])
+    (here / "new.csv").write_text(
+        "\n".join([",".join(f"p{k}" for k in range(64)), *(",".join(map(str, row.ravel())) for row in x[:5])]) + "\n"
+    )
+    for name in ("new.npz", "new.csv"):
+        assert done("predict", "run", name, "--out", f"{name}.out.csv") == 0
+    assert (here / "new.npz.out.csv").read_bytes() == (here / "new.csv.out.csv").read_bytes()
+    trained = ft.trained("run")
+    with open("new.npz.out.csv", encoding="utf-8") as file:
+        found = [int(line["class"]) for line in csv.DictReader(file)]
+    seen = torch.from_numpy(x[:5, None]).float() / 255
+    assert found == trained.predict(seen).logp.argmax(1).tolist()
