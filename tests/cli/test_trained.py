@@ -25,8 +25,16 @@ METHODS = [
     SCAFFOLD,
     {**COMMON, "name": "IFCA", "algorithm": "ifca"},
     {**COMMON, "name": "FedTEM", "algorithm": "fedtem", "branch_layer": "head"},
-    {**COMMON, "name": "FedEM", "algorithm": "fedem", "components": 2, "component_layer": "head"},
-    {**COMMON, "name": "pFedEM", "algorithm": "pfedem", "features": "network", "gaussian_init": "random"},
+    {**COMMON, "name": "FedEM", "algorithm": "fedem", "components": 2, "component_layer": "head", "anchor": False},
+    {
+        **COMMON,
+        "name": "pFedEM",
+        "algorithm": "pfedem",
+        "features": "network",
+        "gaussian_init": "random",
+        "anchor": False,
+    },
+    {**COMMON, "name": "anchored", "algorithm": "fedem", "components": 2, "component_layer": "head", "anchor": True},
     {**COMMON, "name": "Fielding", "algorithm": "fielding"},
     {"name": "Local", "algorithm": "local"},
 ]
