@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,9 @@ DEADLINE = "5m"
 STALLED = 900.0
 """Seconds without a round after which a rehearsal is given up."""
 LOOK = 0.2
+"""Seconds between two looks at how the server is."""
+MIDST = 3.0
+"""Seconds after the beginning of a round at which somebody is killed."""
 COPIED = ("ca.crt", "ca.key", "server.crt", "server.key")
 COMPARED = ("asked", "answered", "refused", "trained", "seconds", "facts")
 """What a record says of a round that has to be the same; how clients are judged is compared by accuracy."""
@@ -68,9 +71,11 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     )
     began = time.monotonic()
     with ExitStack() as stack:
+        server = stack.enter_context(_Server(there, log))
+        server.wait()  # nodes that come before would say that they are not let in
         for node in there.roster.node:
-            stack.enter_context(_running(there, node.name, log))
-        _serve(there, _plan(there, kills), log)
+            stack.enter_context(_Running(there, node.name, log))
+        server.watch(_plan(there, kills))
     log.say("played", f"{rounds} rounds in {time.monotonic() - began:.0f} s; the simulation plays them now")
     list(Run(_plain(there.experiment), there.method, there.seed, _simulated(there)).play())
     differs = list(differences(there.record, _simulated(there)))
@@ -136,7 +141,7 @@ def _plan(site: Site, kills: bool) -> list[Kill]:
     return [Kill(min(1, last), site.roster.node[0].name), Kill(min(2, last), "")]
 
 
-class _running:
+class _Running:
     """A node, which is kept running meanwhile."""
 
     def __init__(self, site: Site, name: str, log: Log) -> None:
@@ -166,43 +171,67 @@ def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
         log.say("said", f"{name}: {words}")
 
 
-def _serve(site: Site, plan: list[Kill], log: Log) -> None:
-    """Run the server until its rounds are over, killing on the way."""
-    command = [sys.executable, "-P", "-m", "fedtide.deploy.rehearse", str(site.root.absolute())]
-    rounds, moved, plan = -1, time.monotonic(), list(plan)
-    server = _started(command, log)
-    try:
-        while server.poll() is None:
-            time.sleep(LOOK)
-            status = Status.read(site.status)
-            if status is not None and status.round != rounds:
+class _Server:
+    """The server, in a process of its own, as it is to be killed."""
+
+    def __init__(self, site: Site, log: Log) -> None:
+        self._site, self._log = site, log
+        self._command = [sys.executable, "-P", "-m", "fedtide.deploy.rehearse", str(site.root.absolute())]
+
+    def __enter__(self) -> _Server:
+        self._start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        threading.Thread(target=_pass_on, args=(self._process, "server", self._log), daemon=True).start()
+
+    def _look(self, since: float) -> Status | None:
+        """Return how the server is.
+
+        Raises:
+            FedtideError: it has failed, or nothing has happened since for too long.
+        """
+        time.sleep(LOOK)
+        if self._process.poll():
+            raise FedtideError(f"the server ended with status {self._process.returncode}; see the lines above")
+        if time.monotonic() - since > STALLED:
+            raise FedtideError(f"nothing happened for {STALLED:.0f} s; see the logs in {self._site.root}")
+        return Status.read(self._site.status)
+
+    def wait(self) -> None:
+        """Wait until nodes are let in."""
+        began = time.monotonic()
+        while (status := self._look(began)) is None or status.phase == "starting":
+            continue
+
+    def watch(self, plan: Sequence[Kill]) -> None:
+        """Wait until all rounds are over, and kill on the way."""
+        rounds, moved, left = -1, time.monotonic(), list(plan)
+        while self._process.poll() is None:
+            status = self._look(moved)
+            if status is None:
+                continue
+            if status.round != rounds:
                 rounds, moved = status.round, time.monotonic()
-            if plan and status is not None and status.phase == "playing" and rounds >= plan[0].after:
-                kill = plan.pop(0)
-                time.sleep(3.0)  # in the midst of a round
-                if kill.whom:
-                    log.say("kill", f"killing node {kill.whom} in round {rounds + 1}: it is back in a minute or two")
-                    _kill_node(_home(site.root, kill.whom))
-                else:
-                    log.say("kill", f"killing the server in round {rounds + 1}")
-                    server.kill()
-                    server.wait()
-                    server = _started(command, log)
+            if left and rounds >= left[0].after and status.phase == "playing":
+                time.sleep(MIDST)
+                self._kill(left.pop(0).whom, rounds + 1)
                 moved = time.monotonic()
-            if time.monotonic() - moved > STALLED:
-                raise FedtideError(f"no round was over within {STALLED:.0f} s; see the logs in {site.root}")
-    finally:
-        if server.poll() is None:
-            server.kill()
-        server.wait()
-    if server.returncode:
-        raise FedtideError(f"the server ended with status {server.returncode}; see the lines above")
 
-
-def _started(command: list[str], log: Log) -> subprocess.Popen[str]:
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    threading.Thread(target=_pass_on, args=(server, "server", log), daemon=True).start()
-    return server
+    def _kill(self, whom: str, number: int) -> None:
+        if whom:
+            self._log.say("kill", f"killing node {whom} in round {number}: it is back in a minute or two")
+            _kill_node(_home(self._site.root, whom))
+            return
+        self._log.say("kill", f"killing the server in round {number}")
+        self._process.kill()
+        self._process.wait()
+        self._start()
 
 
 def _kill_node(home: Path) -> None:

@@ -111,7 +111,7 @@ class Watch:
             at=now,
             round=self.round,
             rounds=self.site.experiment.rounds,
-            phase=self.phase,
+            phase=self.phase if there or self.phase != "playing" else "waiting for nodes",
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
             problem=self.problem,
         )
@@ -179,7 +179,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         link.wait()
         log.say("served", f"nodes are let in at {site.address}", address=site.address)
         fleet, judge = _judge(site, carrier, rehearsed)
-        watch.phase = "waiting for nodes" if not carrier.present() else "playing"
+        watch.phase = "playing"
         for progress in _play(site, fleet, judge, watch):
             watch.round = progress.round
             shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"

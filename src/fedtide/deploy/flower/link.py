@@ -59,7 +59,7 @@ class Link:
         self._ca = ca
         self._port = free_port()
         self._closing = threading.Event()
-        self._admitted: dict[str, str] = {}
+        self._admitted: dict[str, str] | None = None
         self._write_app()
         processes = [
             superlink(self._port, ca, certificate, key, folder / "flower.db", carrier.socket, self._home),
@@ -74,9 +74,9 @@ class Link:
             thread.start()
 
     def wait(self, seconds: float = START) -> None:
-        """Wait until the relay is there."""
+        """Wait until the relay is there and nodes are let in."""
         end = time.monotonic() + seconds
-        while not self._carrier.connected:
+        while not (self._carrier.connected and self._admitted is not None):
             if self._keeper.poll() is not None:
                 raise FedtideError(f"{self._folder}: Flower could not be started; see the lines above")
             if time.monotonic() > end:

@@ -1,0 +1,173 @@
+"""Faults of real clients, with Flower's own processes on the loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+from fedtide.core.errors import FedtideError
+from fedtide.deploy import certificates
+from fedtide.deploy.flower.processes import free_port
+from fedtide.deploy.join import check_server
+from helpers.federation import Federation, until
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+
+NOT_IN = "supernode: the server does not let this node in: its key is not admitted there"
+GONE = 200.0
+"""Seconds after which a node that was killed is surely known to be gone, or back."""
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    try:
+        made.link.wait()
+        made.start("berlin")
+        made.start("oslo")
+        until(lambda: made.carrier.present() == {"berlin", "oslo"}, GONE)
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_question_is_answered_and_a_node_at_rest_is_small(federation):
+    response = federation.ask("berlin", {"times": 2}, b"a tree")
+    assert response.error == ""
+    assert response.payload == b"a treea tree"
+    assert response.header["echo"] == {"times": 2}
+    assert response.header["seconds"] < 1
+    files = [federation.number("berlin", "worker"), federation.number("berlin", "supernode")]
+    files.append(federation.nodes["berlin"].pid)
+    with open(f"/proc/{files[1]}/task/{files[1]}/children") as children:
+        files += map(int, children.read().split())
+    used = {}
+    for number in files:
+        with open(f"/proc/{number}/status") as status:
+            used[number] = next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1000
+    assert sum(used.values()) < 600, used
+
+
+def test_an_error_of_the_work_says_no_data(federation):
+    response = federation.ask("berlin", {"raise": True})
+    assert response.header["failed"] == "ValueError"
+    assert "secret" not in str(response)
+
+
+def test_40_mb_come_through(federation):
+    response = federation.ask("berlin", {"times": 4}, os.urandom(10_000_000))
+    assert len(response.payload) == 40_000_000
+
+
+def test_a_worker_that_dies_is_asked_again_three_times(federation):
+    response = federation.ask("berlin", {"die": True}, seconds=180)
+    assert response.error.startswith("died 3 times on this question (its worker died")
+    assert federation.ask("berlin", {}).error == ""
+
+
+def test_a_slow_node_is_late_and_answers_the_next_question(federation):
+    began = time.monotonic()
+    response = federation.ask("berlin", {"sleep": 600}, seconds=20)
+    assert response.error == "late: no answer within its 20 s"
+    assert time.monotonic() - began < 25
+    assert federation.ask("berlin", {}).error == ""
+
+
+def test_a_node_that_is_killed_in_the_midst_of_a_question_is_asked_again(federation):
+    federation.push("berlin", {"sleep": 5}, seconds=GONE)
+    time.sleep(8)
+    for process in ("supernode", "worker"):
+        os.killpg(federation.number("berlin", process), signal.SIGKILL)
+    response = federation.pull(GONE)
+    assert response.error == ""
+    assert response.payload == b"tree"
+
+
+def test_a_server_that_is_killed_in_the_midst_of_a_question_gets_its_answer(federation):
+    federation.push("oslo", {"sleep": 5}, seconds=GONE)
+    time.sleep(8)
+    os.killpg(federation.number("", "superlink"), signal.SIGKILL)
+    response = federation.pull(GONE)
+    assert response.error == ""
+    assert any(line.endswith("see " + str(federation.root / "flower/server/superlink.log")) for line in federation.said)
+    until(lambda: federation.carrier.present() == {"berlin", "oslo"}, GONE)
+
+
+def test_a_node_that_ends_is_gone_and_one_that_joins_late_is_there(federation):
+    federation.start("rome")
+    until(lambda: "rome" in federation.carrier.present(), GONE)
+    assert federation.ask("rome", {}).error == ""
+    federation.stop("rome")
+    until(lambda: "rome" not in federation.carrier.present(), GONE)
+    response = federation.ask("rome", {}, seconds=2)
+    assert response.error == "cannot be reached: was not there within its 2 s"
+
+
+def test_a_key_that_is_not_admitted_and_one_that_is_used_twice_are_told_what_to_do(federation):
+    federation.start("stranger", admitted=False)
+    line = until(lambda: federation.lines["stranger"], GONE)[0]
+    assert NOT_IN in line
+    federation.start("twin", admitted=False, key=federation.root / "berlin" / "key")
+    line = until(lambda: federation.lines["twin"], GONE)[0]
+    assert "or a node with the same key is connected" in line
+    assert "stranger" not in federation.carrier.present()
+    federation.stop("stranger")
+    federation.stop("twin")
+
+
+def test_another_authority_is_named(federation, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    certificates.make_authority(other, "127.0.0.1:1")
+    with pytest.raises(
+        FedtideError, match=r"of another authority than the ticket's .*ask the server's owner for a new"
+    ):
+        check_server(f"127.0.0.1:{federation.port}", other / "ca.crt")
+    federation.start("wrong", admitted=False, ca=other / "ca.crt")
+    line = until(lambda: federation.lines["wrong"], GONE)[0]
+    assert "the server's certificate is of another authority than this node's ca.crt" in line
+    federation.stop("wrong")
+
+
+def test_what_is_no_server_is_named(federation, tmp_path):
+    ca = federation.authority / "ca.crt"
+    assert "has a certificate of the ticket's authority" in check_server(f"127.0.0.1:{federation.port}", ca)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def answer():
+            line, _ = listening.accept()
+            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            line.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(
+            FedtideError, match=r"does not speak TLS .*: something else than 'fedtide serve' listens there"
+        ):
+            check_server(f"127.0.0.1:{listening.getsockname()[1]}", ca)
+    assert "cannot be reached now" in check_server(f"127.0.0.1:{free_port()}", ca)
+    with pytest.raises(FedtideError, match="finds no such host"):
+        check_server("no-such-host.invalid:8300", ca)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/control/start-run", "/v1/fleet/register-node", "/v1/runtime/acquire-task", "/docs"]
+)
+def test_nobody_commands_the_server_from_outside(federation, path):
+    context = ssl.create_default_context(cafile=str(federation.authority / "ca.crt"))
+    with (
+        socket.create_connection(("127.0.0.1", federation.port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as line,
+    ):
+        line.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 403")

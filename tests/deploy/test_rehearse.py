@@ -1,0 +1,40 @@
+"""What real processes give is what a simulation gives, bit for bit, kills or not."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+from fedtide.config import read
+from fedtide.deploy.log import Log
+from fedtide.deploy.rehearse import rehearse
+from fedtide.deploy.site import Roster, make_site
+from helpers.hospitals import hospitals
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+
+LOCAL = {"lr": 0.1, "batch_size": 8}
+METHODS = {
+    "fedavg": {},
+    "scaffold": {},
+    "ifca": {"clusters": 2},
+    "fielding": {},
+    "fedtem": {"prior": {"kind": "linear", "period": 4}},
+    "pfedem": {"features": "network"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_deployed_is_simulated(tmp_path, name):
+    method = {"name": name, "algorithm": name, "cohort": 4, "local": LOCAL, **METHODS[name]}
+    experiment = read(hospitals(tmp_path, method=[method]))
+    site = make_site(experiment, name, Roster.of("berlin,lyon:2,oslo:2"), tmp_path / "site", None, "study.toml")
+    said = io.StringIO()
+    kills = name == "scaffold"
+    assert rehearse(site, rounds=4 if kills else 2, kills=kills, log=Log(file=said)) == 0, said.getvalue()
+    assert "deployed = simulated, bit for bit" in said.getvalue()
+    assert ("killing the server" in said.getvalue()) == kills
