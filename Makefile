@@ -4,15 +4,15 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 
 # Tests run as many processes as there are cores: each has one thread, and loads what another has compiled.
-test coverage portable faults: export OMP_NUM_THREADS = 1
-test coverage portable faults: export PYTHONDONTWRITEBYTECODE =
+test coverage portable faults deployed: export OMP_NUM_THREADS = 1
+test coverage portable faults deployed: export PYTHONDONTWRITEBYTECODE =
 
 # What tests write lies in memory where there is room: they would wait for a disk ten thousand times, and what is killed
 # dies at its work and not nearly always while it waits.
 ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }')
 PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
 
-.PHONY: env demo test coverage portable faults lint docs examples bench bench-peers clean help
+.PHONY: env demo test coverage portable faults deployed lint docs examples bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
@@ -20,6 +20,7 @@ help:
 	@echo "make coverage  run them with whole recipes and all laws, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
+	@echo "make deployed  play over Flower on this machine, with TLS, keys and kills, about fifteen minutes"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -42,6 +43,15 @@ env: .venv/.installed
 .venv/.developing: .venv/.installed
 	@echo "installing what tests and checks need, 1 to 3 minutes"
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+# Flower wants versions of its own of what others use, so it has an environment that looks into the other one.
+.venv/deploy/.installed: .venv/.developing
+	@echo "installing Flower, about a minute"
+	@$(BIN)/python -m venv .venv/deploy
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv/deploy/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-base.pth"
+	@.venv/deploy/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[deploy]"
 	@touch $@
 
 .venv/.documenting: .venv/.installed
@@ -70,6 +80,10 @@ portable: .venv/.developing
 FAULTS ?= --tries 1000 --faults-seed $(shell date +%Y%m%d)
 faults: .venv/.developing
 	$(PYTEST) -n auto tests/faults $(FAULTS)
+
+# One after the other: each has processes of its own, and measures how long they take.
+deployed: .venv/deploy/.installed
+	.venv/deploy/bin/python -m pytest -n 0 tests/deploy
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
@@ -178,12 +178,14 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         stack.enter_context(link)
         link.wait()
         log.say("served", f"nodes are let in at {site.address}", address=site.address)
-        fleet, judge = _judge(site, carrier, rehearsed)
-        watch.phase = "playing"
-        for progress in _play(site, fleet, judge, watch):
-            watch.round = progress.round
-            shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
-            log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+        watch.phase, over = "playing", False
+        while not over:
+            watch.site = site = replace(site, roster=read_roster(site.root))
+            for progress in _play(site, *_judge(site, carrier, rehearsed), log):
+                watch.round, over = progress.round, progress.round == progress.rounds
+                shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
+                log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+            over = over or read_roster(site.root).clients == site.roster.clients
         watch.phase = "over"
     log.say("over", f"report: {write_report([site.run])}")
     return 0
@@ -243,8 +245,8 @@ def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, rows:
     )
 
 
-def _play(site: Site, fleet: RemoteFleet, judge: Judge, watch: Watch) -> Iterator[Progress]:
-    """Play the rounds that are left, and say whose answers did not count."""
+def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log) -> Iterator[Progress]:
+    """Play the rounds that are left, until the roster grows, and say whose answers did not count."""
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
 
     def look() -> bool:
@@ -253,7 +255,7 @@ def _play(site: Site, fleet: RemoteFleet, judge: Judge, watch: Watch) -> Iterato
                 for client, word in node["clients"].items():
                     if word not in ("answered", "abstained", "at work"):
                         text = f"{name}, client {client}, '{ask['question']}': {word}"
-                        watch.log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
-        return False
+                        log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
+        return read_roster(site.root).clients > site.roster.clients
 
     yield from Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge)
