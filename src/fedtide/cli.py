@@ -26,7 +26,7 @@ import fedtide
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.deploy import commands as deployment
 from fedtide.request import ExactKind, Family, FleetKind, Request, recipe, recipes
-from fedtide.terminal import console, print_results, print_table, say
+from fedtide.terminal import Screen, console, print_results, print_table, say
 
 if TYPE_CHECKING:
     from fedtide import api
@@ -526,7 +526,7 @@ def main(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write
     try:
         _check_text(sys.argv[1:] if arguments is None else arguments)
-        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(arguments, console=Screen(), exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
         status = _fail(str(error))
     except CycloptsError as error:

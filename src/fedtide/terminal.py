@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from fedtide.report.tables import Table as Content
 
 
-class _Console(Console):
+class Screen(Console):
     """A console that takes names as they are and goes on in silence where nobody reads any more (`| head`)."""
 
     def on_broken_pipe(self) -> None:
+        """Print nothing any more; the exit status is that of the command."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(*, quiet: bool = False) -> Console:
     """Return the standard output, or with `quiet` one that says nothing."""
-    made = _Console(markup=False, emoji=False, highlight=False, quiet=quiet)
+    made = Screen(markup=False, emoji=False, highlight=False, quiet=quiet)
     if not made.is_terminal:
         made.width = 200  # a table must not be squeezed into 80 columns
     return made

@@ -85,8 +85,8 @@ def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -
         meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{tables[0]} = '{tag}'" if tables else ""
         return f"found '{tag}', {line}{f'; did you mean {meant}?' * ('did you mean' not in line and bool(meant))}"
     if name == "union_tag_not_found":
-        by, known = context["discriminator"], ", ".join(tags_of(kind))
-        return f"found {shown(found)}, allowed: a table with {by} = one of {known}"
+        by, known = context["discriminator"].strip("'"), ", ".join(tags_of(kind))
+        return f"found {shown(found)}, allowed: a table with '{by}' = one of {known}{_kinds_with(found, kind, by)}"
     if name == "tuple_type" and bare((get_args(kind) or (Any,))[0]) is int:
         return f"found {shown(found)}, allowed: a list of values, such as [0, 1, 2]"
     if name in NUMBERS:
@@ -133,6 +133,13 @@ def _below(key: str, word: Any, kind: Any) -> str:
         for meant in [word] if word.partition(":")[0] in known else synonyms(word, known):
             return f'; did you mean {own} = {{ {name} = "{meant}" }}?'
     return ""
+
+
+def _kinds_with(keys: Any, kind: Any, by: str) -> str:
+    """Say which kinds of a choice have all of some keys; "" where many have, or none."""
+    members = get_args(kind) if isinstance(keys, Mapping) and keys else ()
+    meant = [tags(bare(member))[0] for member in members if set(keys) <= set(fields_of(bare(member)))]
+    return f"; did you mean {by} = {' or '.join(map(repr, meant))}?" if 0 < len(meant) <= 3 else ""
 
 
 def unknown_key(key: str, kind: Any) -> str:

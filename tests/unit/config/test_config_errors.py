@@ -134,6 +134,15 @@ def test_a_word_that_is_no_choice_is_one_clear_line(path):
 def test_a_choice_without_a_kind_says_which_there_are(path):
     line = said(made(path, {}))
     assert "allowed: a table with 'kind' = one of " in line
+    assert "did you mean" not in line
+
+
+@pytest.mark.parametrize(("path", "keys", "meant"), [
+    ("shift/how", {"every": 2, "fraction": 0.5}, "kind = 'label-swaps'"),
+    ("model", {"hidden": [3]}, "kind = 'mlp' or 'lstm'"),
+])  # fmt: skip
+def test_keys_without_a_kind_say_of_which_kinds_they_are(path, keys, meant):
+    assert said(made(path, keys)).endswith(f"; did you mean {meant}?")
 
 
 # -- wrong types and ranges --------------------------------------------------------------------------------------------
