@@ -272,6 +272,6 @@ def test_scores_do_not_depend_on_how_many_rows_pass_at_once(monkeypatch, tmp_pat
     rows = tiny(tmp_path)
     logp = torch.linspace(-3, -1, 8)
     expected = judged(rows, logp)
-    for module in ("fedtide.fleets.host", "fedtide.fleets.simulated"):
+    for module in ("fedtide.fleets.scoring", "fedtide.fleets.simulated"):
         monkeypatch.setattr(f"{module}.ROWS", at_once)
     assert same(judged(rows, logp), expected)

@@ -26,7 +26,7 @@ def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
     for method in experiment.method:
         here = host_of(experiment, method, 3, MemoryStore(None))
         there = host_from(spec_of(experiment, method, 3, tmp_path), "worker")
-        assert there.name == "worker"
+        assert there.memory.name == "worker"
         assert there.memory.directory == tmp_path
         assert (there.seed, there.algorithm.name) == (3, method.algorithm)
         for client in range(8):
