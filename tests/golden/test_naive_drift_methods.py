@@ -114,7 +114,7 @@ def naive_flexcfl(start, held, m, steps, limit):
 
 def test_flexcfl():
     held = stages(CONCEPTS)
-    algorithm = flexcfl(TASK, LOCAL, clusters=3, pretrain=6, cohort=Everyone())
+    algorithm = flexcfl(TASK, LOCAL, pooling=False, clusters=3, pretrain=6, cohort=Everyone())
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
     moved, seen = 0, []
@@ -289,7 +289,14 @@ def naive_auxo(start, held, split_rounds, sketch, drawn):
 def test_auxo():
     held = stages([TWO, TWO, [1 - k for k in TWO]])
     algorithm = auxo(
-        TASK, LOCAL, split=AtRounds((3, 12)), min_participants=2, epsilon=0.0, update_fraction=0.5, cohort=Everyone()
+        TASK,
+        LOCAL,
+        pooling=False,
+        split=AtRounds((3, 12)),
+        min_participants=2,
+        epsilon=0.0,
+        update_fraction=0.5,
+        cohort=Everyone(),
     )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])

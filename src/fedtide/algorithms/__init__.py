@@ -473,9 +473,10 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its group, the update that it was grouped by, how far its labels moved; its labels with 'silhouette'",
         keeps="its label shares of then",
         variants={
-            "": {"clusters": 2, "pretrain": 5, "migrate": 0.0},
-            "drifts": {"clusters": 2, "pretrain": 5, "migrate": 0.0, **DRIFT},
+            "": {"pooling": False, "clusters": 2, "pretrain": 5, "migrate": 0.0},
+            "drifts": {"pooling": False, "clusters": 2, "pretrain": 5, "migrate": 0.0, **DRIFT},
             "few": {
+                "pooling": False,
                 "clusters": 2,
                 "alpha": 1,
                 "pretrain": 3,
@@ -484,14 +485,14 @@ REGISTRY: Mapping[str, Entry] = {
                 "mu": 0.1,
                 "server": "adam",
             },
-            "still": {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
-            "silhouette": {"clusters": "silhouette", "pretrain": 5},
+            "still": {"pooling": False, "clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
+            "silhouette": {"pooling": False, "clusters": "silhouette", "pretrain": 5},
             "shared": {"clusters": 2, "pretrain": 5, "migrate": 0.0, "cluster_layer": "head", **MOVING, **DRIFT},
-            "pooled": {"clusters": 2, "pretrain": 5, "migrate": 0.0, "pooling": True, **MOVING, **DRIFT},
+            "pooled": {"clusters": 2, "pretrain": 5, "migrate": 0.0, **MOVING, **DRIFT},
         },
         reductions=[
             Reduction(ONE_GROUP, "fedavg"),
-            Reduction({**ONE_GROUP, "pooling": True}, "fedavg"),
+            Reduction({**ONE_GROUP, "pooling": False}, "fedavg"),
             Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5}),
             Reduction({**ONE_GROUP, "cluster_layer": "head"}, "fedavg"),
         ],
@@ -503,6 +504,7 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its cluster, and a part of its update",
         variants={
             "": {
+                "pooling": False,
                 "split": {"kind": "rounds", "rounds": [1, 2]},
                 "min_participants": 2,
                 "epsilon": 0.3,
@@ -519,9 +521,9 @@ REGISTRY: Mapping[str, Entry] = {
                 "split": {"kind": "rounds", "rounds": [1, 2]},
                 "min_participants": 2,
                 "epsilon": 0.3,
-                "pooling": True,
             },
             "evidence": {
+                "pooling": False,
                 "split": {"kind": "evidence", "min_fraction": 0.0},
                 "min_participants": 2,
                 "max_clusters": 3,

@@ -37,7 +37,10 @@ Choices:
     Clients are weighted by samples. Before evaluation, a client that was never asked takes the cluster whose model has
     the lowest loss on its labeled samples; one without samples takes the largest cluster.
     With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update of all
-    participants; sketches are of whole updates.
+    participants; sketches are of whole updates. `pooling`, ours and on, draws the updates of clusters that are alike
+    together (`fedtide.multi.pooling`); `pooling = false` is the paper. Against FedProx, in small settings over five
+    seeds, the paper's form lost 4.4 points where clients were alike, 5.2 where they differed without groups and 4.3 in
+    four groups, pooled 0.2, none and 0.2.
 """
 
 from __future__ import annotations
@@ -137,7 +140,7 @@ def auxo(
     min_participants: Count = 5,
     max_clusters: ModelCount = 8,
     cluster_layer: str = WHOLE,
-    pooling: Flag = False,
+    pooling: Flag = True,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
@@ -155,8 +158,8 @@ def auxo(
         min_participants: participants that a cluster needs for evidence from its round.
         max_clusters: largest number of clusters.
         cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then send
-            the squared length of their update in each layer.
+        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then also
+            send the squared length of their update in each layer. "false" is the paper.
         epsilon: probability that a client trains a random cluster's model.
         decay: factor on that probability in every round.
         update_fraction: fraction of the update that is used as sketch, from its end.

@@ -35,7 +35,10 @@ Choices:
     takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups
     it gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
     are sent before round 0. With `cluster_layer` other than "*" groups share all other layers, which move by the mean
-    update of all participants, and begin with that of all clients of the cold start.
+    update of all participants, and begin with that of all clients of the cold start. `pooling`, ours and on, draws the
+    updates of groups that are alike together (`fedtide.multi.pooling`); `pooling = false` is the paper. Against
+    FedProx, in small settings over five seeds, the paper's form lost 3.6 points where clients were alike and 11.5 where
+    they differed without groups, pooled 0.3 and 0.4; in four groups, which it hardly finds, both were level.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ def flexcfl(
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
     cluster_layer: str = WHOLE,
-    pooling: Flag = False,
+    pooling: Flag = True,
     mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -141,8 +144,8 @@ def flexcfl(
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
         cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each group toward that of all, as far as chance sets them apart; clients then send
-            the squared length of their update in each layer.
+        pooling: draw the update of each group toward that of all, as far as chance sets them apart; clients then also
+            send the squared length of their update in each layer. "false" is the paper.
     """
     check_layer(task, cluster_layer, "cluster_layer")
     extra = Proximal(mu) if mu else None
