@@ -72,6 +72,7 @@ for command in (
     deployment.rehearse,
     deployment.serve,
     deployment.admit,
+    deployment.invite,
     deployment.status,
     deployment.join,
     deployment.replay,

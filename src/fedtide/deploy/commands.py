@@ -69,6 +69,20 @@ def admit(site: Path, public_key: Path, /) -> int:
     return 0
 
 
+def invite(site: Path, nodes: str, /) -> int:
+    """Add nodes to a site, and write their tickets; a server that runs takes notice when it is started again.
+
+    Args:
+        site: the folder of the site.
+        nodes: names, as in paris,porto; porto:2 stands for two clients.
+    """
+    from fedtide.deploy.site import invite as add
+
+    for ticket in add(site, nodes):
+        _say(f"ticket: {site / 'tickets' / f'{ticket.node}.ticket'} (seal {ticket.seal})")
+    return 0
+
+
 def status(site: Path, /) -> int:
     """Say how a site is: who is connected, and what each node was asked, sent and showed.
 

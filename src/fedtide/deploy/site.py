@@ -31,6 +31,7 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import Field, ValidationError
 
+from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
 from fedtide.config.deploy import Deploy
 from fedtide.core.atomic import replacing
@@ -447,6 +448,35 @@ def _alone(root: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def invite(root: Path, names: str) -> list[Ticket]:
+    """Add nodes to the roster of a site, with clients of the next ids, and write their tickets.
+
+    Args:
+        root: the site.
+        names: as for `Roster.of`.
+
+    Raises:
+        FedtideError: a name is taken, or the method cannot take new clients in.
+    """
+    with _alone(root):
+        site = Site.read(root)
+        if why := REGISTRY[site.method.algorithm].exempt.get("join"):
+            raise FedtideError(f"{root}: '{site.method.algorithm}' takes no new clients in: {why}")
+        more = [
+            node.model_copy(update={"clients": tuple(client + site.roster.clients for client in node.clients)})
+            for node in Roster.of(names).node
+        ]
+        values = {"node": [node.model_dump() for node in (*site.roster.node, *more)]}
+        grown = replace(site, roster=Roster.checked(values, str(root / "roster.toml")))
+        tickets = [grown.ticket(node) for node in more]
+        for ticket in tickets:
+            path = root / "tickets" / f"{ticket.node}.ticket"
+            path.unlink(missing_ok=True)  # of a command that was killed: nobody of that name is in the roster
+            ticket.write(path)
+        write_roster(root, grown.roster)
+    return tickets
 
 
 def _admit(root: Path, public: Path) -> tuple[Node, str]:

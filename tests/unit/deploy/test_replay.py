@@ -14,7 +14,7 @@ from fedtide.core.types import Moment
 from fedtide.deploy.replay import population_of_files, replay
 from fedtide.deploy.rows import FileRows
 from fedtide.deploy.seat import Seat, algorithm_without_rows
-from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.deploy.site import Roster, Site, invite, make_site
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import NearCarrier
 from fedtide.fleets.node import Node
@@ -29,34 +29,41 @@ from helpers.hospitals import NAMES, hospitals
 pytest.importorskip("cryptography")
 
 
+def made(place: Path, method: str) -> Site:
+    """A site, and a file of rows for each of its nodes."""
+    study = read(hospitals(place, rows=90))
+    return make_site(study, method, Roster.of(",".join(NAMES)), place / "site", None, "study.toml")
+
+
 def played(place: Path, method: str, carrier=NearCarrier) -> Site:
     """A site whose nodes are in this process, with files of rows, after its last round."""
-    study = read(hospitals(place, rows=90))
-    site = make_site(study, method, Roster.of(",".join(NAMES)), place / "site", None, "study.toml")
-    seats = {
-        name: Seat.read(site.root / "tickets" / f"{name}.ticket", [place / f"{name}.csv"], home=place / name)
-        for name in NAMES
-    }
-    nodes = {
-        name: Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
-        for name, seat in seats.items()
-    }
+    site = made(place, method)
+    folder.create(site.experiment, site.run)
+    assert play(site, place, carrier) == site.experiment.rounds
+    return site
+
+
+def play(site: Site, place: Path, carrier=NearCarrier, stop=lambda: False) -> int:
+    """Play what is left of a site; the number of rounds that are over."""
+    nodes, names = {}, [node.name for node in site.roster.node]
+    for name in names:
+        ticket = site.root / "tickets" / f"{name}.ticket"
+        seat = Seat.read(ticket, [place / f"{name}.csv"], home=place / name)
+        seat.settle()
+        nodes[name] = Node(seat.algorithm, seat.ticket.seed, seat.rows, seat.home, run=seat.ticket.digest)
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
     roster = {node.name: node.clients for node in site.roster.node}
     fleet = RemoteFleet(
         carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.reveals, patience=5.0
     )
-    held = population_of_files(rows_of(site, place))
-    folder.create(site.experiment, site.run)
     run = Run(site.experiment, site.method, site.seed, site.record)
-    judge = Judge(algorithm, fleet, views(held), site.method.decide_per)
-    assert [step.round for step in run.play(judge_of=lambda _: judge)][-1] == site.experiment.rounds
-    return site
+    judge = Judge(algorithm, fleet, views(population_of_files(rows_of(site, place))), site.method.decide_per)
+    return [step.round for step in run.play(stop, lambda _: judge)][-1]
 
 
 def rows_of(site: Site, place: Path) -> FileRows:
-    files = [place / f"{name}.csv" for name in NAMES]
-    return FileRows.read(files, range(3), site.about.rows, site.experiment.data.split)
+    files = [place / f"{node.name}.csv" for node in site.roster.node]
+    return FileRows.read(files, range(len(files)), site.about.rows, site.experiment.data.split)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD"])
@@ -88,8 +95,7 @@ def test_a_simulation_is_no_deployment(tmp_path):
 
 
 def test_files_are_a_population_with_the_rows_of_the_nodes(tmp_path):
-    site = make_site(read(hospitals(tmp_path)), "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "s")
-    files = rows_of(site, tmp_path)
+    files = rows_of(made(tmp_path, "FedAvg"), tmp_path)
     people = population_of_files(files)
     for client in range(3):
         for part in ("train", "val", "test"):
@@ -110,3 +116,14 @@ def test_a_record_that_was_changed_is_not_played_again(tmp_path):
 def test_an_evaluation_that_nobody_answered_is_left_out_of_the_report(tmp_path):
     site = played(tmp_path, "FedAvg", lambda nodes: Lossy(nodes, seed=0, lost=1.0, held=0.0))
     assert "What became of each node" in write_report([site.run]).read_text()
+
+
+def test_a_node_that_is_invited_later_is_played_again_too(tmp_path):
+    site = made(tmp_path, "SCAFFOLD")
+    folder.create(site.experiment, site.run)
+    assert play(site, tmp_path, stop=lambda: True) == 1
+    invite(site.root, "paris")
+    (tmp_path / "paris.csv").write_bytes((tmp_path / "pilot.csv").read_bytes())
+    assert play(Site.read(site.root), tmp_path) == site.experiment.rounds
+    found = replay(site.run, [tmp_path / f"{name}.csv" for name in (*NAMES, "paris")])
+    assert (found.equal, found.differs) == (True, None)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from fedtide.algorithms import REGISTRY
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.deploy import site as sites
 from fedtide.deploy.certificates import make_node_key
 from fedtide.deploy.seat import algorithm_without_rows
-from fedtide.deploy.site import Roster, Site, admit, make_site, read_roster
+from fedtide.deploy.site import Roster, Site, admit, invite, make_site, read_roster
 from fedtide.deploy.tickets import Ticket
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, STUDY, hospitals
 from helpers.shell import contents
@@ -210,3 +211,29 @@ def test_a_roster_that_was_written_wrongly_is_refused(copy, berlin):
         path.write_text(text.replace(old, new))
         with pytest.raises(FedtideError, match=said):
             read_roster(copy.root)
+
+
+# -- more nodes --------------------------------------------------------------------------------------------------------
+
+
+def test_more_nodes_are_invited_with_the_next_clients(copy):
+    (paris, porto) = invite(copy.root, "paris,porto:2")
+    assert (paris.clients, porto.clients, porto.registered) == ((3,), (4, 5), 6)
+    assert Ticket.read(copy.root / "tickets" / "porto.ticket") == porto
+    found = Site.read(copy.root)
+    assert [node.name for node in found.roster.node] == [*NAMES, "paris", "porto"]
+    assert found.digest == copy.digest
+
+
+def test_a_node_is_invited_once(copy):
+    before = contents(copy.root)
+    with pytest.raises(FedtideError, match="found 'oslo', allowed: each name once"):
+        invite(copy.root, "paris,oslo")
+    assert contents(copy.root) == before
+
+
+def test_a_method_that_takes_nobody_in_says_why(copy, monkeypatch):
+    entry = replace(REGISTRY["scaffold"], exempt={"join": "it counts its clients once"})
+    monkeypatch.setitem(sites.REGISTRY, "scaffold", entry)
+    with pytest.raises(FedtideError, match="'scaffold' takes no new clients in: it counts its clients once"):
+        invite(copy.root, "paris")
