@@ -81,8 +81,8 @@ class Watch:
         site: what is served.
         log: takes the lines.
         carrier: knows who is connected.
-        since: when each node came or went.
-        progress: how far the run is.
+        phase: what the server does, in words.
+        round: how many rounds are over.
     """
 
     site: Site
@@ -90,11 +90,15 @@ class Watch:
     carrier: Carrier
     phase: str = "starting"
     round: int = 0
-    problem: str = ""
     _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> Status:
         """Return how the server is, and say who came and went."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> Status:
         now, there = datetime.now(UTC), self.carrier.present()
         for node in self.site.roster.node:
             before = self._since.get(node.name)
@@ -113,7 +117,6 @@ class Watch:
             rounds=self.site.experiment.rounds,
             phase=self.phase if there or self.phase != "playing" else "waiting for nodes",
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
-            problem=self.problem,
         )
 
     @contextmanager

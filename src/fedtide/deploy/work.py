@@ -12,6 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.deploy.flower.worker import serve
 from fedtide.deploy.seat import Seat
 from fedtide.deploy.site import Site
+from fedtide.fleets.client import ClientRows
 from fedtide.fleets.node import Node
 from fedtide.runs.build import host_of
 
@@ -24,6 +25,7 @@ def node_of(told: Mapping[str, Any]) -> Node:
             `home`).
     """
     home = Path(told["home"])
+    rows: ClientRows
     if "site" in told:
         site = Site.read(Path(told["site"]))
         host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))

@@ -88,6 +88,13 @@ def test_the_cause_is_said_in_one_line_and_once(keep, tmp_path):
     assert keeper.stdout.read() == ""
 
 
+def test_it_is_said_when_a_process_is_up(keep):
+    keeper = keep(
+        process("node", "import time; print('I am 12', flush=True); time.sleep(1000)") | {"up": [r"am \d", "up"]}
+    )
+    assert keeper.stdout.readline().strip().endswith("node: up")
+
+
 def test_a_second_keeper_is_refused(keep, tmp_path):
     sleeping = process("node", "import time; time.sleep(1000)")
     keep(sleeping)

@@ -106,7 +106,8 @@ def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
         socket: where it finds the worker, or the serving process.
     """
     bins = home / "bin"
-    bins.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    bins.mkdir(exist_ok=True)
     ours = {PROGRAMS[program][0]: [sys.executable, "-P", str(HERE / f"{program}.py")]}
     if program == "server_app":
         ours["flower-superexec"] = [binary("flower-superexec")]
@@ -149,7 +150,8 @@ def supernode(address: str, ca: Path, key: Path, socket: Path, home: Path, port:
         "--host", "127.0.0.1", "--port", str(port),
         "--auth-supernode-private-key", str(key),
     ]  # fmt: skip
-    return _process("supernode", command, environment(home, "client_app", socket))
+    made = _process("supernode", command, environment(home, "client_app", socket))
+    return made | {"up": [r"SuperNode ID: \d", f"connected to the server at {address}"]}
 
 
 def superlink(

@@ -1,7 +1,8 @@
 """Keeper of processes: starts each again when it dies, and says in one line why.
 
 It runs as a program of its own and imports neither Fedtide nor torch: a node at rest is to be small. Its argument is a
-JSON file: {"folder", "with_parent", "json", "processes": [{"name", "command", "env", "causes": [[pattern, line]]}]}.
+JSON file: {"folder", "with_parent", "json", "processes": [{"name", "command", "env", "causes": [[pattern, line]],
+"up": [pattern, line]}]}: what a process writes when it ends, and when it is up, and what that means.
 """
 
 import contextlib
@@ -98,8 +99,11 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
                 start_new_session=True,
             )  # fmt: skip
         (folder / f"{name}.pid").write_text(str(child.pid))
-        while child.poll() is None and not stop.wait(0.1):
-            pass
+        up = process.get("up")
+        while child.poll() is None and not stop.wait(0.2):
+            if up and (line := _cause(log, start, [up])):
+                say(f"{name}: {line}", as_json)
+                up, said = None, ""
         if child.poll() is None:
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
