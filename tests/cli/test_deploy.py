@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -57,6 +58,13 @@ def test_looking_before_joining_changes_nothing(here, capsys):
     ):
         assert said in out
     assert contents(here) == before
+
+
+def test_a_log_for_programs_is_nothing_but_json(here, capsys):
+    assert done("join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry", "--log-json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["event"] for line in lines} == {"check"}
+    assert lines[0]["text"].startswith("ticket: berlin")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -125,24 +126,26 @@ def join(
         log_json: write the log as lines of JSON.
     """
     from fedtide.deploy.certificates import fingerprint, read_public_key
+    from fedtide.deploy.log import Log
     from fedtide.deploy.seat import Seat
     from fedtide.deploy.terms import what_it_means
 
+    log = Log(log_json)
+    tell = partial(log.say, "check") if log_json else _say
     seat = Seat.read(ticket, data, policy, home)
     for line in seat.said():
-        _say(line)
+        tell(line)
     if dry:
         about = seat.ticket.rows
         for line in what_it_means(seat.algorithm, seat.like, about.classes, seat.policy, seat.ticket.registered):
-            _say(line)
+            tell(line)
         return 0
     from fedtide.deploy.join import join as take_part
-    from fedtide.deploy.log import Log
 
     if seat.settle():
-        _say(f"key: made; send {seat.public} to the site, which lets it in with: fedtide admit SITE {seat.public.name}")
-    _say(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
-    return take_part(seat, log=Log(log_json))
+        tell(f"key: made; send {seat.public} to the site, which lets it in with: fedtide admit SITE {seat.public.name}")
+    tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
+    return take_part(seat, log=log)
 
 
 def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -> int:
@@ -153,15 +156,11 @@ def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -
         health: a port of the loopback at which programs of this machine are told how the server is.
         log_json: write the log as lines of JSON.
     """
-    from fedtide.deploy.certificates import renew_if_due
     from fedtide.deploy.log import Log
     from fedtide.deploy.serve import serve as play
     from fedtide.deploy.site import Site
 
-    found = Site.read(site)
-    if renew_if_due(found.authority, found.address):
-        _say(f"certificate: made anew for {found.address}")
-    return play(found, log=Log(log_json), health=health)
+    return play(Site.read(site), log=Log(log_json), health=health)
 
 
 def rehearse(site: Path, /, *, rounds: int = 3, kills: bool = True, log_json: bool = False) -> int:
