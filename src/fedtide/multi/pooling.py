@@ -21,8 +21,10 @@ Where clusters are alike b is near 0 and all models stay one model; where they a
 Choices:
     Squares are summed over all numbers of a layer, so variances are those of its vector. With unequal weights w of
     clients `n_k` is (sum w)^2 / sum w^2. Numerators and denominators are sums over rounds that fade by `FADE`, as with
-    one participant in each cluster a round says nothing about s2; those of tau2 begin anew with new clusters. A cluster
-    without participants steps along D. Running statistics are those of all clusters.
+    one participant in each cluster a round says nothing about s2; those of tau2 begin anew with new clusters. As long
+    as no cluster had two participants in a round, s2 is unknown and all clusters step along D: draw at least twice as
+    many participants as there are clusters. A cluster without participants steps along D. Running statistics are those
+    of all clusters.
 """
 
 from __future__ import annotations
