@@ -71,7 +71,7 @@ def admit(site: Path, public_key: Path, /) -> int:
 
 
 def invite(site: Path, nodes: str, /) -> int:
-    """Add nodes to a site, and write their tickets; a server that runs takes notice when it is started again.
+    """Add nodes to a site, and write their tickets; a served site takes them in after the round.
 
     Args:
         site: the folder of the site.
