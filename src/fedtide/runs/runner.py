@@ -16,7 +16,7 @@ from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
+from fedtide.core.record import ASKS, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
@@ -80,6 +80,8 @@ class Run:
         with run_lock(self.folder), threads(self.experiment.fleet.threads):
             judge = judge_of(self)
             truth = judge.fleet.truth
+            if truth is not None and (self.folder / ASKS).exists():
+                raise FedtideError(f"{self.folder}: its clients are real; go on with: fedtide serve SITE")
             config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:

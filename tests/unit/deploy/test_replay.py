@@ -25,6 +25,7 @@ from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
+from helpers.shell import refused
 
 pytest.importorskip("cryptography")
 
@@ -85,6 +86,13 @@ def test_what_was_lost_is_lost_again(tmp_path, monkeypatch, capsys):
     state = f"checkpoints/{site.experiment.rounds:08d}/state.safetensors"
     place = site.record.relative_to(site.run)
     assert sha256(site.run / place / state) == sha256(site.root / "replay" / place / state)
+
+
+def test_a_deployment_is_not_gone_on_with_in_simulation(tmp_path, capsys):
+    site = made(tmp_path, "FedAvg")
+    folder.create(site.experiment, site.run)
+    play(site, tmp_path, stop=lambda: True)
+    assert "its clients are real; go on with: fedtide serve SITE" in refused(capsys, site.run, "resume", site.run)
 
 
 def test_a_simulation_is_no_deployment(tmp_path):
