@@ -9,31 +9,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from fedtide.core.config_types import Count
+from fedtide.core.durations import Duration, zone_of
 from fedtide.core.errors import shown
 from fedtide.core.strict import Strict
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-LONGEST = 366 * UNITS["d"]
 LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-
-
-def seconds_of(duration: str) -> float:
-    """Return the seconds of a duration: a number and one of s, m, h, d.
-
-    >>> seconds_of("90s"), seconds_of("1.5h")
-    (90.0, 5400.0)
-    """
-    if not (found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", duration)):
-        raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
-    seconds = float(found[1]) * UNITS[found[2]]
-    if not 1 <= seconds <= LONGEST:
-        raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
-    return seconds
-
-
-def _duration(value: str) -> str:
-    seconds_of(value)
-    return value
 
 
 def parted(address: str) -> tuple[str, int]:
@@ -82,8 +62,13 @@ def _address(value: str) -> str:
     return value
 
 
-Duration = Annotated[str, AfterValidator(_duration)]
+def _zone(value: str) -> str:
+    zone_of(value)
+    return value
+
+
 Address = Annotated[str, AfterValidator(_address)]
+Zone = Annotated[str, AfterValidator(_zone)]
 
 
 class Deploy(Strict):
@@ -99,9 +84,11 @@ class Deploy(Strict):
         deadline: for the answers to one question; what comes later counts for nothing.
         fewest: clients that a round waits for before it begins, at most for the deadline, and answers to a question
             below which none counts.
+        zone: time zone of `every`, and of methods that know the time of the day, such as "Europe/Berlin".
     """
 
     address: Address = "127.0.0.1:8300"
     every: Duration | None = None
     deadline: Duration = "10m"
     fewest: Annotated[Count, Field(le=100_000)] = 1
+    zone: Zone = "UTC"

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.config.deploy import parted, seconds_of
+from fedtide.config.deploy import parted
+from fedtide.core.durations import seconds_of
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, Shard
 from fedtide.deploy import certificates
@@ -222,17 +223,21 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool) -> tuple[RemoteFleet, 
         who, held = Present(site.seed), Roster(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
         if algorithm.check is not None:
             algorithm.check(held)
-    fleet = fleet_of(site, carrier, algorithm, who, made_up(row, about.classes))
+    clock = RoundClock(experiment.timing.seconds or 1.0) if rehearsed else clock_of(site)
+    fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes))
     judged = views(held, experiment.eval_clients, site.seed, experiment.eval_splits)
     return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
-def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, rows: Shard) -> RemoteFleet:
+def clock_of(site: Site) -> WallClock:
+    """Return the clock of a site: real time, counted from the midnight before it was made."""
+    every = site.deploy.every
+    return WallClock(site.about.made.timestamp(), site.deploy.zone, None if every is None else seconds_of(every))
+
+
+def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock: Clock, rows: Shard) -> RemoteFleet:
     """Return the nodes of a site as a fleet; `rows` are made up, as those of a client look."""
-    deploy, every = site.deploy, site.deploy.every
-    clock: Clock = RoundClock(site.experiment.timing.seconds or 1.0)
-    if every is not None:
-        clock = WallClock(site.about.made.timestamp(), every=seconds_of(every))
+    deploy = site.deploy
     return RemoteFleet(
         carrier,
         {node.name: node.clients for node in site.roster.node},

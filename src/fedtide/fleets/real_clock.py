@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Protocol
-from zoneinfo import ZoneInfo
 
+from fedtide.core.durations import zone_of
 from fedtide.core.types import Moment
 
 
@@ -81,7 +81,7 @@ class WallClock:
         return self._local(self.since).replace(hour=0, minute=0, second=0, microsecond=0)
 
     def _local(self, seconds: float) -> datetime:
-        return datetime.fromtimestamp(seconds, ZoneInfo(self.zone)).replace(tzinfo=None)
+        return datetime.fromtimestamp(seconds, zone_of(self.zone)).replace(tzinfo=None)
 
     def seconds(self) -> float:
         """Return the seconds since the run's midnight, by the clocks of the zone."""

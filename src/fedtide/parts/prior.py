@@ -7,35 +7,44 @@ participants. "measured" and more than two groups are our own extension.
 
 Every prior has `shares(moment, groups, now, before)`, the expected share of each group (groups,) in float64, or None
 for no expectation; `check(groups)`, which algorithms call at construction; and `timed`, whether it depends on the time.
-All but "soft" use the round alone: `now`, the share of the first group counted in this round, and `before`, its
+All but "soft" use the time alone: `now`, the share of the first group counted in this round, and `before`, its
 expected share in the last round, may be left out.
+
+The time is the round, or with a period such as "1d" the clock: then `phase` is a time of the day such as "14h". A
+simulation begins at midnight; real clients have the midnight of their time zone.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, ingredient
+from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, explained, ingredient
 from fedtide.core.curves import periodic_shares
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.durations import Duration, seconds_of
+from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.types import Moment
 
-Period = Annotated[Positive | None, OfShift("period")]
-Peak = Annotated[Finite | None, OfShift("peak")]
-Start = Annotated[Finite | None, OfShift("start")]
+T = TypeVar("T")
+Rounds = Annotated[Positive | None, OfShift("period")]
+RoundPeak = Annotated[Finite | None, OfShift("peak")]
+LENGTH = explained("a number of rounds above 0, or a time such as '1d'")
+WHEN = explained("a round, or a time of the day such as '14h'")
+Period = Annotated[Positive | Duration | None, LENGTH, OfShift("period")]
+Peak = Annotated[Finite | Duration | None, WHEN, OfShift("peak")]
+Start = Annotated[Finite | Duration | None, WHEN, OfShift("start")]
 
 
 class _Timed:
     """A prior by the clock, or with it: the common part of all kinds but "uniform" and "em-only"."""
 
     kind: str
-    period: float | None
-    phase: float | None
+    period: float | str | None
+    phase: float | str | None
     timed: ClassVar[bool] = True
     most: ClassVar[float] = math.inf
 
@@ -45,8 +54,15 @@ class _Timed:
             raise refused("prior", self.kind, f"at most {self.most} groups, not {groups}; or another prior")
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
-        cycle = need_period(self.period, "prior.period")
-        return self.at(moment.round - (self.phase or 0.0), cycle, groups, now, before)
+        period: float | str = need_period(self.period, "prior.period")
+        phase = self.phase or 0.0
+        if isinstance(period, str) != isinstance(phase, str) and phase:
+            unit = "a time such as '14h'" if isinstance(period, str) else "a round"
+            raise refused("prior.phase", phase, f"{unit}, as period is {shown(period)}")
+        if isinstance(period, str):
+            peak = seconds_of(phase) if isinstance(phase, str) else 0.0
+            return self.at(moment.seconds - peak, seconds_of(period), groups, now, before)
+        return self.at(moment.round - float(phase), period, groups, now, before)
 
     def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
         """Return the expected shares `s` rounds after a peak of the first of several groups."""
@@ -65,8 +81,9 @@ class Linear(_Timed):
     For two groups q = |2s/T - 1|; group k of K > 2 peaks at s = (k-1) T/K with share 1.
 
     Args:
-        period: T, in rounds; None takes that of the experiment's shift.
-        phase: a round at which the first group peaks, None takes that of the shift; s = (round - phase) mod T.
+        period: T, in rounds or a time such as "1d"; None takes that of the experiment's shift.
+        phase: a round, or a time of the day, at which the first group peaks, None takes that of the shift;
+            s = (round - phase) mod T.
 
     >>> Linear(period=32).shares(Moment(8, 96), 2)
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -82,8 +99,8 @@ class Cosine(_Timed):
     """A cosine wave, slower near the peaks than "linear": q = (cos(2 pi s/T) + 1)/2.
 
     Args:
-        period: T, in rounds; None takes that of the experiment's shift.
-        phase: a round at which the first group peaks, None takes that of the shift.
+        period: T, in rounds or a time such as "1d"; None takes that of the experiment's shift.
+        phase: a round, or a time of the day, at which the first group peaks, None takes that of the shift.
 
     >>> Cosine(period=6).shares(Moment(1, 96), 2)
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -99,8 +116,8 @@ class Block(_Timed):
     """Block-cyclic shares: one group at a time, each for its part of the period.
 
     Args:
-        period: T, in rounds; None takes that of the experiment's shift.
-        phase: a round at which the block of the first group begins, None takes that of the shift.
+        period: T, in rounds or a time such as "1d"; None takes that of the experiment's shift.
+        phase: a round, or a time of the day, at which the first group's block begins, None takes that of the shift.
 
     >>> Block(period=32).shares(Moment(16, 96), 2)
     tensor([0., 1.], dtype=torch.float64)
@@ -117,8 +134,8 @@ class Measured(_Timed):
 
     Args:
         curve: shares from 0 to 1 at equal steps of a period, from its beginning; the last is followed by the first.
-        period: T, in rounds; None takes that of the experiment's shift.
-        phase: a round at which a period begins, None takes that of the shift.
+        period: T, in rounds or a time such as "1d"; None takes that of the experiment's shift.
+        phase: a round, or a time of the day, at which a period begins, None takes that of the shift.
 
     >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
     >>> [round(float(prior.shares(Moment(t, 96), 2)[0]), 6) for t in (0, 4, 8, 28, 32)]
@@ -196,8 +213,8 @@ class Soft(_Timed):
     0.2
     """
 
-    period: Period = None
-    phase: Peak = None
+    period: Rounds = None
+    phase: RoundPeak = None
     kind: Literal["soft"] = "soft"
     most: ClassVar[float] = 2
 
@@ -229,12 +246,14 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
 
-def need_period(value: float | None, key: str) -> float:
+def need_period(value: T | None, key: str) -> T:
     """Return a value that may come from the experiment's periodic shift.
 
     Raises:
         FedtideError: the value is missing, and there was no such shift.
     """
     if value is None:
-        raise FedtideError(f"{key}: missing; allowed: a number of rounds, or a periodic shift to take it from")
+        raise FedtideError(
+            f"{key}: missing; allowed: a number of rounds, a time such as '1d', or a periodic shift to take it from"
+        )
     return value

@@ -415,6 +415,19 @@ def test_a_server_that_was_away_begins_its_round_when_it_is_back(tmp_path):
     assert simulated.moment.seconds == 14 * 3600
 
 
+def test_a_prior_of_a_day_goes_by_the_clock_of_the_zone(tmp_path):
+    """At noon all are of the first group; rounds are left out, and the hour is still known."""
+    prior = {"kind": "cosine", "period": "1d", "phase": "12h"}
+    made, time = host("fedtem", {"prior": prior}), Time(NOON)
+    fleet = near_fleet(made, 2, tmp_path, clock=wall(time, every=3600.0))
+    steps = play(made.algorithm, fleet, begin(made.algorithm, fleet, seed=0, rounds=3), seed=0, rounds=3)
+    shares = []
+    for step in steps:
+        shares.append(float(step.facts["prior"][0]))
+        time.sleep(6 * 3600)
+    assert shares == pytest.approx([1.0, 0.5, 0.0])
+
+
 def test_it_waits_a_while_for_enough_clients(tmp_path):
     made, time = host("fedavg"), Time()
     clock = RoundClock(monotonic=time, sleep=time.sleep)

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.config_types import Spelled
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Moment
 from fedtide.parts.prior import (
     Block,
@@ -22,6 +23,8 @@ from fedtide.parts.prior import (
     Soft,
     Uniform,
 )
+from fedtide.runs.build import host_of
+from helpers.toys import toy
 
 spelled = TypeAdapter(Annotated[Prior, Spelled])
 
@@ -227,3 +230,25 @@ def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
 @pytest.mark.parametrize("prior", [prior for prior in ALL if not isinstance(prior, Soft | EMOnly)])
 def test_those_that_read_the_clock_do_not_look_at_what_was_counted(prior):
     assert all(torch.equal(prior.shares(at(t), 2), prior.shares(at(t), 2, 0.1 * t, 0.3)) for t in range(9))
+
+
+@pytest.mark.parametrize(
+    ("prior", "line"),
+    [
+        ({"period": "1x"}, r"prior.period: found '1x', allowed: a number of rounds above 0, or a time such as '1d'"),
+        ({"period": 8, "phase": "3h"}, r"prior.phase: found '3h', allowed: a round, as period is 8.0"),
+        ({"period": "1d", "phase": 3.5}, r"prior.phase: found 3.5, allowed: a time such as '14h', as period is '1d'"),
+    ],
+)
+def test_a_period_is_one_of_rounds_or_of_the_clock(prior, line):
+    def made():
+        experiment = toy("fedtem", {"prior": {"kind": "linear", **prior}})
+        return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    with pytest.raises(FedtideError, match=line):
+        made()
+
+
+def test_a_period_of_the_clock_knows_no_rounds():
+    prior = Linear(period="1d", phase="6h")
+    assert [float(prior.shares(Moment(99, 100, hour * 3600.0), 2)[0]) for hour in (6, 12, 18, 30)] == [1, 0.5, 0, 1]

@@ -1,0 +1,48 @@
+"""Durations as people write them, and time zones."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator
+
+from fedtide.core.errors import shown
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST = 366 * UNITS["d"]
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration: a number and one of s, m, h, d.
+
+    >>> seconds_of("90s"), seconds_of("1.5h")
+    (90.0, 5400.0)
+    """
+    if not (found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", duration)):
+        raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
+    seconds = float(found[1]) * UNITS[found[2]]
+    if not 1 <= seconds <= LONGEST:
+        raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
+    return seconds
+
+
+def _duration(value: str) -> str:
+    seconds_of(value)
+    return value
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Return a time zone.
+
+    >>> zone_of("Europe/Berlin").key
+    'Europe/Berlin'
+    """
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        raise ValueError(f"found {shown(name)}, allowed: a time zone, such as 'Europe/Berlin'") from None
