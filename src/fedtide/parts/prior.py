@@ -17,7 +17,7 @@ simulation begins at midnight; real clients have the midnight of their time zone
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,7 +29,6 @@ from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.types import Moment
 
-T = TypeVar("T")
 Rounds = Annotated[Positive | None, OfShift("period")]
 RoundPeak = Annotated[Finite | None, OfShift("peak")]
 LENGTH = explained("a number of rounds above 0, or a time such as '1d'")
@@ -54,7 +53,7 @@ class _Timed:
             raise refused("prior", self.kind, f"at most {self.most} groups, not {groups}; or another prior")
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
-        period: float | str = need_period(self.period, "prior.period")
+        period = need_period(self.period, "prior.period")
         phase = self.phase or 0.0
         if isinstance(period, str) != isinstance(phase, str) and phase:
             unit = "a time such as '14h'" if isinstance(period, str) else "a round"
@@ -246,7 +245,7 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
 
-def need_period(value: T | None, key: str) -> T:
+def need_period(value: float | str | None, key: str) -> float | str:
     """Return a value that may come from the experiment's periodic shift.
 
     Raises:
