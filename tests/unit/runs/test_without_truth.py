@@ -62,14 +62,15 @@ def test_lines_of_truth_are_absent_and_the_rest_is_the_same(tmp_path, method):
 
 
 def test_it_is_resumed_and_reported(tmp_path):
-    settings = study(A, seeds=[0])
+    """With models of clusters, whose pictures are of clients without a group."""
+    settings = study(A, IFCA, seeds=[0], baseline="A")
     folder.create(settings, tmp_path)
-    (planned,) = folder.plan(settings, tmp_path)
-    run = replace(run_of(settings, tmp_path), folder=planned.folder)
-    list(run.play(stop=lambda: True, judge_of=real))
-    assert len(lines_of(run.folder)) == 1
-    list(run.play(judge_of=real))
-    assert len(lines_of(run.folder)) == 6
+    for number, planned in enumerate(folder.plan(settings, tmp_path)):
+        run = replace(run_of(settings, tmp_path, method=number), folder=planned.folder)
+        list(run.play(stop=lambda: True, judge_of=real))
+        assert len(lines_of(run.folder)) == 1
+        list(run.play(judge_of=real))
+        assert len(lines_of(run.folder)) == 6
     summary = summarize(*read_experiment(tmp_path))
     assert summary.groups == []
     assert write_report([tmp_path]).is_file()
