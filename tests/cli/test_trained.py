@@ -234,7 +234,7 @@ def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run, here, capsy
 
 
 def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
-    rows = [f"{i % 7},{i % 3},{(i * i) % 5},{i % 2},{i % 4}" for i in range(200)]
+    rows = [f"{i % 7},{i % 3},{(i * i) % 5},{('no', 'yes')[i % 2]},{i % 4}" for i in range(200)]
     (here / "own.csv").write_text("\n".join(["u,v,w,kind,owner", *rows]) + "\n")
     source = {"kind": "csv", "path": str(here / "own.csv"), "label": "kind", "client": "owner", "scaled": True}
     written(here / "study.toml", {**A, "cohort": 2}, rounds=1, data={
@@ -248,7 +248,7 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     trained = done_.trained()
     x = trained.host.population.rows.x[:8]
     with open("predictions.csv", encoding="utf-8") as file:
-        found = [float(line["p 1"]) for line in csv.DictReader(file)]
+        found = [float(line["p yes"]) for line in csv.DictReader(file)]
     assert found == pytest.approx(trained.predict(x).logp.exp()[:, 1].tolist(), abs=1e-5)
     assert done_.trained("A", 0).model()(x).shape == (8, 2)
 

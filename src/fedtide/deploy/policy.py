@@ -10,7 +10,6 @@ answers are not masked it could look at each of them.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,11 +20,12 @@ from fedtide.core.config_types import Count
 from fedtide.core.errors import FedtideError
 from fedtide.core.explain import explained
 from fedtide.core.strict import Strict
+from fedtide.deploy.files import read_toml
 
 SCORE = "score"
 """Name of the question that judges what was sent on the clients' own rows."""
 
-LONGEST = 64 * 1024
+LARGEST = 64 * 1024
 """Bytes that a file of rules may have."""
 
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
@@ -51,16 +51,7 @@ class Policy(Strict):
         Raises:
             FedtideError: it cannot be read, or has something that is no rule.
         """
-        try:
-            with open(path, "rb") as file:
-                content = file.read(LONGEST + 1)
-            if len(content) > LONGEST:
-                raise FedtideError(f"{path}: found more than {LONGEST} bytes, allowed: a few rules")
-            values = tomllib.loads(content.decode())
-        except OSError as error:
-            raise FedtideError(f"{path}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise FedtideError(f"{path}: not valid TOML: {error}") from None
+        values = read_toml(path, LARGEST)
         try:
             return Policy.model_validate(values)
         except ValidationError as error:

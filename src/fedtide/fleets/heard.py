@@ -144,19 +144,20 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
     """
     if not isinstance(columns, dict) or set(columns) != set(COLUMNS) or not isinstance(columns["others"], dict):
         raise refused("scores", columns, f"columns {', '.join(COLUMNS)}")
-    given = {**{name: columns[name] for name in COLUMNS if name != "others"}, **columns["others"]}
-    for name, column in given.items():
-        missing = column is None and name in ("choice", "weights", "density")
-        wide = 2 if name in ("choice", "weights") else 1
-        if not missing and not (isinstance(column, Tensor) and column.dim() == wide and len(column) == len(answered)):
-            raise refused(f"scores: {name}", column, f"a number for each of {len(answered)} clients")
-    ids, rows, correct = (columns[name] for name in ("clients", "rows", "correct"))
-    if ids.tolist() != answered:
-        raise refused("scores: clients", ids.tolist(), f"{answered}")
-    if not all(
-        column.dtype == torch.float64 for name, column in given.items() if column is not None and column is not ids
-    ):
-        raise refused("scores", "other numbers", "float64")
+    ids, others = columns["clients"], columns["others"]
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.tolist() != answered:
+        raise refused("scores: clients", ids, f"{answered}")
+    if not all(isinstance(name, str) for name in others):
+        raise refused("scores: others", list(others), "words")
+    own = [(name, columns[name]) for name in COLUMNS if name not in ("clients", "others")]
+    for name, column in (*own, *((f"others.{name}", column) for name, column in others.items())):
+        wide = name in ("choice", "weights")
+        if column is None and (wide or name == "density"):
+            continue
+        shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
+        if not shaped or column.dtype != torch.float64:
+            raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
+    rows, correct = columns["rows"], columns["correct"]
     if not bool(((rows >= 0) & (correct >= 0) & (correct <= rows) & rows.isfinite()).all()):
         raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
     scores = Scores(**columns)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
+from fedtide.data.population import features
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import known_rows, standardize
 from fedtide.data.sources.files import find, reading
@@ -119,7 +120,7 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     if first.dtype == torch.uint8:
         if not ((x >= 0) & (x <= 255)).all():
             raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
-        x = x.to(torch.float32).mul_(1 / 255)
+        x = features(x.to(torch.uint8))
     elif getattr(source, "scaled", False):
         directory = experiment.data.directory
         plain: Rows = replace(source, scaled=False).load(Path(directory) if directory else None, 0)
@@ -130,7 +131,7 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
 def names_of_classes(trained: Trained) -> list[str]:
     """Return the names of the run's classes, or their numbers."""
     rows = trained.host.population.rows
-    return [str(name) for name in getattr(rows, "label_names", ()) or range(rows.classes)]
+    return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
 
 
 def table(logp: Tensor, names: list[str]) -> str:

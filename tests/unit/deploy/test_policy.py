@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.deploy.policy import LONGEST, Policy
+from fedtide.deploy.policy import LARGEST, Policy
 
 ALL = """
 reveals = ["pi"]
@@ -71,11 +71,11 @@ def test_empty_lists_allow_nothing():
         ("fewest = true", r"fewest: found True, allowed: a whole number"),
         ("fewest = 3.0", r"fewest: found 3\.0, allowed: a whole number"),
         ("reveal = []", r"reveal: unknown key; allowed: reveals, questions, fewest; did you mean 'reveals'\?"),
-        ("fewest", r"not valid TOML"),
-        ("fewest = 3\nfewest = 4", r"not valid TOML"),
-        (b"\xff", r"not valid TOML"),
-        ("x = " + "[" * 5000, r"not valid TOML"),
-        ("#" * (LONGEST + 1), r"found more than 65536 bytes"),
+        ("fewest", r"damaged or not TOML|nested too deeply"),
+        ("fewest = 3\nfewest = 4", r"damaged or not TOML|nested too deeply"),
+        (b"\xff", r"damaged or not TOML|nested too deeply"),
+        ("x = " + "[" * 5000, r"damaged or not TOML|nested too deeply"),
+        ("#" * (LARGEST + 1), r"bytes: found .more than 65,536., allowed: at most 65,536"),
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_named(tmp_path, text, line):
@@ -87,5 +87,5 @@ def test_what_is_no_rule_is_named(tmp_path, text, line):
 
 @pytest.mark.parametrize("name", ["none.toml", "."])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
-    with pytest.raises(FedtideError, match=r"No such file or directory|Is a directory"):
+    with pytest.raises(FedtideError, match=r"no such file|is a folder"):
         Policy.read(tmp_path / name)
