@@ -174,7 +174,7 @@ def fedem(
             total = reply.total["delta"]
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = step_server(state, server, got)
-        facts |= {name: got[name] for name in ("pi", "entropy", "log_likelihood")}
+        facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
         if moved.anchor is not None:
             beside = moved.anchor.step(server, reply.total["anchor"], reply.total.get("likelihoods"))
             moved, facts = replace(moved, anchor=beside), facts | {"anchor": beside.share}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fedtide.config import from_dict
@@ -85,7 +87,7 @@ def test_a_loss_that_exploded_is_an_alarm(losses, exploded):
 
 
 @pytest.mark.parametrize(("clusters", "silhouette", "warned"), [
-    (4.0, 0.09, True), (4.0, 0.3, False), (1.0, 0.09, False),
+    (4.0, 0.09, True), (4.0, 0.3, False), (1.0, 0.09, False), (4.0, math.nan, False),
 ])  # fmt: skip
 def test_clusters_of_clients_without_groups_are_said_and_break_nothing(clusters, silhouette, warned):
     made = method("A", [0.9])
