@@ -262,7 +262,10 @@ def test_a_line_that_somebody_made_is_damaged(run, capsys, change):
     assert "rounds.jsonl: line 1: damaged" in said(capsys, "report", run)
 
 
-@pytest.mark.parametrize("change", [{"labels": 7}, {"labels": {"counts": 7, "of": 3}}, {"group_names": 5}], ids=repr)
+@pytest.mark.parametrize("change", [
+    {"labels": 7}, {"labels": {"counts": 7, "of": 3}}, {"labels": {"counts": None, "of": 3, "names": [5]}},
+    {"group_names": 5},
+], ids=repr)  # fmt: skip
 def test_a_population_that_somebody_made_is_damaged(run, capsys, change):
     path = run / "shift" / "0.safetensors"
     codec.to_file(path, {**codec.from_file(path), **change})

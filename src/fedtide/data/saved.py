@@ -66,7 +66,7 @@ def labels(population: Any) -> dict[str, Any]:
     """Count the training rows of each class for some registered clients, for the report's figure of the partition.
 
     Clients are taken at equal distances, as ids go group by group. "counts" (clients, classes) is None for sequences,
-    and where there are too many classes for a figure.
+    and where there are too many classes for a figure; "names" are those of the classes, none where labels are numbers.
     """
     clients = torch.linspace(0, population.registered - 1, min(DRAWN, population.registered)).round().long()
     rows, train = population.rows, population.parts["train"]
@@ -74,7 +74,10 @@ def labels(population: Any) -> dict[str, Any]:
     if rows.steps is None and rows.classes <= CLASSES:
         held = [rows.labels(train[client].long()) for client in clients.tolist()]
         counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in held])
-    return {"clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered}
+    names = list(getattr(rows, "label_names", ()))
+    return {
+        "clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered, "names": names,
+    }  # fmt: skip
 
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
@@ -102,9 +105,11 @@ def check(population: Any, path: Path) -> None:
 def labels_of(path: Path) -> dict[str, Any] | None:
     """Return the label counts that `save` wrote, without reading the rows; None in a file of an older version."""
     found = codec.piece(path, "labels")
-    if found is not None and (not isinstance(found, dict) or not isinstance(found.get("counts"), Tensor | None)):
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("counts"), Tensor | None):
         raise FedtideError(f"{path}: damaged: 'labels' is of another kind")
-    return found
+    return {**found, "names": _words(path, "labels", found.get("names"))}
 
 
 def groups_of(path: Path) -> list[str]:
@@ -118,7 +123,11 @@ def domains_of(path: Path) -> list[str]:
 
 
 def _names(path: Path, key: str) -> list[str]:
-    found = codec.piece(path, key) or ()
+    return _words(path, key, codec.piece(path, key))
+
+
+def _words(path: Path, key: str, found: Any) -> list[str]:
+    found = found or ()
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise FedtideError(f"{path}: damaged: '{key}' is of another kind")
     return list(found)

@@ -30,6 +30,9 @@ Line = dict[str, Any]
 SPREAD = 0.1
 """Mean distance of clients' label shares above which they are drawn."""
 
+NAMED = 24
+"""Classes whose names have room beside a picture."""
+
 
 # -- labels ------------------------------------------------------------------------------------------------------------
 
@@ -39,7 +42,7 @@ def label_shares(record: ExperimentRecord) -> Drawn | None:
     counted = _counted(record)
     if counted is None or not heterogeneous(counted[0]):
         return None
-    counts, clients = counted
+    counts, clients, names = counted
     held = counts[counts.sum(axis=1) > 0]
     shares = held / held.sum(axis=1, keepdims=True)
     # Sorted by the commonest class of a client, then by its share, largest first.
@@ -55,16 +58,19 @@ def label_shares(record: ExperimentRecord) -> Drawn | None:
         axes.set_ylabel("class")
         axes.set_xticks([])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(names) == shares.shape[1] <= NAMED:
+            axes.set_yticks(range(len(names)), [label(name) for name in names])
         axes.grid(False)
         figure.colorbar(drawn, ax=axes, label="share of a client's rows, %", pad=0.01)
         return svg(figure, "who holds which labels")
 
 
-def _counted(record: ExperimentRecord) -> tuple[np.ndarray, int] | None:
-    """Return the rows of each class (clients, classes) in the first run with counts, and the number of clients."""
+def _counted(record: ExperimentRecord) -> tuple[np.ndarray, int, list[str]] | None:
+    """Return the rows of each class (clients, classes) in the first run with counts, the number of clients, and the
+    names of classes, none where they are numbers."""
     for run in (run for method in record.methods for run in method.runs):
         if run.labels is not None and run.labels["counts"] is not None:
-            return run.labels["counts"].numpy().astype(np.float64), run.labels["of"]
+            return run.labels["counts"].numpy().astype(np.float64), run.labels["of"], run.labels["names"]
     return None
 
 

@@ -96,6 +96,20 @@ def test_the_labels_of_a_run_are_counted_once_for_a_few_clients(tmp_path):
     assert "8 clients, by the class that they have most of" in texts(svg)
 
 
+def test_classes_that_have_names_are_called_by_them(tmp_path):
+    word = ("high", "low", "mid")
+    lines = [f"{number / 60},{word[number // 20]},{number // 10}" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,level,who", *lines]))
+    record = finished(
+        tmp_path / "run", A, rounds=1, shift={"who": "always"},
+        data={
+            "groups": {"by": "none"}, "partition": "natural",
+            "source": {"kind": "csv", "path": str(tmp_path / "rows.csv"), "label": "level", "client": "who"},
+        },
+    )  # fmt: skip
+    assert set(word) <= set(texts(heatmaps.label_shares(record)))
+
+
 def test_of_many_clients_sixty_are_counted_and_of_sequences_none():
     made = labels(build(Rows("rows", torch.zeros(700, 2), torch.arange(700) % 2, 2), IID(clients=130)))
     assert len(made["clients"]) == len(made["counts"]) == 60
