@@ -72,7 +72,7 @@ Zone = Annotated[str, AfterValidator(_zone)]
 
 
 class Deploy(Strict):
-    """Settings of `fedtide deploy` and `fedtide serve`; a simulation ignores this table, and it decides no number.
+    """Settings of `fedtide deploy` and `fedtide serve`; a simulation ignores this table.
 
     Times are a number and one of s, m, h, d, such as "90s" or "1h".
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.config.deploy import parted
+from fedtide.config.deploy import listening
 from fedtide.core.durations import seconds_of
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, Shard
@@ -157,7 +156,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     from fedtide.deploy.flower.link import Link  # needs cryptography
 
     certificates.renew_if_due(site.authority, site.address)
-    host, port = parted(site.address)
+    host, port = listening(site.address)
     if not site.run.exists():
         folder.create(site.experiment, site.run)
     site.flower.mkdir(mode=0o700, exist_ok=True)
@@ -171,7 +170,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         link = Link(
             carrier,
             site.flower,
-            host=_bind(host),
+            host=host,
             port=port,
             ca=site.authority / "ca.crt",
             certificate=site.authority / "server.crt",
@@ -193,15 +192,6 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         watch.phase = "over"
     log.say("over", f"report: {write_report([site.run])}")
     return 0
-
-
-def _bind(host: str) -> str:
-    """Return the address to listen on: this machine's own where nodes use it, else all."""
-    try:
-        found = ip_address(host)
-    except ValueError:
-        return "127.0.0.1" if host == "localhost" else "0.0.0.0"
-    return str(found) if found.is_loopback else "::" if found.version == 6 else "0.0.0.0"
 
 
 def _keys(site: Site) -> Mapping[str, str]:
