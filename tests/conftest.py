@@ -13,7 +13,7 @@ import pytest
 import torch
 from _pytest.doctest import DoctestModule
 
-from fedtide.fleets.pool import Pool
+from fedtide.fleets.pool import Pool, cores
 from fedtide.fleets.ray_pool import RayPool
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: tests wait for commands, workers and actors that they started."""
-    return 1 + len(os.sched_getaffinity(0))
+    return cores() + 1
 
 
 @pytest.hookimpl(wrapper=True)
