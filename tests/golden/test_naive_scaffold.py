@@ -117,7 +117,7 @@ CASES = [
     ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, THESIS, wsm()),
     ("fedavg", {}, {}, THESIS, wsm()),
     ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {**THESIS, "val": True}, wsm(val=True)),
-    ("fedavg", {}, {}, "wsm", wsm(0.5)),
+    ("fedavg", {}, {}, "wsm", wsm(0.3)),
 ]
 
 

@@ -317,8 +317,8 @@ def test_it_is_spelled_as_a_word_or_a_table():
     def loss_of(value):
         return from_dict(raw({**A, "loss": value})).method[0].loss
 
-    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM() == WSM(0.5)
-    assert loss_of({"kind": "wsm", "val": True}) == WSM(0.5, val=True)
+    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM() == WSM(0.3)
+    assert loss_of({"kind": "wsm", "val": True}) == WSM(0.3, val=True)
     assert loss_of("cross-entropy") == CrossEntropy() == from_dict(raw(A)).method[0].loss
 
 
