@@ -15,21 +15,11 @@ from fedtide.fleets.carrier import Response
 from fedtide.fleets.host import Host
 from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.remote import RemoteFleet
+from fedtide.laws.case import Time
 from fedtide.runs.build import host_of
 from helpers.toys import toy
 
-
-class Time:
-    """A clock that only sleeping moves."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self.now = start
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+__all__ = ["Lossy", "Lying", "Time", "host", "lossy", "lying", "resealed", "told", "words"]
 
 
 class Lossy(NearCarrier):

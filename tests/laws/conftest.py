@@ -3,7 +3,7 @@
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
 stands in for an algorithm to come; those in `BRIEF` over presets and all other variants, and with `--thorough` all over
 all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
-sees; so does the law of worker processes.
+sees; so do the laws of worker processes and of deployments that are played again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def laws(*, thorough: bool) -> Iterator[ParameterSet]:
     the registry declares an exemption."""
     for name in ENTRIES:
         for law in every.LAWS if thorough or name in MAIN else BRIEF:
-            if law.check is every.workers and not (thorough or name in ENGINE):
+            if law.check in (every.workers, every.deployed_again) and not (thorough or name in ENGINE):
                 continue
             exempt = ENTRIES[name].exempt.get(law.name)
             skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []

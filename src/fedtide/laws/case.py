@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,11 @@ from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.core.types import Payload, Reply, Scores, Slot
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.calls import Processes
+from fedtide.fleets.carrier import Response
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.near import NearCarrier
+from fedtide.fleets.node import Node
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
@@ -231,6 +234,44 @@ class ByWire(LocalEngine):
         for block in blocks:
             arrived = codec.from_bytes(codec.to_bytes({"ask": block, "payload": payload}))
             yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["ask"], arrived["payload"])))
+
+
+@dataclass
+class Time:
+    """A clock that nothing but sleeping moves."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class Losing(NearCarrier):
+    """A carrier on which every fourth answer is lost, and every fifth comes when nobody waits for it any more."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        super().__init__(nodes)
+        self._came, self._late = 0, list[Response]()
+
+    def pull(self) -> list[Response]:
+        """Let a node answer a question; what is late comes with the answer after the next."""
+        arrived = []
+        for response in super().pull():
+            self._came += 1
+            if self._came % 4 == 0:
+                arrived.append(replace(response, header={}, payload=b"", error="it was lost"))
+            elif self._came % 5 == 0:
+                self._late.append(response)
+            else:
+                arrived.append(response)
+        if len(self._late) > 1:
+            arrived.append(self._late.pop(0))
+        return arrived
 
 
 def is_frozen(value: Any) -> bool:

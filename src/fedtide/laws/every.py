@@ -26,7 +26,9 @@ from fedtide.evaluate.forgetting import QUESTION as TRAIN
 from fedtide.fleets import scoring, stacked
 from fedtide.fleets.host import Host
 from fedtide.fleets.near import memory_at, near_fleet
+from fedtide.fleets.real_clock import RoundClock
 from fedtide.fleets.remote import SIMULATION_ONLY
+from fedtide.fleets.replay import replayed
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import (
     Broken,
@@ -34,7 +36,9 @@ from fedtide.laws.case import (
     Case,
     Growing,
     InAnyOrder,
+    Losing,
     NotApplicable,
+    Time,
     alike,
     hold,
     is_frozen,
@@ -449,9 +453,7 @@ def workers(case: Case) -> None:
 
 def deployed(case: Case) -> None:
     """Clients at nodes of their own, who are sent bytes and answer in bytes, give the bits of a simulation."""
-    needs = [name for name in case.reference.host.algorithm.reveals if name in SIMULATION_ONLY]
-    if needs:
-        raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
+    _deployable(case)
     here = case.reference
     if any(query.sent is not None and len(query.answered) < len(query.ask.clients) for query in here.fleet.queries):
         raise NotApplicable("of real clients it is not known beforehand who answers first")
@@ -471,6 +473,25 @@ def deployed(case: Case) -> None:
         whole, parts = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
     alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
     _near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+
+
+def deployed_again(case: Case) -> None:
+    """A deployment in which answers are lost or late is played again in simulation with the same bits."""
+    _deployable(case)
+    host, time = case.host(), Time()
+    with TemporaryDirectory() as folder:
+        clock = RoundClock(monotonic=time, sleep=time.sleep)
+        fleet = near_fleet(host, 5, Path(folder), Losing, clock=clock, patience=1.0)
+        there = played(case.experiment, fleet=lambda _: fleet)
+    again = replayed(case.host(), fleet.told())
+    words = "a deployment that is played again from its record ends differently"
+    alike(there.state, played(case.experiment, fleet=lambda _: again).state, words)
+
+
+def _deployable(case: Case) -> None:
+    needs = [name for name in case.reference.host.algorithm.reveals if name in SIMULATION_ONLY]
+    if needs:
+        raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
 
 
 def stacks(case: Case) -> None:
@@ -561,6 +582,7 @@ LAWS: tuple[Law, ...] = (
     Law("parity", workers),
     Law("parity", stacks),
     Law("deployed", deployed),
+    Law("deployed", deployed_again),
     Law("pooled", pooled),
     Law("pooled", batch_size),
     Law("pooled", no_memory),
