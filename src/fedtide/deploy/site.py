@@ -34,10 +34,12 @@ from pydantic import Field, ValidationError
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
 from fedtide.config.deploy import Deploy
+from fedtide.config.fleet import Local
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.explain import explained
+from fedtide.core.memory import MemoryStore
 from fedtide.core.strict import Strict
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
@@ -45,7 +47,8 @@ from fedtide.data.sources import CSV, NPZ
 from fedtide.deploy import certificates
 from fedtide.deploy.files import read_toml, write_new
 from fedtide.deploy.tickets import READ, SCHEME, Digest, Ids, NodeName, RowsAbout, Ticket, check_portable, study_for
-from fedtide.runs.build import population_of, rows_of
+from fedtide.fleets.remote import SIMULATION_ONLY
+from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 
@@ -321,6 +324,9 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     if experiment.sweep:
         raise FedtideError(f"{where}: sweep: found one, allowed: none; --set chooses a value")
     check_portable(experiment, named[method])
+    if named[method].decide_per == "oracle":
+        but = "no server knows true groups of real clients"
+        raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
     deploy = experiment.deploy or Deploy()
     data = experiment.data
     if data.public_samples:
@@ -336,7 +342,8 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         "seeds": experiment.seeds[:1],
         "data": data.model_copy(update={"partition": partition, "held_out_clients": type(data.held_out_clients)()}),
         "deploy": Deploy(**(deploy.model_dump() | ({} if address is None else {"address": address}))),
-        **dict.fromkeys(("baseline", "tune", "forgetting", "stop_at"), None),
+        "fleet": Local(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last),
+        **dict.fromkeys(("baseline", "tune", "forgetting"), None),
         "claim": (),
     }
     made = experiment.model_copy(update=changes)
@@ -391,11 +398,15 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     certificates.library()
     study = chosen(experiment, method, roster.clients, address, where)
     preflight(study, where)
-    dealt = population_of(study, study.shift_of(study.method[0]), study.seeds[0]).registered
+    host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
+    dealt = host.population.registered
     if dealt != roster.clients:
         but = f"the study deals its rows to {dealt} clients"
         raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
     rows = cast(Rows, rows_of(study, study.seeds[0]))
+    if known := [name for name in host.algorithm.reveals if name in SIMULATION_ONLY]:
+        but = f"it asks for '{known[0]}', which only a simulation knows"
+        raise refused(f"{where}: --method", method, "one whose clients train together", but)
     directory = Path(study.data.directory) if study.data.directory else None
     about = About(
         scheme=SCHEME,

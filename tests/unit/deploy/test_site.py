@@ -109,11 +109,23 @@ def test_rosters_that_cannot_be_are_refused(names, said):
         Roster.of(names)
 
 
+def simulated(**changes):
+    return {"method": [{"name": "A", **changes}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "nodes", "method", "said"),
     [
         ({}, "a,b,c", "Scaffold", "unknown|found 'Scaffold'.*did you mean 'SCAFFOLD'"),
         ({"sweep": {"method.SCAFFOLD.local.lr": [0.1, 0.2]}}, "a,b,c", "SCAFFOLD", "sweep: found one"),
+        (
+            simulated(algorithm="oracle", cohort=3),
+            "a,b,c",
+            "A",
+            "found 'A', but it asks for .*only a simulation knows",
+        ),
+        (simulated(algorithm="centralized"), "a,b,c", "A", "only a simulation knows"),
+        (simulated(algorithm="fedtem", decide_per="oracle", cohort=3), "a,b,c", "A", "decide_per: found 'oracle'"),
         ({}, "a,b", "SCAFFOLD", "clients_per_round.*found 3, allowed: at most 2"),
         ({"data": {"source": "gaussians", "public_samples": 5}}, "a,b,c", "SCAFFOLD", "public_samples: found 5"),
         ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
@@ -133,6 +145,20 @@ def test_studies_that_cannot_be_deployed_are_refused(tmp_path, changes, nodes, m
         make_site(from_dict(study, where="s.toml"), method, Roster.of(nodes), tmp_path / "site", None, "s.toml")
     assert "\n" not in str(error.value)
     assert contents(tmp_path) == before
+
+
+def test_what_is_about_simulations_alone_is_left_out_of_a_site(tmp_path):
+    more = {
+        "fleet": {"kind": "stacked", "threads": 2},
+        "stop_at": 0.99,
+        "forgetting": {"rounds": [0]},
+        "baseline": "FedAvg",
+    }
+    made = make_site(read(hospitals(tmp_path, **more)), "FedAvg", Roster.of("a,b,c"), tmp_path / "site", None, "s")
+    assert (made.experiment.fleet.kind, made.experiment.fleet.threads) == ("local", 2)
+    assert made.experiment.forgetting is made.experiment.baseline is None
+    assert made.experiment.stop_at.accuracy == 0.99
+    assert Site.read(made.root) == made
 
 
 def test_rows_that_each_node_would_scale_by_its_own_are_refused(tmp_path):
