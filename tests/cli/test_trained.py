@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -222,8 +223,6 @@ def test_a_mistake_is_one_line(run, here, capsys, arguments, line):
 
 
 def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run, here, capsys, tmp_path):
-    import shutil
-
     shutil.copytree(run, tmp_path / "copy")
     state = next((tmp_path / "copy" / "a" / "0" / "checkpoints").glob("*/state.safetensors"))
     state.write_bytes(state.read_bytes()[:-1] + b"\x7f")
@@ -231,6 +230,15 @@ def test_a_run_without_a_checkpoint_and_a_damaged_one_are_named(run, here, capsy
     shutil.rmtree(tmp_path / "copy" / "a" / "0" / "checkpoints")
     line = refused(capsys, here, "predict", "copy", state, "--method", "A")
     assert line == "copy/a/0: has no checkpoint yet; go on with: fedtide resume copy"
+
+
+def test_a_real_client_is_at_its_node(run, here, capsys, tmp_path):
+    shutil.copytree(run, tmp_path / "copy")
+    for name in ("a", "ifca"):
+        (tmp_path / "copy" / name / "0" / "asks.jsonl").write_text("{}\n")
+        line = refused(capsys, here, "export", "copy", "--format", "safetensors", "--method", name, "--client", 1)
+        assert line == "--client: found 1, allowed: none: its rows, and what it keeps, are at its node"
+        assert done("export", "copy", "--format", "safetensors", "--method", name) == 0
 
 
 def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):

@@ -16,6 +16,7 @@ from fedtide.config import slug
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.core.types import Memory, Moment, Payload, Prediction, Weights
@@ -30,6 +31,9 @@ from fedtide.runs.folder import Planned, load, plan
 
 ROWS = 256
 """How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""
+
+REAL = 10_000_000
+"""More clients than real ones are."""
 
 AFTER = 1_000_000
 """Number of an ask that is after all of its round."""
@@ -116,6 +120,11 @@ class Trained:
         """Return what a client receives to predict with, and what it keeps then."""
         population, algorithm = self.host.population, self.host.algorithm
         everyone = population.registered + len(population.held_out_clients)
+        asks = self.run.folder / ASKS
+        if asks.is_file() and asks.stat().st_size:  # its clients are real, and may be more than those of its study
+            if client is not None:
+                raise refused("--client", client, "none: its rows, and what it keeps, are at its node")
+            everyone += REAL
         if client is not None and not 0 <= client < everyone:
             raise refused("--client", client, f"0 to {everyone - 1}")
         asked = torch.tensor([everyone if client is None else client])
