@@ -23,7 +23,7 @@ from helpers.federation import Federation, until
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
 NOT_IN = "supernode: the server does not let this node in: its key is not admitted there"
-GONE = 200.0
+GONE = 600.0
 """Seconds after which a node that was killed is surely known to be gone, or back."""
 
 

@@ -10,8 +10,9 @@ pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.config import read
+from fedtide.deploy import rehearse as module
 from fedtide.deploy.log import Log
-from fedtide.deploy.rehearse import rehearse
+from fedtide.deploy.rehearse import Kill, rehearse
 from fedtide.deploy.site import Roster, make_site
 from helpers.hospitals import hospitals
 
@@ -38,3 +39,13 @@ def test_deployed_is_simulated(tmp_path, name):
     assert rehearse(site, rounds=4 if kills else 2, kills=kills, log=Log(file=said)) == 0, said.getvalue()
     assert "deployed = simulated, bit for bit" in said.getvalue()
     assert ("killing the server" in said.getvalue()) == kills
+
+
+def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_plan", lambda site, kills: [Kill(1, "")])
+    site = make_site(
+        read(hospitals(tmp_path)), "SCAFFOLD", Roster.of("berlin,lyon:4"), tmp_path / "site", None, "s.toml"
+    )
+    said = io.StringIO()
+    assert rehearse(site, rounds=2, log=Log(file=said)) == 0, said.getvalue()
+    assert "killing the server in round 2" in said.getvalue()

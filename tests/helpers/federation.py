@@ -84,8 +84,9 @@ class Federation:
     def _listen(self, name: str) -> None:
         stdout = self.nodes[name].stdout
         assert stdout is not None
-        for line in stdout:
-            self.lines[name].append(line.strip())
+        with stdout:
+            for line in stdout:
+                self.lines[name].append(line.strip())
 
     def number(self, name: str, process: str) -> int:
         """Return the process id of a part of a node, or of the server ("")."""
@@ -99,17 +100,17 @@ class Federation:
         stdin.close()
         self.nodes.pop(name).wait()
 
-    def push(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 120.0) -> None:
+    def push(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0) -> None:
         """Ask a node something."""
         self._number += 1
         self.carrier.push([Question(f"{self._number}.{node}", node, header, payload, seconds)])
 
-    def pull(self, seconds: float = 200.0) -> Response:
+    def pull(self, seconds: float = 400.0) -> Response:
         """Wait for a response."""
         (found,) = until(self.carrier.pull, seconds)
         return found
 
-    def ask(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 120.0) -> Response:
+    def ask(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0) -> Response:
         """Ask a node something, and wait for the response."""
         self.push(node, header, payload, seconds)
         return self.pull()

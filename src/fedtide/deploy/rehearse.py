@@ -166,9 +166,10 @@ class _Running:
 def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
     """Say what a process says."""
     assert process.stdout is not None
-    for line in process.stdout:
-        words = line.strip().partition(" ")[2]  # without its time
-        log.say("said", f"{name}: {words}")
+    with process.stdout as lines:
+        for line in lines:
+            words = line.strip().partition(" ")[2]  # without its time
+            log.say("said", f"{name}: {words}")
 
 
 class _Server:

@@ -112,8 +112,9 @@ class Link:
     def _listen(self) -> None:
         """Pass on what the supervisor says."""
         assert self._keeper.stdout is not None
-        for line in self._keeper.stdout:
-            self._say(line.strip())
+        with self._keeper.stdout as lines:
+            for line in lines:
+                self._say(line.strip().partition(" ")[2])  # without its time
 
     def _keep(self) -> None:
         """Admit nodes, and start the relay where there is none."""
