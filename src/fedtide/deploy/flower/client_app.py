@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from importlib import import_module
 from multiprocessing.connection import Client
@@ -95,6 +96,13 @@ class Forks:
         """Do nothing."""
 
 
+def _end_with(parent: int) -> None:
+    """End at once when the SuperNode is gone; Flower would try to reach it for minutes."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
 def main() -> None:
     """Run what Flower calls its SuperExec: it takes questions from the SuperNode and has them answered here."""
     for module, name in (
@@ -108,6 +116,7 @@ def main() -> None:
     answering.install_from_fab = lambda *_, **__: None
     answering.get_load_client_app_fn = lambda **_: lambda *_: app
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     flower_superexec()
 
 

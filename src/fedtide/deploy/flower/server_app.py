@@ -8,6 +8,7 @@ run.
 import json
 import os
 import sys
+import threading
 import time
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
@@ -92,6 +93,13 @@ def _told(reply: Message) -> tuple[dict[str, Any], bytes]:
         return {"header": "{}", "error": f"sent something else than an answer ({type(error).__name__})", "code": 0}, b""
 
 
+def _end_with(parent: int) -> None:
+    """End at once when the process is gone that started this one; Flower would try to reach it for minutes."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
 def main() -> None:
     """Run Flower's process of a server with the app of this file."""
     from flwr.superlink.cli import flwr_serverapp
@@ -105,6 +113,7 @@ def main() -> None:
         return context
 
     flower.run_ = run
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     flwr_serverapp()
 
 
