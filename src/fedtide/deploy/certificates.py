@@ -210,7 +210,7 @@ def fingerprint(key: str) -> str:
     """Return the fingerprint of a public key "KIND BASE64", as `ssh-keygen -lf` prints it.
 
     >>> fingerprint("ecdsa-sha2-nistp384 AAAA")
-    'SHA256:cJ6AyISHokEeHuTfufcqhhSSq0gxZRSPEhhHcC8Q8+s'
+    'SHA256:cJ6AyISHokEeHuTfufIqhhSS0gxHZRUMDHlKvXD4FHw'
     """
     found = hashlib.sha256(base64.b64decode(key.partition(" ")[2])).digest()
     return f"SHA256:{base64.b64encode(found).decode().rstrip('=')}"
