@@ -29,7 +29,10 @@ def decision_units(owner: Tensor, group: Tensor | None, grouping: Grouping) -> t
     rows = torch.arange(len(owner))
     if grouping == "sample":
         return rows, rows
-    source = owner if group is None else group[owner]
+    source = owner
+    if grouping == "oracle":
+        assert group is not None, "only a simulation knows true groups"
+        source = group[owner]
     # The place of each row among those of the same source, for batches of at most BATCH of them.
     order = source.argsort(stable=True)
     counts = torch.bincount(source)

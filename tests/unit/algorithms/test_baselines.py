@@ -404,12 +404,12 @@ def test_blends_stay_on_the_simplex_and_on_their_clients():
 def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypatch):
     algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head", anchor=False)
     weights, shard = begun(algorithm).weights, rows()
-    plain = trained_by(algorithm, weights, shard)
+    plain = trained_by(algorithm, {"weights": weights}, shard)
     # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
     module = sys.modules["fedtide.algorithms.fedem"]
     monkeypatch.setattr(module, "losses_of", lambda *given: losses_of(*given) + constant)
-    shifted = trained_by(algorithm, weights, shard)
-    torch.testing.assert_close(plain.engine.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
+    shifted = trained_by(algorithm, {"weights": weights}, shard)
+    torch.testing.assert_close(plain.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
     for a, b in zip(leaves(plain.total["delta"].value), leaves(shifted.total["delta"].value), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
@@ -437,7 +437,7 @@ def test_posteriors_follow_their_rows_through_shuffles(blend):
     x, y = 2 * torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     shard = Shard(x, y, torch.arange(7))
     memory = None if blend is None else {"pi": torch.tensor(blend, dtype=torch.float64)}
-    answer = trained_by(algorithm, weights, shard, memory)
+    answer = trained_by(algorithm, {"weights": weights}, shard, memory)
     w = [weights.params[f"model.head.copies.{k}.weight"].clone() for k in range(2)]
     b = [weights.params[f"model.head.copies.{k}.bias"].clone() for k in range(2)]
     losses = torch.stack([F.cross_entropy(x @ w[k].T + b[k], y, reduction="none") for k in range(2)])
@@ -477,7 +477,7 @@ def test_the_likelihood_does_not_fall_over_adaptation():
     for steps in (1, 2, 5, 20):
         algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps, anchor=False)
         weights, shard = begun(algorithm).weights, rows(12)
-        answer = algorithm.adapt(weights, None, shard, Moment(0, 10), Rng(0))
+        answer = algorithm.adapt({"weights": weights}, None, shard, Moment(0, 10), Rng(0))
         losses = branch_losses(logits_and_features(with_branches(task(), "head", 3), weights, shard.x)[0], shard)
         pi = [1 / 3] * 3
         for _ in range(steps):
@@ -518,7 +518,7 @@ def test_a_blend_weighs_probabilities():
     weights, shard = begun(algorithm).weights, rows(9)
     owner = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 2])
     blends = [{"pi": torch.tensor([0.8, 0.2]).double()}, None, {"pi": torch.tensor([0.0, 1.0]).double()}]
-    made = algorithm.predict(weights, blends, shard.x, owner)
+    made = algorithm.predict({"weights": weights}, blends, shard.x, owner)
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     pi = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]).double()[owner]
     expected = (pi.T[:, :, None] * F.softmax(logits, -1)).sum(0)
@@ -531,9 +531,12 @@ def test_a_client_without_rows_keeps_the_uniform_blend():
     algorithm = fedem(task(), components=2, component_layer="head", anchor=False)
     weights = begun(algorithm).weights
     empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert trained_by(algorithm, weights, empty) is None
-    assert algorithm.adapt(weights, None, empty, Moment(0, 10), Rng(0)) is None
-    assert algorithm.predict(weights, [None], rows(2).x, torch.zeros(2).long()).weights.tolist() == [[0.5, 0.5]] * 2
+    assert trained_by(algorithm, {"weights": weights}, empty) is None
+    assert algorithm.adapt({"weights": weights}, None, empty, Moment(0, 10), Rng(0)) is None
+    assert (
+        algorithm.predict({"weights": weights}, [None], rows(2).x, torch.zeros(2).long()).weights.tolist()
+        == [[0.5, 0.5]] * 2
+    )
 
 
 # -- which rows decide together ----------------------------------------------------------------------------------------
