@@ -140,6 +140,11 @@ class Seat:
         for path, client in zip(self.data, ticket.clients, strict=True):
             counts = self.rows.counts(client)
             yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
+        if self.policy.fewest > ticket.registered:
+            yield (
+                f"warning: every question is refused: your rules want {self.policy.fewest} clients in a sum, and the "
+                f"site has {ticket.registered}"
+            )
         yield from warnings(ticket)
 
 

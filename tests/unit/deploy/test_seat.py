@@ -42,6 +42,14 @@ def test_looking_makes_nothing(site, tmp_path):
     assert not (tmp_path / "home").exists()
 
 
+def test_rules_that_nothing_can_meet_are_told(site, tmp_path):
+    rules = tmp_path / "policy.toml"
+    rules.write_text("fewest = 4\n")
+    ticket = site.root / "tickets" / "berlin.ticket"
+    made = Seat.read(ticket, [site.root.parent / "berlin.csv"], rules, tmp_path / "home")
+    assert any("your rules want 4 clients in a sum, and the site has 3" in line for line in made.said())
+
+
 def test_a_key_is_made_once_and_is_for_its_owner_alone(site, tmp_path):
     made = seat(site, tmp_path / "home")
     assert made.settle()
