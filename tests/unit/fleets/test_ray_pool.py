@@ -226,7 +226,8 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
     assert capfd.readouterr() == ("", "")
 
 
-def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path):
+def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path, monkeypatch):
+    monkeypatch.setattr(actors, "multi_node", True)  # rows of memory travel
     options = {"cohort": {"kind": "everyone"}, "local": {"lr": 0.1, "epochs": 40}}
     experiment = toy("scaffold", options, **MANY)
     alone, memory = played(experiment), MemoryStore(tmp_path, small=0)
