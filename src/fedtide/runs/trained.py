@@ -180,7 +180,7 @@ class Trained:
     def rows(self, most: int = ROWS) -> Tensor:
         """Return rows of clients and made-up ones, as the model sees them, at most so many of either."""
         population = self.host.population
-        some, _ = population.pool(population.clients[:most], self.moment, "test")
+        some, _ = population.pool(population.clients[:most], self.moment, "train")
         made = made_up(*population.few(), rows=most).x
         return self.task.inputs(torch.cat([some.x[:most], made.to(some.x.dtype)]))
 
