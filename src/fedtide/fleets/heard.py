@@ -157,6 +157,8 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
         if not shaped or column.dtype != torch.float64:
             raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
+        if wide and not bool(((column >= 0) & column.isfinite()).all()):
+            raise refused(f"scores: {name}", "numbers that are no counts of rows", "0 or more")
     rows, correct = columns["rows"], columns["correct"]
     if not bool(((rows >= 0) & (correct >= 0) & (correct <= rows) & rows.isfinite()).all()):
         raise refused("scores: correct", correct.tolist(), "0 to the number of rows")

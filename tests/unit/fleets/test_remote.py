@@ -368,6 +368,8 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
         lambda s: {**s, "rows": s["rows"].float()},
         lambda s: {**s, "clients": s["clients"].double()},
         lambda s: {**s, "choice": s["rows"]},
+        lambda s: {**s, "choice": s["rows"][:, None] * torch.nan},
+        lambda s: {**s, "weights": -s["rows"][:, None]},
         lambda s: {**s, "more": None},
         lambda s: [s],
     ],
