@@ -179,12 +179,12 @@ def _summed(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
         return (shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double().cpu()
 
     delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
-    total = {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
+    total = {"delta": delta}
     if squares:
         lengths = torch.stack([_squares(fit.delta, names) for names in layers_of(fit.delta).values()], 1)
         total["squares"] = Sum(weight @ lengths, float(weight.sum()))
         total["weight"] = Sum(float(weight @ weight), float(weight.sum()))
-    return total
+    return total | {"loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
 
 
 def _squares(delta: Weights, names: Sequence[str]) -> Tensor:
