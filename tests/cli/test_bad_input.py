@@ -138,8 +138,14 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
             {"branch_layer": "relu1"},
             "method 'A'.branch_layer: found 'relu1', allowed: a layer with parameters",
         ),
-        ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
-        ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
+        (
+            {"prior": {"period": 0}},
+            "method 'A'.prior.period: found 0, allowed: a number of rounds above 0, or a time such as '1d'",
+        ),
+        (
+            {"prior": {"kind": "cosine", "period": -8}},
+            "method 'A'.prior.period: found -8, allowed: a number of rounds above 0, or a time such as '1d'",
+        ),
         ({"prior": {"kind": "measured", "curve": [1, 1.2]}}, r"prior.curve\[1\]: found 1.2, allowed: 1.0 or less"),
         ({"prior": {"kind": "measured", "curve": [-0.1]}}, r"prior.curve\[0\]: found -0.1, allowed: 0.0 or more"),
         ({"prior": "sunny"}, "method 'A'.prior: found 'sunny', allowed: linear, cosine"),
@@ -160,7 +166,8 @@ def test_day_and_night_that_cannot_be(capsys, here, algorithm, options, said):
 )
 def test_a_rhythm_that_there_is_not(capsys, here, algorithm, key):
     written(here / "study.toml", {**A, "algorithm": algorithm}, shift={"who": "always"})
-    assert f"method 'A'.{key}: missing; allowed: a number of rounds, or a periodic shift" in run(capsys, here)
+    allowed = "a number of rounds" if key == "shots" else "a number of rounds, a time such as '1d'"
+    assert f"method 'A'.{key}: missing; allowed: {allowed}, or a periodic shift" in run(capsys, here)
 
 
 def test_a_group_of_which_there_are_no_rows(capsys, here):

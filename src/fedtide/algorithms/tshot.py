@@ -152,7 +152,7 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
-    before = int(need_period(shots, "shots"))
+    before = int(need_period(shots, "shots", "a number of rounds"))
     made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before)
     return with_cohort(made, cohort, task, local, forward={"collect": 0})
 

@@ -245,14 +245,14 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
 
-def need_period(value: float | str | None, key: str) -> float | str:
+def need_period(
+    value: float | str | None, key: str, allowed: str = "a number of rounds, a time such as '1d'"
+) -> float | str:
     """Return a value that may come from the experiment's periodic shift.
 
     Raises:
         FedtideError: the value is missing, and there was no such shift.
     """
     if value is None:
-        raise FedtideError(
-            f"{key}: missing; allowed: a number of rounds, a time such as '1d', or a periodic shift to take it from"
-        )
+        raise FedtideError(f"{key}: missing; allowed: {allowed}, or a periodic shift to take it from")
     return value

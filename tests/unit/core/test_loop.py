@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.rng import Rng
@@ -15,7 +16,7 @@ class Clockwork:
     """A fleet that only tells the time: round r takes r + 1 seconds."""
 
     def __init__(self):
-        self.moment, self.begun = Moment(-9, 0), []
+        self.moment, self.begun, self.clients = Moment(-9, 0), [], torch.arange(3)
 
     def begin(self, moment):
         self.moment = moment

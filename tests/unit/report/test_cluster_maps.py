@@ -22,7 +22,7 @@ from helpers.mixtures import MIXTURE, STEADY, shown, texts
 from helpers.studies import A, raw
 
 IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
-FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2}
+FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2, "anchor": False}
 
 
 @pytest.fixture(scope="module")
