@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedtide.deploy.certificates import make_node_key
+from fedtide.deploy.tickets import Ticket
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
 
@@ -58,6 +59,14 @@ def test_looking_before_joining_changes_nothing(here, capsys):
     ):
         assert said in out
     assert contents(here) == before
+
+
+def test_the_seal_is_said_before_anything_is_refused(here, capsys, monkeypatch):
+    monkeypatch.setattr("fedtide.deploy.seat.versions", lambda: {"fedtide": "9.9"})
+    assert done("join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry") == 2
+    said = capsys.readouterr()
+    assert f"seal: {Ticket.read(here / 'site/tickets/berlin.ticket').seal}" in said.out
+    assert "version of fedtide: found '9.9'" in said.err
 
 
 def test_a_log_for_programs_is_nothing_but_json(here, capsys):
@@ -123,14 +132,14 @@ def test_mistakes_of_deploy_are_named(here, capsys, words, said):
 def test_admit_and_status(here, capsys):
     make_node_key(here / "lyon.key", here / "lyon.pub", "lyon")
     capsys.readouterr()
-    assert done("admit", "site", "lyon.pub") == 0
-    assert "lyon is admitted: SHA256:" in capsys.readouterr().out
+    assert done("admit", "site", "lyon", "lyon.pub") == 0
+    assert "lyon (client 1) is admitted: SHA256:" in capsys.readouterr().out
     assert done("status", "site") == 0
     out = capsys.readouterr().out
     assert out.count("not admitted") == 2
     assert "never served" in out
-    assert "is a private key" in refused(capsys, here, "admit", "site", "lyon.key")
-    assert "not a site" in refused(capsys, here, "admit", here, "lyon.pub")
+    assert "is a private key" in refused(capsys, here, "admit", "site", "lyon", "lyon.key")
+    assert "not a site" in refused(capsys, here, "admit", here, "lyon", "lyon.pub")
     assert "not a site" in refused(capsys, here, "status", here)
 
 

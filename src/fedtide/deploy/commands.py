@@ -49,24 +49,27 @@ def deploy(
     for node in site.roster.node:
         ticket = site.ticket(node)
         _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {ticket.seal})")
-    _say(f"next: fedtide rehearse {out}; send each node its ticket; fedtide admit {out} NODE.pub; fedtide serve {out}")
+    let_in = f"fedtide admit {out} NODE NODE.pub"
+    _say(f"next: fedtide rehearse {out}; send each node its ticket; {let_in}; fedtide serve {out}")
     return 0
 
 
-def admit(site: Path, public_key: Path, /) -> int:
+def admit(site: Path, node: str, public_key: Path, /) -> int:
     """Let the key of a node in; a served site takes notice within seconds.
 
     Args:
         site: the folder of the site.
+        node: its name in the roster.
         public_key: NODE.pub, which fedtide join made.
     """
     from fedtide.deploy.certificates import fingerprint
     from fedtide.deploy.site import admit as let_in
 
-    node, done = let_in(site, public_key)
-    assert node.key is not None
-    _say(f"{node.name} {done}: {fingerprint(node.key)}")
-    _say("compare this fingerprint with what fedtide join prints there, by another way than the key came")
+    found, done = let_in(site, node, public_key)
+    assert found.key is not None
+    ids = ", ".join(map(str, found.clients))
+    _say(f"{found.name} (client {ids}) {done}: {fingerprint(found.key)}")
+    _say(f"compare this fingerprint with what fedtide join prints at {found.name}, by another way than the key came")
     return 0
 
 
@@ -127,12 +130,16 @@ def join(
     """
     from fedtide.deploy.certificates import fingerprint, read_public_key
     from fedtide.deploy.log import Log
-    from fedtide.deploy.seat import Seat
+    from fedtide.deploy.seat import Seat, introduction
     from fedtide.deploy.terms import what_it_means
+    from fedtide.deploy.tickets import Ticket
 
     log = Log(log_json)
     tell = partial(log.say, "check") if log_json else _say
-    seat = Seat.read(ticket, data, policy, home)
+    found = Ticket.read(ticket)
+    for line in introduction(found):
+        tell(line)
+    seat = Seat.of(found, data, policy, home)
     for line in seat.said():
         tell(line)
     if dry:
@@ -143,7 +150,8 @@ def join(
     from fedtide.deploy.join import join as take_part
 
     if seat.settle():
-        tell(f"key: made; send {seat.public} to the site, which lets it in with: fedtide admit SITE {seat.public.name}")
+        words = f"fedtide admit SITE {seat.ticket.node} {seat.public.name}"
+        tell(f"key: made; send {seat.public} to the site, which lets it in with: {words}")
     tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
     return take_part(seat, log=log)
 

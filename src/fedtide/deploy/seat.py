@@ -50,10 +50,15 @@ class Seat:
 
     @staticmethod
     def read(ticket: Path, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
+        """Read a ticket from its file, and all that `of` checks."""
+        return Seat.of(Ticket.read(ticket), data, policy, home)
+
+    @staticmethod
+    def of(found: Ticket, data: Sequence[Path], policy: Path | None = None, home: Path | None = None) -> Seat:
         """Read and check all of it; nothing is written.
 
         Args:
-            ticket: the file that came from the site.
+            found: the ticket that came from the site.
             data: files of rows.
             policy: the file of the node's own rules; None allows whatever the study asks.
             home: the node's folder; None is one of the node's name here.
@@ -61,7 +66,6 @@ class Seat:
         Raises:
             FedtideError: a file is damaged, or does not fit the study or this machine.
         """
-        found = Ticket.read(ticket)
         certificates.library()
         found.check_clock(datetime.now(UTC))
         check_versions(found)
@@ -130,11 +134,8 @@ class Seat:
         return like(self.ticket.rows, self.rows.transforms)
 
     def said(self) -> Iterator[str]:
-        """Say who this is, what it trusts, and which rows it holds, in lines for people."""
+        """Say what it trusts, and which rows it holds, in lines for people."""
         ticket = self.ticket
-        ids = ", ".join(map(str, ticket.clients))
-        yield f"ticket: {ticket.node} (client {ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
-        yield f"seal: {ticket.seal} (the site prints the same; compare them by another way than the ticket came)"
         authority = certificates.authority_fingerprint(ticket.authority.encode())
         yield f"server: {ticket.address}, authority SHA-256 {authority}"
         for path, client in zip(self.data, ticket.clients, strict=True):
@@ -146,6 +147,13 @@ class Seat:
                 f"site has {ticket.registered}"
             )
         yield from warnings(ticket)
+
+
+def introduction(ticket: Ticket) -> Iterator[str]:
+    """Say what a ticket is, and its seal, in lines for people: before anything is done that the ticket says."""
+    ids = ", ".join(map(str, ticket.clients))
+    yield f"ticket: {ticket.node} (client {ids}) of {ticket.study.get('title') or 'a study'} {ticket.digest}"
+    yield f"seal: {ticket.seal} (the site prints the same; compare them by another way than the ticket came)"
 
 
 def like(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:

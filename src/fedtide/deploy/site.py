@@ -36,7 +36,6 @@ from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, 
 from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import Local
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import Text
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.explain import explained
 from fedtide.core.memory import MemoryStore
@@ -46,7 +45,18 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
 from fedtide.deploy import certificates
 from fedtide.deploy.files import read_toml, write_new
-from fedtide.deploy.tickets import READ, SCHEME, Digest, Ids, NodeName, RowsAbout, Ticket, check_portable, study_for
+from fedtide.deploy.tickets import (
+    READ,
+    SCHEME,
+    Digest,
+    Ids,
+    NodeName,
+    RowsAbout,
+    Ticket,
+    Versions,
+    check_portable,
+    study_for,
+)
 from fedtide.fleets.remote import SIMULATION_ONLY
 from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
@@ -156,7 +166,7 @@ class About(Strict):
     scheme: Literal[1]
     digest: Digest
     made: datetime
-    versions: dict[str, Annotated[Text, Field(max_length=60)]]
+    versions: Versions
     rows: RowsAbout
 
 
@@ -438,18 +448,19 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     return replace(site, root=root)
 
 
-def admit(root: Path, public: Path) -> tuple[Node, str]:
+def admit(root: Path, name: str, public: Path) -> tuple[Node, str]:
     """Let the key of a node in, and return the node and what became of it.
 
     Args:
         root: the site.
-        public: the file NAME.pub that the node made; the name stands in it.
+        name: of the node. What stands in the file is the word of whoever sent it, and has only to agree.
+        public: the file NAME.pub that the node made.
 
     Raises:
-        FedtideError: no node of that name, another has the key, or this one has another key.
+        FedtideError: no node of that name, the file names another, another has the key, or this one has another key.
     """
     with _alone(root):
-        return _admit(root, public)
+        return _admit(root, name, public)
 
 
 @contextmanager
@@ -490,10 +501,12 @@ def invite(root: Path, names: str) -> list[Ticket]:
     return tickets
 
 
-def _admit(root: Path, public: Path) -> tuple[Node, str]:
+def _admit(root: Path, name: str, public: Path) -> tuple[Node, str]:
     roster = read_roster(root)
-    key, name = certificates.read_public_key(public)
-    node = roster.named(name or public.stem, f"{public}: node")
+    node = roster.named(name, "node")
+    key, written = certificates.read_public_key(public)
+    if written and written != name:
+        raise refused(f"{public}: node", written, name)
     if node.key == key:
         return node, "was admitted before"
     if owner := next((other.name for other in roster.node if other.key == key), None):

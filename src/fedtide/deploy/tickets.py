@@ -37,6 +37,8 @@ SCHEME: Literal[1] = 1
 LARGEST = 2_000_000
 """Bytes of a ticket: a study with its classes and columns."""
 NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,39}")
+"""The version of a package: people paste it into a command, so it can be nothing else."""
 TOLD: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
     "data": ("split", "transforms"),
@@ -59,6 +61,12 @@ def _digest(value: str) -> str:
     return value
 
 
+def _version(value: str) -> str:
+    if not VERSION.fullmatch(value):
+        raise ValueError(f"found {shown(value)}, allowed: a version such as 2.13.0, of 1 to 40 characters")
+    return value
+
+
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) < len(values):
         raise ValueError("found a value twice, allowed: each once")
@@ -67,6 +75,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 NodeName = Annotated[str, AfterValidator(_name)]
 Digest = Annotated[str, AfterValidator(_digest)]
+Versions = Annotated[dict[Text, Annotated[str, AfterValidator(_version)]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Field(min_length=1), AfterValidator(_distinct)]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), AfterValidator(_distinct)]
 READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}
@@ -150,7 +159,7 @@ class Ticket(Strict):
     digest: Digest
     seed: Annotated[Whole, Field(le=2**63 - 1)]
     made: datetime
-    versions: Annotated[dict[str, Annotated[Text, Field(max_length=60)]], Field(max_length=20)]
+    versions: Versions
     rows: RowsAbout
     study: dict[str, Any]
 

@@ -192,7 +192,7 @@ def test_what_is_no_site_is_refused(tmp_path):
     with pytest.raises(FedtideError, match="not a site"):
         Site.read(tmp_path)
     with pytest.raises(FedtideError, match="not a site"):
-        admit(tmp_path, tmp_path / "berlin.pub")
+        admit(tmp_path, "berlin", tmp_path / "berlin.pub")
 
 
 @pytest.fixture
@@ -202,29 +202,41 @@ def berlin(tmp_path):
 
 
 def test_a_key_is_let_in_once(copy, berlin):
-    node, done = admit(copy.root, berlin)
+    node, done = admit(copy.root, "berlin", berlin)
     assert (node.name, done) == ("berlin", "is admitted")
     found = {node.name: node.key for node in read_roster(copy.root).node}
     assert found == {"berlin": node.key, "lyon": None, "oslo": None}
-    assert admit(copy.root, berlin) == (node, "was admitted before")
+    assert admit(copy.root, "berlin", berlin) == (node, "was admitted before")
 
 
 def test_a_key_of_another_is_refused(copy, berlin, tmp_path):
-    admit(copy.root, berlin)
+    admit(copy.root, "berlin", berlin)
     stolen = tmp_path / "lyon.pub"
     stolen.write_text(berlin.read_text().replace(" berlin", " lyon"))
     with pytest.raises(FedtideError, match="is the key of 'berlin'"):
-        admit(copy.root, stolen)
+        admit(copy.root, "lyon", stolen)
     make_node_key(tmp_path / "new.key", tmp_path / "new.pub", "berlin")
     with pytest.raises(FedtideError, match="'berlin' was admitted with another key"):
-        admit(copy.root, tmp_path / "new.pub")
+        admit(copy.root, "berlin", tmp_path / "new.pub")
     make_node_key(tmp_path / "paris.key", tmp_path / "paris.pub", "paris")
     with pytest.raises(FedtideError, match="node: found 'paris', allowed: berlin, lyon, oslo"):
-        admit(copy.root, tmp_path / "paris.pub")
+        admit(copy.root, "paris", tmp_path / "paris.pub")
+
+
+def test_a_file_that_names_another_node_takes_nobodys_place(copy, berlin, tmp_path):
+    before = (copy.root / "roster.toml").read_bytes()
+    with pytest.raises(FedtideError, match=r"node: found 'berlin', allowed: oslo"):
+        admit(copy.root, "oslo", berlin.rename(tmp_path / "oslo.pub"))
+    assert (copy.root / "roster.toml").read_bytes() == before
+
+
+def test_a_key_without_a_name_is_that_of_the_node_that_is_said(copy, berlin):
+    berlin.write_text(berlin.read_text().removesuffix(" berlin\n"))
+    assert admit(copy.root, "lyon", berlin)[0].name == "lyon"
 
 
 def test_a_roster_that_was_written_wrongly_is_refused(copy, berlin):
-    admit(copy.root, berlin)
+    admit(copy.root, "berlin", berlin)
     path = copy.root / "roster.toml"
     text = path.read_text()
     for old, new, said in (

@@ -48,6 +48,12 @@ APP = {
 }
 """The files of the Flower app, which `flwr run` wants; what runs is server_app.py here and client_app.py at a node."""
 
+TAKEN = (
+    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+)
+"""What Flower's processes and the gate are told of the environment: no settings of Flower, of Python or of TLS."""
+
 PROGRAMS = {"client_app": ("flower-superexec", "FEDTIDE_WORKER"), "server_app": ("flwr-serverapp", "FEDTIDE_RELAY")}
 """What Flower calls the programs that ours stand for, and where these read the name of their socket."""
 
@@ -118,7 +124,7 @@ def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
     around = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
     local = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
     return {
-        **os.environ,
+        **_around(),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -187,7 +193,11 @@ def gate(host: str, port: int, behind: int, ca: Path, certificate: Path, key: Pa
     home.mkdir(parents=True, exist_ok=True)
     path = home / "gate.json"
     path.write_text(json.dumps(told, indent=1), encoding="utf-8")
-    return _process("gate", [sys.executable, "-P", str(HERE / "gate.py"), str(path)], dict(os.environ))
+    return _process("gate", [sys.executable, "-P", str(HERE / "gate.py"), str(path)], _around())
+
+
+def _around() -> dict[str, str]:
+    return {name: os.environ[name] for name in TAKEN if name in os.environ}
 
 
 def _process(name: str, command: list[str], env: dict[str, str]) -> dict[str, Any]:

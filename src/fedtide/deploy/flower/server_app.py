@@ -10,8 +10,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -93,6 +95,22 @@ def _told(reply: Message) -> tuple[dict[str, Any], bytes]:
         return {"header": "{}", "error": f"sent something else than an answer ({type(error).__name__})", "code": 0}, b""
 
 
+def unless_malformed(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Flower's reader of a message such that one that cannot be read replies to nothing, and is dropped.
+
+    Nodes choose what is in a message; one of them must not end the relay for all.
+    """
+
+    def reads(*args: Any) -> Any:
+        try:
+            return read(*args)
+        except Exception as error:
+            print(f"a message of a node was dropped: it cannot be read ({type(error).__name__})", file=sys.stderr)
+            return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=""))
+
+    return reads
+
+
 def _end_with(parent: int) -> None:
     """End at once when the process is gone that started this one; Flower would try to reach it for minutes."""
     while os.getppid() == parent:
@@ -105,7 +123,9 @@ def main() -> None:
     from flwr.superlink.cli import flwr_serverapp
 
     flower: Any = import_module("flwr.superlink.runtime.run_serverapp")  # the package has a function of the same name
-    if not (hasattr(flower, "install_from_fab") and hasattr(flower, "run_")):
+    pulling: Any = import_module("flwr.superlink.grid.http_grid")
+    known = ((flower, "install_from_fab"), (flower, "run_"), (pulling, "inflate_object_from_contents"))
+    if not all(hasattr(module, name) for module, name in known):
         sys.exit("this version of flwr is not known here: install fedtide with the extra 'deploy'")
 
     def run(grid: Grid, context: Context, **_: Any) -> Context:
@@ -113,6 +133,7 @@ def main() -> None:
         return context
 
     flower.run_ = run
+    pulling.inflate_object_from_contents = unless_malformed(pulling.inflate_object_from_contents)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     flwr_serverapp()
 
