@@ -86,7 +86,7 @@ faults: .venv/.developing
 # One after the other: each has processes of its own. Some of them: make deployed DEPLOYED="-k scaffold"
 DEPLOYED ?=
 deployed: .venv/deploy/.installed
-	.venv/deploy/bin/python -m pytest -n 0 tests/deploy $(DEPLOYED)
+	.venv/deploy/bin/python -m pytest -n 0 tests/unit/deploy tests/deploy $(DEPLOYED)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .
