@@ -427,7 +427,7 @@ def cross_losses(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tupl
     if reply.total:
         past = reply.total["past"].value
         sums, rows = sums + past["bad"][old][:, there[old]], rows + past["rows"][there[old]]
-    known = (rows > 0).nonzero().flatten()
+    known = (rows >= 1).nonzero().flatten()  # numbers of samples, whoever says them: a quotient stays finite
     return sums[known][:, known] / rows[known], known
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +15,21 @@ from torch import Tensor
 
 from fedtide.config.deploy import listening
 from fedtide.core.durations import seconds_of
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Algorithm, Shard
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Facts, Shard, Simulation
 from fedtide.deploy import certificates
 from fedtide.deploy.flower.carrier import FlowerCarrier
 from fedtide.deploy.flower.processes import check_installed
 from fedtide.deploy.log import Health, Log
 from fedtide.deploy.seat import algorithm_without_rows, like
+from fedtide.deploy.site import Roster as Nodes
 from fedtide.deploy.site import Site, read_roster
 from fedtide.deploy.status import Connected, Status
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.carrier import Carrier
+from fedtide.fleets.heard import one_line
 from fedtide.fleets.presence import Present, Rehearsed, Who
 from fedtide.fleets.real_clock import Clock, RoundClock, WallClock
 from fedtide.fleets.remote import RemoteFleet
@@ -71,6 +76,41 @@ class Roster:
     def few(self) -> tuple[Shard, int]:
         """Return the row of zeros and the number of classes."""
         return self.row, self.classes
+
+
+@dataclass
+class Latest:
+    """The roster of a site as it was last written well; it is read while people edit it.
+
+    Args:
+        root: the site.
+        known: as it was read at first.
+        log: is told once of each thing that is wrong with it.
+    """
+
+    root: Path
+    known: Nodes
+    log: Log
+    _wrong: str = ""
+
+    def read(self) -> Nodes:
+        """Return it; where it cannot be read, or lacks nodes that were there, as it was before."""
+        wrong = ""
+        try:
+            found = read_roster(self.root)
+            there = {node.name: node.clients for node in found.node}
+            lacking = [node.name for node in self.known.node if there.get(node.name) != node.clients]
+            if lacking:
+                wrong = f"{self.root / 'roster.toml'}: node '{lacking[0]}' is gone or has other clients; allowed: to "
+                wrong += "remove its key, which locks it out"
+            else:
+                self.known = found
+        except (FedtideError, OSError) as error:
+            wrong = str(error)
+        if wrong and wrong != self._wrong:
+            self.log.say("roster", f"{wrong}; the roster is kept as it was")
+        self._wrong = wrong
+        return self.known
 
 
 @dataclass
@@ -162,7 +202,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     site.flower.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
         carrier = stack.enter_context(FlowerCarrier())
-        watch = Watch(site, log, carrier)
+        watch, latest = Watch(site, log, carrier), Latest(site.root, site.roster, log)
         if health is not None:
             opened = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
             log.say("health", f"health: {opened.address}")
@@ -175,7 +215,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             ca=site.authority / "ca.crt",
             certificate=site.authority / "server.crt",
             key=site.authority / "server.key",
-            keys=lambda: _keys(site),
+            keys=lambda: {node.name: node.key for node in latest.read().node if node.key is not None},
             say=lambda line: log.say("flower", line),
         )
         stack.enter_context(link)
@@ -183,22 +223,43 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         log.say("served", f"nodes are let in at {site.address}", address=site.address)
         watch.phase, over = "playing", False
         while not over:
-            watch.site = site = replace(site, roster=read_roster(site.root))
-            for progress in _play(site, *_judge(site, carrier, rehearsed), log):
+            watch.site = site = replace(site, roster=latest.read())
+            for progress in _play(site, *_judge(site, carrier, rehearsed, log), log, latest):
                 watch.round, over = progress.round, progress.round == progress.rounds
                 shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
                 log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
-            over = over or read_roster(site.root).clients == site.roster.clients
+            over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
     log.say("over", f"report: {write_report([site.run])}")
     return 0
 
 
-def _keys(site: Site) -> Mapping[str, str]:
-    return {node.name: node.key for node in read_roster(site.root).node if node.key is not None}
+def without_failures(
+    algorithm: Algorithm, fleet: RemoteFleet, fail: Callable[[str, int, Exception], None]
+) -> Algorithm:
+    """Return an algorithm whose rounds never end a server by what clients answered: the state stays as it was.
+
+    Args:
+        algorithm: as simulations play it.
+        fleet: whom it asks.
+        fail: is told the last question, the round and the error.
+    """
+
+    def round(state: Any, asked: Simulation, rng: Rng) -> tuple[Any, Facts]:
+        try:
+            return algorithm.round(state, asked, rng)
+        except FedtideError:
+            raise
+        except Exception as error:
+            if not any(len(query.answered) for query in fleet.queries):
+                raise  # no answer is to blame
+            fail(fleet.queries[-1].ask.question, fleet.moment.round, error)
+            return state, {}
+
+    return replace(algorithm, round=round)
 
 
-def _judge(site: Site, carrier: Carrier, rehearsed: bool) -> tuple[RemoteFleet, Judge]:
+def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[RemoteFleet, Judge]:
     """Return the fleet of a site's nodes, and who judges it."""
     experiment, method = site.experiment, site.method
     about = site.about.rows
@@ -214,7 +275,13 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool) -> tuple[RemoteFleet, 
         if algorithm.check is not None:
             algorithm.check(held)
     clock = RoundClock(experiment.timing.seconds or 1.0) if rehearsed else clock_of(site)
+
+    def fail(question: str, number: int, error: Exception) -> None:
+        text = f"{method.name}: round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
+        log.say("failed", f"{text}: {one_line(error)}", method=method.name, question=question, round=number)
+
     fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes))
+    algorithm = without_failures(algorithm, fleet, fail)
     judged = views(held, experiment.eval_clients, site.seed, experiment.eval_splits)
     return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
@@ -243,7 +310,7 @@ def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock
     )
 
 
-def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log) -> Iterator[Progress]:
+def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:
     """Play the rounds that are left, until the roster grows, and say whose answers did not count."""
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
 
@@ -254,6 +321,6 @@ def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log) -> Iterator[Pr
                     if word not in ("answered", "abstained", "at work"):
                         text = f"{name}, client {client}, '{ask['question']}': {word}"
                         log.say("answer", text, node=name, client=client, question=ask["question"], word=word)
-        return read_roster(site.root).clients > site.roster.clients
+        return latest.read().clients > site.roster.clients
 
     yield from Run(experiment, site.method, site.seed, site.record).play(look, lambda run: judge)

@@ -17,7 +17,7 @@ from fedtide.fleets import messages
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.carrier import Response
 from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
-from fedtide.fleets.schema import Schema, misfit
+from fedtide.fleets.schema import LARGEST, Schema, misfit
 
 LOST = "lost: "
 """Word of the record for a client of which nothing came; it goes on with the reason."""
@@ -157,10 +157,12 @@ def _scores_of(columns: Tree, answered: list[int]) -> dict[int, Scores]:
         shaped = isinstance(column, Tensor) and column.dim() == 1 + wide and len(column) == len(answered)
         if not shaped or column.dtype != torch.float64:
             raise refused(f"scores: {name}", column, f"a float64 number for each of {len(answered)} clients")
-        if wide and not bool(((column >= 0) & column.isfinite()).all()):
-            raise refused(f"scores: {name}", "numbers that are no counts of rows", "0 or more")
+        if wide and not bool(((column >= 0) & (column <= LARGEST)).all()):
+            raise refused(f"scores: {name}", "numbers that are no counts of rows", f"0 to {LARGEST}")
     rows, correct = columns["rows"], columns["correct"]
-    if not bool(((rows >= 0) & (correct >= 0) & (correct <= rows) & rows.isfinite()).all()):
+    if not bool(((rows >= 0) & (rows <= LARGEST) & (rows == rows.floor())).all()):
+        raise refused("scores: rows", rows.tolist(), f"whole numbers from 0 to {LARGEST}")
+    if not bool(((correct >= 0) & (correct <= rows)).all()):
         raise refused("scores: correct", correct.tolist(), "0 to the number of rows")
     scores = Scores(**columns)
     return {client: scores.pick(torch.tensor([place])) for place, client in enumerate(answered)}

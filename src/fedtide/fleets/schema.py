@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ KNOWN = 100
 """How many schemas are kept."""
 
 LARGEST = 2**53
-"""Whole numbers below this size are exact in float64."""
+"""Whole numbers below this size are exact in float64; squares of numbers below it are finite in float32, summed too."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class Schema:
     Args:
         answer: an answer, `{"total": ..., "rows": ...}`, with all keys and, of every `Slotted`, one part.
         bytes: what such an answer takes as a message at most, with all its slots.
+        optional: where in it stands what a client may leave out, as "total.likelihoods".
     """
 
     answer: Tree
     bytes: int
+    optional: frozenset[str] = frozenset()
 
 
 def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
@@ -108,6 +110,7 @@ class Schemas:
     def _learn(self, question: str, received: Payload, moment: Moment, reveal: Sequence[str]) -> Schema:
         """Do the work without memory and with it; where nothing is new to say, on fewer rows."""
         expected: Tree = None
+        found: list[frozenset[str]] = []
         for fresh, rows in ((True, self.rows), (False, self.rows), (False, self.rows.pick(slice(1)))):
             if rows is not self.rows and expected is not None:
                 break
@@ -115,9 +118,22 @@ class Schemas:
             if answer is not None:
                 total = {"total": answer.total, "rows": {name: answer.rows[name] for name in reveal}}
                 expected = _both(expected, _one_part(detached(total)))
+                found.append(frozenset(_places(answer.total, "total")))
         if expected is None:
             raise FedtideError(f"'{question}': made-up rows bring no answer, so nobody can say what one must look like")
-        return Schema(expected, _most_bytes(expected))
+        found += self._without_val(question, received, moment)
+        return Schema(expected, _most_bytes(expected), frozenset().union(*found) - frozenset.intersection(*found))
+
+    def _without_val(self, question: str, received: Payload, moment: Moment) -> list[frozenset[str]]:
+        """Return where a client without validation rows has something, if such a one can do the work."""
+        memory = self.memory
+        try:
+            answer = self._answer(question, received, replace(self.rows, fetch_val=None), moment, fresh=True)
+        except Exception:  # its work needs them, whatever it says where there are none
+            return []
+        finally:
+            self.memory = memory
+        return [] if answer is None else [frozenset(_places(answer.total, "total"))]
 
     def _answer(self, question: str, received: Payload, rows: Shard, moment: Moment, *, fresh: bool) -> Answer | None:
         with torch.random.fork_rng(devices=[]):
@@ -152,6 +168,14 @@ def _both(one: Tree, other: Tree) -> Tree:
     return other | {key: _both(child, other.get(key)) if key in other else child for key, child in one.items()}
 
 
+def _places(tree: Tree, at: str) -> Iterator[str]:
+    """Yield where a total has keys, down to what is summed."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield _below(at, key)
+            yield from _places(child, _below(at, key))
+
+
 def _all_parts(tree: Tree) -> Tree:
     """Give every `Slotted` all its parts."""
     if isinstance(tree, Slotted):
@@ -170,7 +194,8 @@ def _most_bytes(expected: Tree) -> int:
 def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     """Say in one line why an answer must not be summed, or None: what was found where, and what is allowed.
 
-    Keys of a total may be left out, as clients may; none may be added, and a value that is summed has all of its own.
+    Keys of a total may be left out where some clients do; none may be added, and a value that is summed has all of its
+    own.
 
     Args:
         schema: what the answer must look like.
@@ -185,7 +210,7 @@ def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:
     'total.loss: found float32 (1,), allowed: float32 (2,)'
     """
     try:
-        _compare(schema.answer, answer, heaviest, "")
+        _compare(schema.answer, answer, heaviest, schema.optional, "")
     except _Misfit as found:
         return str(found)
     return None
@@ -198,7 +223,7 @@ class _Misfit(Exception):
         super().__init__(printable(f"{at or 'the answer'}: found {found}, allowed: {allowed}"))
 
 
-def _compare(wanted: Tree, got: Tree, heaviest: float, at: str) -> None:
+def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str], at: str) -> None:
     """Compare a total, down to what is weighted, or the rows."""
     if isinstance(wanted, Weighted):
         _same_type(wanted, got, at)
@@ -214,16 +239,15 @@ def _compare(wanted: Tree, got: Tree, heaviest: float, at: str) -> None:
         for k, part in got.parts.items():
             if type(k) is not int or not 0 <= k < wanted.slots:
                 raise _Misfit(at, f"slot {shown(k)}", f"0 to {wanted.slots - 1}")
-            _compare(wanted.parts[0], part, heaviest, _below(at, k))
+            _compare(wanted.parts[0], part, heaviest, optional, _below(at, k))
     elif is_node(wanted):
         _same_type(wanted, got, at)
         ours = dict(children(wanted))
         theirs = dict(children(got))
         _no_more_keys(ours, theirs, at)
-        if at in ("", "rows") or not isinstance(wanted, dict):
-            _no_fewer_keys(ours, theirs, at)
         for key, child in theirs.items():
-            _compare(ours[key], child, heaviest, _below(at, key))
+            _compare(ours[key], child, heaviest, optional, _below(at, key))
+        _no_fewer_keys({key: child for key, child in ours.items() if _below(at, key) not in optional}, theirs, at)
     else:
         _compare_value(wanted, got, at)
 
@@ -242,8 +266,12 @@ def _compare_value(wanted: Tree, got: Tree, at: str) -> None:
             raise _Misfit(at, _named(got), _named(wanted))
         if not all_finite(got):
             raise _Misfit(at, "a number that is not finite", "finite numbers")
+        if got.numel() and not got.is_complex() and not -LARGEST <= float(got.min()) <= float(got.max()) <= LARGEST:
+            raise _Misfit(at, f"a number beyond {LARGEST}", "smaller ones")
     elif not _is_number(got) or not abs(got) < math.inf:
         raise _Misfit(at, _named(got), "a finite number")
+    elif abs(got) > LARGEST:
+        raise _Misfit(at, _named(got), f"at most {LARGEST}")
 
 
 def _same_type(wanted: Tree, got: Tree, at: str) -> None:

@@ -91,6 +91,22 @@ def test_questions_go_to_nodes_and_answers_come_back(carrier):
     assert not response.payload
 
 
+def test_questions_of_a_node_whose_key_is_removed_are_over(carrier):
+    relay = Relay(carrier)
+    relay.nodes(berlin="1", oslo="1")
+    until(carrier.present)
+    carrier.push([ask("q.berlin"), ask("q.oslo", "oslo")])
+    relay.order()
+    carrier.admit({"oslo": KEYS["oslo"]})
+    assert carrier.present() == {"oslo"}
+    (over,) = carrier.pull()
+    assert (over.id, over.error) == ("q.berlin", "its key was removed")
+    assert relay.order()[0] == {"kind": "drop", "questions": ["q.berlin"]}
+    relay.answer("q.berlin")
+    relay.answer("q.oslo")
+    assert [response.id for response in until(carrier.pull)] == ["q.oslo"]
+
+
 def test_a_question_waits_for_its_node_until_it_expires(carrier):
     relay = Relay(carrier)
     relay.nodes(oslo="1")

@@ -359,6 +359,8 @@ def test_a_client_that_is_not_heard_of_counts_as_having_no_rows(tmp_path):
     [
         lambda s: {**s, "correct": s["rows"] + 1},
         lambda s: {**s, "rows": -s["rows"]},
+        lambda s: {**s, "rows": s["rows"] * 1e300},
+        lambda s: {**s, "rows": s["rows"] + 0.5},
         lambda s: {**s, "loss": s["loss"][:1]},
         lambda s: {**s, "clients": s["clients"] + 1},
         lambda s: {**s, "others": {"mine": 3}},

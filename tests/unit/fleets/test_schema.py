@@ -134,8 +134,38 @@ def test_slots_that_do_not_fit_are_named(slotted, line):
     assert misfit(learned(SLOTS), sent({"delta": slotted}), HEAVIEST) == line
 
 
-def test_parts_and_keys_may_be_left_out():
-    assert misfit(learned(PLAIN), sent({}), HEAVIEST) is None
+@pytest.mark.parametrize(
+    ("total", "line"),
+    [
+        ({}, "total.delta: found nothing, allowed: Weighted"),
+        ({"delta": Weighted(WEIGHTS)}, "total.loss: found nothing, allowed: Weighted"),
+        ({"delta": Weighted(Weights({"w": torch.full((3, 2), 3e38)}, {"mean": torch.zeros(2)})), "loss": Weighted(0.0)},
+         "total.delta.params.w: found a number beyond 9007199254740992, allowed: smaller ones"),
+        ({**PLAIN, "loss": Weighted(-1e16)}, "total.loss: found -1e+16, allowed: at most 9007199254740992"),
+    ],
+)  # fmt: skip
+def test_what_an_algorithm_cannot_do_without_or_add_is_refused(total, line):
+    assert misfit(learned(PLAIN), sent(total), HEAVIEST) == line
+
+
+def test_what_some_clients_leave_out_may_be_left_out():
+    def work(payload: Any, memory: Any, shard: Shard, *_: Any) -> Answer:
+        total = {"loss": Weighted(0.5)}
+        if shard.val is not None:
+            total["val"] = Weighted(0.5)
+        if memory is not None:
+            total["past"] = Weighted(torch.ones(2))
+        return Answer(total, memory={"seen": torch.ones(1)})
+
+    schema = Schemas({"ask": work}, made_up(few(), 3)).of("ask", None, NOW)
+    assert schema.optional == {"total.val", "total.past"}
+    assert misfit(schema, sent({"loss": Weighted(0.5)}), HEAVIEST) is None
+    assert misfit(schema, sent({"past": Weighted(torch.ones(2))}), HEAVIEST) == (
+        "total.loss: found nothing, allowed: Weighted"
+    )
+
+
+def test_parts_may_be_left_out():
     assert misfit(learned(SLOTS), sent({"delta": Slotted({}, 3)}), HEAVIEST) is None
     every = Slotted({k: Weighted(torch.ones(2), 1.0) for k in range(3)}, 3)
     assert misfit(learned(SLOTS), sent({"delta": every}), HEAVIEST) is None

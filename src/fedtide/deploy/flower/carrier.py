@@ -59,6 +59,7 @@ class FlowerCarrier:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
+        self._gone: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="fedtide-"))  # nobody else's, and a short path
         self.socket = self._folder / "relay"
         self._listener = Listener(str(self.socket), "AF_UNIX")
@@ -78,8 +79,15 @@ class FlowerCarrier:
         return self._line is not None
 
     def admit(self, keys: Mapping[str, str]) -> None:
-        """Know these nodes from now on, by their public keys as PEM (SubjectPublicKeyInfo)."""
-        self._names = {key.strip(): name for name, key in keys.items()}
+        """Know these nodes from now on, by their public keys as PEM (SubjectPublicKeyInfo), and no others.
+
+        Questions at a node whose key is not among them any more are over.
+        """
+        names = {key.strip(): name for name, key in keys.items()}
+        with self._lock:
+            gone = {name for key, name in self._names.items() if names.get(key) != name}
+            self._names, self._gone = names, self._gone | gone
+            self._nodes = {name: node for name, node in self._nodes.items() if name not in gone}
 
     def present(self) -> frozenset[str]:
         """Return the names of the nodes that can be asked now."""
@@ -97,14 +105,17 @@ class FlowerCarrier:
         """Return what came since the last pull."""
         with self._lock:
             answers, self._answers = self._answers, []
-        done = [response for told in answers if (response := self._response(*told)) is not None]
+            gone, self._gone = self._gone, set()
+        removed = [waiting for waiting in self._open.values() if waiting.question.node in gone]
+        done = [self._close(waiting, error="its key was removed") for waiting in removed]
+        done += [response for told in answers if (response := self._response(*told)) is not None]
         late = [waiting for waiting in self._open.values() if waiting.left <= 0]
         for waiting in late:
             allowed = f"within its {waiting.question.expires:g} s"
             never = f"cannot be reached: was not there {allowed}"
             done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.reached else never))
-        if late:
-            self._order({"kind": "drop", "questions": [waiting.question.id for waiting in late]})
+        if late or removed:
+            self._order({"kind": "drop", "questions": [waiting.question.id for waiting in (*removed, *late)]})
         self._send()
         return done
 

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,24 @@ START = 180.0
 """Seconds that Flower may take until our relay is there."""
 LOOK = 1.0
 """Seconds between two looks at who is admitted."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What Flower knows of keys.
+
+    Args:
+        registered: its number of each key, which it says once; None where nobody heard it.
+        removed: keys that were let in once, and never are again: Flower takes no key twice.
+    """
+
+    registered: dict[str, int | None]
+    removed: list[str]
+
+    def write(self, file: Path) -> None:
+        """Write it in place of what was written before."""
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(vars(self), indent=1), encoding="utf-8")
 
 
 class Link:
@@ -133,23 +152,46 @@ class Link:
                     self._say(f"Flower: {error}; tries again")
 
     def _admit(self) -> None:
-        """Let the nodes in whose keys are admitted, and no others."""
+        """Let the nodes in whose keys are admitted, and no others; what fails for one node stays its own trouble."""
         wanted = dict(self._keys())
         if wanted == self._admitted:
             return
-        file = self._folder / "flower.json"  # Flower's numbers of keys, which it says once
-        numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        for key in set(numbers) - set(wanted.values()):
-            self._flwr("supernode", "unregister", str(numbers.pop(key)), CONNECTION)
+        self._carrier.admit({name: pem_of(key) for name, key in wanted.items()})  # first: from now on no other counts
+        file, failed = self._folder / "flower.json", None
+        known = Known(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else Known({}, [])
+        known.removed.extend(set(known.registered) - set(wanted.values()) - set(known.removed))
+        known.write(file)
+        for key in set(known.removed) & set(known.registered):
+            try:
+                if (number := known.registered[key]) is not None:
+                    self._flwr("supernode", "unregister", str(number), CONNECTION)
+                del known.registered[key]
+            except FedtideError as error:  # such as one that is unregistered: the server was killed before it noted it
+                self._say(f"Flower: {error}; its answers do not count")
+            known.write(file)
         for name, key in wanted.items():
-            if key not in numbers:
-                path = self._home / "admitted.pub"
-                path.write_text(key, encoding="utf-8")
-                numbers[key] = self._flwr("supernode", "register", str(path), CONNECTION, "--name", name)["node-id"]
-            with replacing(file) as temporary:
-                temporary.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
-        self._carrier.admit({name: pem_of(key) for name, key in wanted.items()})
+            if key in known.removed:
+                self._say(f"{name}: its key was removed before and is not let in again; it needs a new one")
+            elif key not in known.registered:
+                try:
+                    known.registered[key] = self._register(name, key)
+                except FedtideError as error:
+                    failed = error
+                known.write(file)
+        if failed is not None:
+            raise failed
         self._admitted = wanted
+
+    def _register(self, name: str, key: str) -> int | None:
+        """Return Flower's number of a new key; None if Flower knew it, as when a server was killed at this place."""
+        path = self._home / "admitted.pub"
+        path.write_text(key, encoding="utf-8")
+        try:
+            return int(self._flwr("supernode", "register", str(path), CONNECTION, "--name", name)["node-id"])
+        except FedtideError as error:
+            if "already in use" not in str(error):
+                raise
+            return None
 
     def _flwr(self, *words: str) -> dict[str, Any]:
         """Run a command of Flower; return what it says."""

@@ -1,0 +1,108 @@
+"""Keys that come and go, with a Flower that is played here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedtide.core.errors import FedtideError
+from fedtide.deploy.flower.link import Link
+
+
+def key() -> str:
+    public = Ed25519PrivateKey.generate().public_key()
+    return public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+class Flower:
+    """Flower as it was read: a key is taken once and for ever, and a node goes once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.gone: set[int] = set()
+        self.killed = ""
+
+    def link(self, folder: Any, keys: dict[str, str]) -> Any:
+        flower, admitted = self, []
+
+        class Played(Link):
+            admitted: list[Any]
+
+            def __init__(self) -> None:
+                self._folder = self._home = folder
+                self._keys, self._admitted, self.said = lambda: keys, None, []
+                self._say = self.said.append
+                self._carrier = self
+                self.admitted = admitted
+
+            def admit(self, names: Any) -> None:
+                admitted.append(set(names))
+
+            def _flwr(self, *words: str) -> dict[str, Any]:
+                if words[1] == "register":
+                    text = (folder / "admitted.pub").read_text(encoding="utf-8")
+                    if text in flower.numbers:
+                        raise FedtideError("'flwr supernode register' failed: Public key already in use")
+                    flower.numbers[text] = len(flower.numbers)
+                elif int(words[2]) in flower.gone:
+                    raise FedtideError("'flwr supernode unregister' failed: already deleted")
+                else:
+                    flower.gone.add(int(words[2]))
+                if flower.killed == words[1]:
+                    raise KeyboardInterrupt
+                return {"node-id": str(len(flower.numbers) - 1)}
+
+        return Played()
+
+
+def test_a_key_that_was_removed_stays_out_and_stops_nobody(tmp_path):
+    flower, keys = Flower(), {"berlin": key(), "oslo": key()}
+    link = flower.link(tmp_path, keys)
+    link._admit()
+    berlin = keys.pop("berlin")
+    link._admit()
+    assert link.admitted == [{"berlin", "oslo"}, {"oslo"}]
+    assert flower.gone == {0}
+    keys |= {"berlin": berlin, "paris": key()}
+    for each in (link, flower.link(tmp_path, keys)):  # and after a restart
+        each.said.clear()
+        each._admit()
+        each._admit()
+        assert each.said == ["berlin: its key was removed before and is not let in again; it needs a new one"]
+    assert keys["paris"] in flower.numbers
+    keys["berlin"] = key()
+    link._admit()
+    assert keys["berlin"] in flower.numbers
+
+
+def test_all_keys_may_be_removed(tmp_path):
+    flower, keys = Flower(), {"berlin": key()}
+    link = flower.link(tmp_path, keys)
+    link._admit()
+    keys.clear()
+    link._admit()
+    assert json.loads((tmp_path / "flower.json").read_text(encoding="utf-8"))["registered"] == {}
+
+
+@pytest.mark.parametrize("killed", ["register", "unregister"])
+def test_a_kill_between_flower_and_its_file_is_got_over(tmp_path, killed):
+    flower, keys = Flower(), {"berlin": key(), "oslo": key()}
+    if killed == "unregister":
+        flower.link(tmp_path, keys)._admit()
+        del keys["berlin"]
+    flower.killed = killed
+    with pytest.raises(KeyboardInterrupt):
+        flower.link(tmp_path, keys)._admit()
+    flower.killed = ""
+    again = flower.link(tmp_path, keys)
+    again._admit()
+    assert again._admitted == keys
+    assert again.admitted == [set(keys)]
+    assert set(keys.values()) <= set(flower.numbers)

@@ -1,0 +1,69 @@
+"""What `fedtide serve` does when others write: a roster while it is edited, and answers that end a round."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedtide.algorithms.feddrift import cross_losses
+from fedtide.core.errors import FedtideError
+from fedtide.deploy.log import Log
+from fedtide.deploy.serve import Latest, without_failures
+from fedtide.deploy.site import Roster, read_roster, write_roster
+from helpers.carriers import host
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
+
+
+def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path):
+    write_roster(tmp_path, Roster.of("berlin,oslo:2"))
+    told = io.StringIO()
+    latest = Latest(tmp_path, read_roster(tmp_path), Log(file=told))
+    whole = (tmp_path / "roster.toml").read_text(encoding="utf-8")
+    for wrong in (whole[: len(whole) // 2 + 3], "node = 3", "", whole.replace("oslo", "paris")):
+        (tmp_path / "roster.toml").write_text(wrong, encoding="utf-8")
+        told.truncate(told.seek(0))
+        assert [latest.read().clients for _ in range(3)] == [3, 3, 3]
+        line, end = told.getvalue().split("\n")
+        assert "roster.toml" in line
+        assert "kept as it was" in line
+        assert not end
+    (tmp_path / "roster.toml").unlink()
+    assert latest.read().clients == 3
+    write_roster(tmp_path, Roster.of("berlin,oslo:2,paris"))
+    assert latest.read().clients == 4
+
+
+def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:
+    def round(state: Any, fleet: Any, rng: Any) -> Any:
+        raise error
+
+    failed: list[Any] = []
+    ask = SimpleNamespace(ask=SimpleNamespace(question="train"), answered=torch.arange(answered))
+    fleet: Any = SimpleNamespace(queries=[ask], moment=SimpleNamespace(round=7))
+    made = replace(host("fedavg").algorithm, round=round)
+    return without_failures(made, fleet, lambda *told: failed.append(told)).round("state", fleet, None), failed
+
+
+def test_answers_that_end_a_round_leave_the_state_as_it_was():
+    error = KeyError("control")
+    assert rounds(2, error) == (("state", {}), [("train", 7, error)])
+
+
+@pytest.mark.parametrize(("answered", "error"), [(0, KeyError("control")), (2, FedtideError("the disk is full"))])
+def test_other_errors_are_not_hidden(answered, error):
+    with pytest.raises(type(error)):
+        rounds(answered, error)
+
+
+def test_numbers_of_samples_that_are_none_leave_distances_finite():
+    rows = {"bad": torch.full((2, 2), 9e15, dtype=torch.float64), "rows": torch.tensor([1e-300, 5.0]).double()}
+    reply: Any = SimpleNamespace(rows=rows, total=None)
+    losses, known = cross_losses(reply, torch.eye(2) > 0, torch.arange(2), torch.arange(2))
+    assert known.tolist() == [1]
+    assert losses.isfinite().all()
