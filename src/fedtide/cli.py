@@ -563,5 +563,7 @@ def _check_text(arguments: list[str]) -> None:
 def _fail(line: str, status: int = 2) -> int:
     # Folders and files are made under another name first, which nobody has asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
+    if "No space left on device" in line:
+        line += "; make room, and run the same command again"
     print(f"fedtide: {line}", file=sys.stderr)
     return status

@@ -961,7 +961,7 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
         patch.setattr(at, full)
         assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
     err = capsys.readouterr().err
-    assert err == "fedtide: x/somewhere: No space left on device\n"
+    assert err == "fedtide: x/somewhere: No space left on device; make room, and run the same command again\n"
 
 
 def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkeypatch):

@@ -45,7 +45,7 @@ class Log:
         with self._lock:
             try:
                 print(line, file=self.file or sys.stdout, flush=True)
-            except (BrokenPipeError, ValueError):  # nobody reads any more
+            except (OSError, ValueError):  # nobody reads any more, or the disk is full
                 return
 
 

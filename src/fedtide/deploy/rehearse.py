@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from fedtide.config import Experiment, from_dict, resolved, to_toml
+from fedtide.config import from_dict, resolved, to_toml
 from fedtide.config.deploy import Deploy
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError, refused
@@ -65,20 +65,19 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     check_installed()
     if rounds < 1:
         raise refused("--rounds", rounds, "1 or more")
-    there = _rehearsed(site, rounds)
+    there = prepared(site, rounds)
     log.say(
         "rehearsal", f"{len(there.roster.node)} nodes and their server at {there.address}; logs are in {there.root}"
     )
     began = time.monotonic()
     with ExitStack() as stack:
-        server = stack.enter_context(_Server(there, log))
+        server = stack.enter_context(Server(there, log))
         server.wait()  # nodes that come before would say that they are not let in
         for node in there.roster.node:
-            stack.enter_context(_Running(there, node.name, log))
+            stack.enter_context(Running(there, node.name, log))
         server.watch(_plan(there, kills))
     log.say("played", f"{rounds} rounds in {time.monotonic() - began:.0f} s; the simulation plays them now")
-    list(Run(_plain(there.experiment), there.method, there.seed, _simulated(there)).play())
-    differs = list(differences(there.record, _simulated(there)))
+    differs = list(compared(there))
     for line in differs[:5]:
         log.say("differs", line)
     if differs:
@@ -88,20 +87,20 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     return 0
 
 
-def _rehearsed(site: Site, rounds: int) -> Site:
-    """Make the site of a rehearsal: that of the study with fewer rounds, keys of its own, and a port that is free."""
+def prepared(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
+    """Make the site of a rehearsal: that of the study with other rounds, keys of its own, and a port that is free."""
     root = site.root / "rehearsal"
     shutil.rmtree(root, ignore_errors=True)
     (root / "authority").mkdir(mode=0o700, parents=True)
     for name in COPIED:
         shutil.copy2(site.authority / name, root / "authority" / name)
-    deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=DEADLINE)
+    deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
     changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
     experiment = from_dict(resolved(changed), where=str(root), timed=False)
     digest = digest_of(experiment, experiment.method[0], experiment.seeds[0])
     nodes = []
     for node in site.roster.node:
-        home = _home(root, node.name)
+        home = home_of(root, node.name)
         home.mkdir(mode=0o700, parents=True)
         certificates.make_node_key(home / "key", home / "key.pub", node.name)
         nodes.append(node.model_copy(update={"key": certificates.read_public_key(home / "key.pub")[0]}))
@@ -113,17 +112,17 @@ def _rehearsed(site: Site, rounds: int) -> Site:
     return Site.read(root)
 
 
-def _home(root: Path, name: str) -> Path:
+def home_of(root: Path, name: str) -> Path:
+    """Return the folder of a node in a rehearsal."""
     return root / "nodes" / name
 
 
-def _simulated(site: Site) -> Path:
-    return site.root / "simulated"
-
-
-def _plain(experiment: Experiment) -> Experiment:
-    """Return the experiment as a simulation plays it here."""
-    return experiment.model_copy(update={"checkpoint_every": 1})
+def compared(site: Site) -> Iterator[str]:
+    """Play the simulation of a site whose rehearsal is over; say where the two differ."""
+    folder = site.root / "simulated"
+    experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
+    list(Run(experiment, site.method, site.seed, folder).play())
+    yield from differences(site.record, folder)
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,11 @@ def _plan(site: Site, kills: bool) -> list[Kill]:
     return [Kill(min(1, last), site.roster.node[0].name), Kill(min(2, last), "")]
 
 
-class _Running:
+class Running:
     """A node, which is kept running meanwhile."""
 
     def __init__(self, site: Site, name: str, log: Log) -> None:
-        home = _home(site.root, name).absolute()
+        home = home_of(site.root, name).absolute()
         told = {"site": str(site.root.absolute()), "home": str(home)}
         ca = site.root.absolute() / "authority" / "ca.crt"
         self._command = supervise(
@@ -153,14 +152,27 @@ class _Running:
         )
         self._name, self._log = name, log
 
-    def __enter__(self) -> None:
-        self._keeper = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=_pass_on, args=(self._keeper, self._name, self._log), daemon=True).start()
+    def start(self) -> None:
+        """Start what keeps it running."""
+        self.keeper = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=_pass_on, args=(self.keeper, self._name, self._log), daemon=True).start()
+
+    def restart(self) -> None:
+        """Kill what keeps it running, and start that again."""
+        assert self.keeper.stdin is not None
+        self.keeper.kill()
+        self.keeper.wait()
+        self.keeper.stdin.close()
+        self.start()
+
+    def __enter__(self) -> Running:
+        self.start()
+        return self
 
     def __exit__(self, *raised: object) -> None:
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait()
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.close()
+        self.keeper.wait()
 
 
 def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
@@ -172,34 +184,34 @@ def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
             log.say("said", f"{name}: {words}")
 
 
-class _Server:
+class Server:
     """The server, in a process of its own, as it is to be killed."""
 
     def __init__(self, site: Site, log: Log) -> None:
         self._site, self._log = site, log
         self._command = [sys.executable, "-P", "-m", "fedtide.deploy.rehearse", str(site.root.absolute())]
 
-    def __enter__(self) -> _Server:
-        self._start()
+    def start(self) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        threading.Thread(target=_pass_on, args=(self.process, "server", self._log), daemon=True).start()
+
+    def __enter__(self) -> Server:
+        self.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+        self.process.terminate()
+        self.process.wait()
 
-    def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        threading.Thread(target=_pass_on, args=(self._process, "server", self._log), daemon=True).start()
-
-    def _look(self, since: float) -> Status | None:
+    def look(self, since: float) -> Status | None:
         """Return how the server is.
 
         Raises:
             FedtideError: it has failed, or nothing has happened since for too long.
         """
         time.sleep(LOOK)
-        if self._process.poll():
-            raise FedtideError(f"the server ended with status {self._process.returncode}; see the lines above")
+        self._check()
         if time.monotonic() - since > STALLED:
             raise FedtideError(f"nothing happened for {STALLED:.0f} s; see the logs in {self._site.root}")
         return Status.read(self._site.status)
@@ -207,14 +219,14 @@ class _Server:
     def wait(self) -> None:
         """Wait until nodes are let in."""
         began = time.monotonic()
-        while (status := self._look(began)) is None or status.phase == "starting":
+        while (status := self.look(began)) is None or status.phase == "starting":
             continue
 
     def watch(self, plan: Sequence[Kill]) -> None:
         """Wait until all rounds are over, and kill on the way."""
         rounds, moved, left = -1, time.monotonic(), list(plan)
-        while self._process.poll() is None:
-            status = self._look(moved)
+        while self.process.poll() is None:
+            status = self.look(moved)
             if status is None:
                 continue
             if status.round != rounds:
@@ -223,16 +235,25 @@ class _Server:
                 time.sleep(MIDST)
                 self._kill(left.pop(0).whom, rounds + 1)
                 moved = time.monotonic()
+        self._check()
+
+    def _check(self) -> None:
+        if self.process.poll():
+            raise FedtideError(f"the server ended with status {self.process.returncode}; see the lines above")
 
     def _kill(self, whom: str, number: int) -> None:
         if whom:
             self._log.say("kill", f"killing node {whom} in round {number}: it is back in a minute or two")
-            _kill_node(_home(self._site.root, whom))
+            _kill_node(home_of(self._site.root, whom))
             return
         self._log.say("kill", f"killing the server in round {number}")
-        self._process.kill()
-        self._process.wait()
-        self._start()
+        self.restart()
+
+    def restart(self) -> None:
+        """Kill it, and start it again."""
+        self.process.kill()
+        self.process.wait()
+        self.start()
 
 
 def _kill_node(home: Path) -> None:

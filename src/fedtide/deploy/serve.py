@@ -132,6 +132,7 @@ class Watch:
     round: int = 0
     _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _wrong: str = ""
 
     def look(self) -> Status:
         """Return how the server is, and say who came and went."""
@@ -159,6 +160,17 @@ class Watch:
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
         )
 
+    def write(self) -> None:
+        """Write the status file; where it cannot be written, say so once and go on."""
+        wrong = ""
+        try:
+            self.look().write(self.site.status)
+        except OSError as error:
+            wrong = f"{self.site.status} cannot be written ({error.strerror or error}): nor can the rounds; make room"
+        if wrong and wrong != self._wrong:
+            self.log.say("disk", wrong)
+        self._wrong = wrong
+
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Write the status every few seconds meanwhile."""
@@ -166,7 +178,7 @@ class Watch:
 
         def work() -> None:
             while True:
-                self.look().write(self.site.status)
+                self.write()
                 if over.wait(TOLD):
                     return
 
@@ -177,7 +189,7 @@ class Watch:
         finally:
             over.set()
             thread.join()
-            self.look().write(self.site.status)
+            self.write()
 
 
 def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = False) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core.memory import MemoryStore
-from fedtide.deploy.flower.worker import serve
+from fedtide.deploy.flower.worker import say, serve
 from fedtide.deploy.seat import Seat
 from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
@@ -45,15 +45,15 @@ def node_of(told: Mapping[str, Any]) -> Node:
         refuses=policy.refuses if policy is not None else lambda header: None,
         partial_work=experiment.timing.partial_work,
         threads=experiment.fleet.threads,
-        log=lambda text: print(text, flush=True),
+        log=say,
     )
 
 
 def main(path: Path, socket: Path) -> None:
     """Answer questions on a socket, as what a file says."""
     node = node_of(json.loads(path.read_text(encoding="utf-8")))
-    print("ready", flush=True)
-    serve(socket, node.handle)
+    say("ready")
+    serve(socket, node.handle, say)
 
 
 if __name__ == "__main__":

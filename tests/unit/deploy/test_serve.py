@@ -13,7 +13,7 @@ import torch
 from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.errors import FedtideError
 from fedtide.deploy.log import Log
-from fedtide.deploy.serve import Latest, without_failures
+from fedtide.deploy.serve import Latest, Watch, without_failures
 from fedtide.deploy.site import Roster, read_roster, write_roster
 from helpers.carriers import host
 
@@ -37,6 +37,24 @@ def test_a_roster_that_is_being_edited_stays_as_it_was(tmp_path):
     assert latest.read().clients == 3
     write_roster(tmp_path, Roster.of("berlin,oslo:2,paris"))
     assert latest.read().clients == 4
+
+
+def test_a_status_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
+    told = io.StringIO()
+    experiment, roster = SimpleNamespace(rounds=3), Roster.of("berlin")
+    site: Any = SimpleNamespace(status=tmp_path / "none" / "status.json", experiment=experiment, roster=roster)
+    carrier: Any = SimpleNamespace(present=frozenset)
+    watch = Watch(site, Log(file=told), carrier)
+    with watch.looking():
+        watch.write()
+    (line,) = told.getvalue().splitlines()
+    assert "status.json cannot be written (No such file or directory)" in line
+    site.status.parent.mkdir()
+    watch.write()
+    site.status.unlink()
+    site.status.parent.rmdir()
+    watch.write()
+    assert len(told.getvalue().splitlines()) == 2
 
 
 def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:

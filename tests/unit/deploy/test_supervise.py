@@ -118,6 +118,15 @@ def test_a_killed_keeper_leaves_nothing_to_its_successor(keep, tmp_path):
     until(lambda: not alive(first))
 
 
+def test_what_cannot_be_started_and_a_disk_that_is_full_end_no_keeper(keep, tmp_path):
+    (tmp_path / "kept" / "node.pid").mkdir(parents=True)  # it cannot be written
+    missing = process("missing", "") | {"command": [str(tmp_path / "missing")]}
+    keeper = keep(missing, process("node", f"open({str(tmp_path / 'started')!r}, 'a').write('x')"))
+    assert "missing: cannot be started ([Errno 2] No such file or directory" in keeper.stdout.readline()
+    until(lambda: (tmp_path / "started").exists() and len((tmp_path / "started").read_text()) > 1)
+    assert keeper.poll() is None
+
+
 @pytest.fixture
 def worker(tmp_path):
     socket = tmp_path / "w"

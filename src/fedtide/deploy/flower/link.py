@@ -84,13 +84,17 @@ class Link:
             superlink(self._port, ca, certificate, key, folder / "flower.db", carrier.socket, self._home),
             gate(host, port, self._port, ca, certificate, key, self._home),
         ]
+        self._command = supervise(folder / "server", processes, with_parent=True)
+        self._starting = threading.Lock()
+        self._start()
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def _start(self) -> None:
+        """Start what keeps Flower running."""
         self._keeper = subprocess.Popen(
-            supervise(folder / "server", processes, with_parent=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, start_new_session=True,
-        )  # fmt: skip
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._keep)]
-        for thread in self._threads:
-            thread.start()
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._listen, args=(self._keeper,), daemon=True).start()
 
     def wait(self, seconds: float = START) -> None:
         """Wait until the relay is there and nodes are let in."""
@@ -104,7 +108,8 @@ class Link:
 
     def close(self) -> None:
         """End Flower's processes."""
-        self._closing.set()
+        with self._starting:
+            self._closing.set()
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         try:
@@ -128,16 +133,23 @@ class Link:
         told = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""]
         (self._home / "config.toml").write_text("\n".join(told), encoding="utf-8")
 
-    def _listen(self) -> None:
+    def _listen(self, keeper: subprocess.Popen[str]) -> None:
         """Pass on what the supervisor says."""
-        assert self._keeper.stdout is not None
-        with self._keeper.stdout as lines:
+        assert keeper.stdout is not None
+        with keeper.stdout as lines:
             for line in lines:
                 self._say(line.strip().partition(" ")[2])  # without its time
 
     def _keep(self) -> None:
         """Admit nodes, and start the relay where there is none."""
         while not self._closing.wait(LOOK):
+            with self._starting:
+                if self._admitted is not None and self._keeper.poll() is not None and not self._closing.is_set():
+                    status = self._keeper.returncode
+                    self._say(f"what keeps Flower running ended (status {status}); it is started again")
+                    assert self._keeper.stdin is not None
+                    self._keeper.stdin.close()
+                    self._start()
             if not reachable("127.0.0.1", self._port):
                 continue
             try:

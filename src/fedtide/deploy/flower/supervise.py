@@ -93,12 +93,19 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
         if log.exists() and log.stat().st_size > LOG:
             log.replace(log.with_suffix(".log.1"))
         began, start = time.monotonic(), log.stat().st_size if log.exists() else 0
-        with log.open("ab") as out:
-            child = subprocess.Popen(
-                process["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=process["env"],
-                start_new_session=True,
-            )  # fmt: skip
-        (folder / f"{name}.pid").write_text(str(child.pid))
+        try:
+            with log.open("ab") as out:
+                child = subprocess.Popen(
+                    process["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=process["env"],
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            if said != (said := f"{name}: cannot be started ({error}); it is tried again"):
+                say(said, as_json)
+            stop.wait(LONGEST)
+            continue
+        with contextlib.suppress(OSError):  # a full disk: the number is for a successor of a keeper that was killed
+            (folder / f"{name}.pid").write_text(str(child.pid))
         up = process.get("up")
         while child.poll() is None and not stop.wait(0.2):
             if up and (line := _cause(log, start, [up])):
@@ -109,7 +116,8 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE)
         _kill_group(child.pid)
-        (folder / f"{name}.pid").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / f"{name}.pid").unlink()
         if stop.is_set():
             return
         lasted = time.monotonic() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -19,7 +20,13 @@ OVERTIME = 2.0
 stop it, and the next question waits behind it."""
 
 
-def serve(socket: Path, handle: Handle, say: Callable[[str], None] = print) -> None:
+def say(text: str) -> None:
+    """Write a line to the log; where its disk is full, that is no reason not to answer."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+def serve(socket: Path, handle: Handle, say: Callable[[str], None] = say) -> None:
     """Answer questions on a socket that nobody but this user can open, for ever."""
     socket.unlink(missing_ok=True)
     mask = os.umask(0o177)

@@ -1,0 +1,114 @@
+"""One run, many kills: whatever dies, and whenever, the weights at the end are those of the simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+from fedtide.config import read
+from fedtide.core.record import ASKS, read_rounds
+from fedtide.deploy.log import Log
+from fedtide.deploy.rehearse import Running, Server, compared, home_of, prepared
+from fedtide.deploy.replay import replay
+from fedtide.deploy.site import Roster, make_site
+from helpers.hospitals import hospitals
+from helpers.processes import number_in, offspring, running
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+
+KINDS = ("worker", "supernode", "node's keeper", "server", "superlink", "relay", "gate", "server's keeper")
+MOMENT = 8.0
+"""Seconds after the beginning of a round, or after the kill before, within which the next one is."""
+DEADLINE = "30m"
+"""Nobody is late: what is killed is back within minutes."""
+
+
+def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, capsys):
+    kills, seed = (request.config.getoption(name) for name in ("--kills", "--kills-seed"))
+    site = make_site(
+        read(hospitals(tmp_path, rounds=kills + 4)),
+        "SCAFFOLD", Roster.of("berlin,lyon,oslo:3"), tmp_path / "site", None, "study.toml",
+    )  # fmt: skip
+    there = prepared(site, kills + 4, DEADLINE)
+    said, done, began = io.StringIO(), Counter(), time.monotonic()
+    log = Log(file=said)
+    try:
+        with ExitStack() as stack:
+            server = stack.enter_context(Server(there, log))
+            server.wait()
+            nodes = {node.name: stack.enter_context(Running(there, node.name, log)) for node in there.roster.node}
+            draw, reached = random.Random(seed), 0
+            kinds = [*KINDS, *draw.choices(KINDS, k=kills)][:kills]
+            draw.shuffle(kinds)
+            for kind in kinds:
+                if draw.random() < 2 / 3:  # else in the midst of what comes of the kill before
+                    reached = _next_round(server, reached)
+                time.sleep(draw.uniform(0, MOMENT))
+                assert server.process.poll() is None, "all rounds were over before all kills were done"
+                name = draw.choice(list(nodes))
+                log.say("kill", f"killing {kind} {name if kind in KINDS[:3] else ''}")
+                _kill(kind, server, nodes[name], home_of(there.root, name), there.flower / "server")
+                done[kind] += 1
+            server.watch(())
+        lines = read_rounds(there.record, ASKS)
+        words = Counter(
+            word
+            for line in lines
+            for ask in line["asks"]
+            for node in ask["nodes"].values()
+            for word in node["clients"].values()
+        )
+        differs = list(compared(there))
+        again = replay(there.run)
+        took = time.monotonic() - began
+        with capsys.disabled():
+            print(f"\n{sum(done.values())} kills, {len(lines)} rounds, {took:.0f} s, {dict(done)}, {dict(words)}")
+        assert again.equal
+        assert again.differs is None
+        assert set(words) - {"answered"} or not differs, differs
+    except BaseException:
+        print(said.getvalue())
+        raise
+
+
+def _next_round(server: Server, reached: int) -> int:
+    """Wait until more rounds are over than were before; return how many."""
+    began = time.monotonic()
+    while (status := server.look(began)) is None or status.round <= reached or status.phase != "playing":
+        continue
+    return status.round
+
+
+def _kill(kind: str, server: Server, node: Running, home: Path, flower: Path) -> None:
+    """Kill a part of a node or of the server; what nobody keeps running is started again."""
+    if kind == "server":
+        server.restart()
+    elif kind == "node's keeper":
+        node.restart()
+    elif kind == "server's keeper":
+        _end(os.kill, *running("supervise.py", str(flower / "processes.json")))
+    elif kind == "relay":
+        _end(os.kill, *(n for n, line in offspring(number_in(flower, "superlink")).items() if "server_app.py" in line))
+    elif kind in ("worker", "supernode"):
+        _end(os.killpg, number_in(home / "run", kind))
+    else:
+        _end(os.killpg, number_in(flower, kind))
+
+
+def _end(kill: Callable[[int, int], None], *numbers: int) -> None:
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            kill(number, signal.SIGKILL)

@@ -1,0 +1,58 @@
+"""Processes that others started: their numbers, and how much memory they have used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from helpers.federation import until
+
+
+def commands() -> Iterator[tuple[int, str]]:
+    """Yield number and command line of all processes."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has ended
+            continue
+
+
+def running(*words: str) -> list[int]:
+    """Return the processes whose command line has all of some words."""
+    return [number for number, line in commands() if all(word in line for word in words)]
+
+
+def offspring(first: int) -> dict[int, str]:
+    """Return number and command line of a process and of those that it, or one of them, started."""
+    lines, parents = dict(commands()), dict[int, int]()
+    for number in lines:
+        try:
+            parents[number] = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, grown = {first}, True
+    while grown:
+        more = {number for number, parent in parents.items() if parent in found} - found
+        found, grown = found | more, bool(more)
+    return {number: lines[number] for number in found if number in lines}
+
+
+def number_in(folder: Path, name: str) -> int:
+    """Return the process that is kept running under a name; wait where it is being started."""
+
+    def look() -> int:
+        try:
+            number = int((folder / f"{name}.pid").read_text())
+            os.kill(number, 0)
+        except (OSError, ValueError):
+            return 0
+        return number
+
+    return int(until(look, 120.0))
+
+
+def used(number: int, what: str = "VmRSS") -> float:
+    """Return the megabytes of memory that a process uses, or at most has used (VmHWM)."""
+    lines = Path(f"/proc/{number}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1000
