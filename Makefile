@@ -10,6 +10,7 @@ test coverage portable faults deployed: export PYTHONDONTWRITEBYTECODE =
 # What tests write lies in memory where there is room: they would wait for a disk ten thousand times, and what is killed
 # dies at its work and not nearly always while it waits.
 ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }')
+PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
 
 .PHONY: env demo test coverage portable faults deployed lint docs examples bench bench-peers clean help
@@ -66,17 +67,17 @@ demo: .venv/.installed
 
 # An algorithm's laws run in one process, as they share what was played once.
 test: .venv/.developing
-	$(PYTEST) -n auto --dist loadgroup
+	$(PYTEST) $(PARALLEL)
 
 # What recipes play is covered by the other tests; here they are played whole, and all laws over all variants.
 coverage: .venv/.developing
-	$(PYTEST) -n auto --dist loadgroup --thorough --ignore tests/recipes --cov --cov-report=term
-	$(PYTEST) -n auto --dist loadgroup tests/recipes --thorough
+	$(PYTEST) $(PARALLEL) --thorough --ignore tests/recipes --cov --cov-report=term
+	$(PYTEST) $(PARALLEL) tests/recipes --thorough
 
 # With the instructions of an older processor sums of products round differently.
 portable: .venv/.developing
 	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
-		$(PYTEST) -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
+		$(PYTEST) $(PARALLEL) tests/golden tests/laws/test_reductions.py
 
 # One that fails is played again with its seed: make faults FAULTS="--tries 1000 --faults-seed 20251121 -k NAME"
 FAULTS ?= --tries 1000 --faults-seed $(shell date +%Y%m%d)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,17 +53,28 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+LONG = ("actors", "pool", "test_recipes", "test_kills", "test_killed")
+"""Groups of tests that take longest, which begin first, so that none of them is alone at the end."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes: an algorithm's laws in one, all of Ray and all with workers in one each, as they share
-    those, and the other tests of a file in one."""
+    those, and the other tests of a file in one. Long groups first, then those with many tests."""
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    group = {}
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            shared = [name for name in ("actors", "pool") if name in getattr(item, "fixturenames", ())]
-            item.add_marker(pytest.mark.xdist_group((shared or [item.path.stem])[0]))
+        mark = item.get_closest_marker("xdist_group")
+        shared = [name for name in ("actors", "pool") if name in getattr(item, "fixturenames", ())]
+        group[item] = mark.args[0] if mark else (shared or [item.path.stem])[0]
+        if mark is None:
+            item.add_marker(pytest.mark.xdist_group(group[item]))
+    if config.getoption("loadgroup", False):
+        sizes = Counter(group.values())
+        rank = dict.fromkeys(sizes, len(LONG)) | {name: place for place, name in enumerate(LONG)}
+        items.sort(key=lambda item: (rank[group[item]], -sizes[group[item]], group[item]))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,12 @@
+"""Groups of tests are played by one process each, as they share what is dear to make."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_groups_reach_the_processes(request):
+    """Where pytest and pytest-xdist do not go together each test is dealt singly, and nothing says so."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("there is one process")
+    assert request.node.nodeid.endswith("@test_groups")
