@@ -320,7 +320,6 @@ REGISTRY: Mapping[str, Entry] = {
                 "personal": {"kind": "mixture", "tune": True, "held": 0.3, "gating": FEW, "solver": FEW},
             },
             "stops": {
-                "anchor": False,
                 "exploration": {"kind": "constant", "epsilon": 1.0},
                 "freeze": {"patience": 1, "check_every": 2},
                 "personal": {"kind": "fine-tuned", "solver": FEW},

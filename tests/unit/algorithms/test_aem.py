@@ -309,6 +309,20 @@ def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_traini
     assert payload["models"][-1] is ours.state.anchor[0]
 
 
+def test_the_anchor_is_fedavgs_model_also_once_all_other_models_are_frozen():
+    """Which cost nothing any more: only the anchor goes down and comes up."""
+    local, who = {"lr": 2.0, "batch_size": 4, "epochs": 3}, {"shift": {"who": {"kind": "always"}}, "rounds": 12}
+    stops = {"clusters": 3, "exploration": {"epsilon": 1.0}, "freeze": {"patience": 1, "check_every": 1}}
+    ours = played(toy("aem", {"local": local, "cohort": "everyone", **stops}, **who))
+    theirs = played(toy("fedavg", {"local": local, "cohort": "everyone"}, **who))
+    assert int(ours.steps[-1].facts["active"]) == 0
+    for name, value in theirs.state.weights.params.items():
+        assert torch.equal(ours.state.anchor[0].params[name], value)
+    alone, one = (run.fleet.queries[-1].cost for run in (ours, theirs))
+    assert one.down <= alone.down < 1.2 * one.down
+    assert one.up <= alone.up < 1.2 * one.up
+
+
 def played_in(experiment, root) -> None:
     folder.create(experiment, root)
     assert execute(experiment, root, workers=1)
