@@ -39,6 +39,8 @@ TIMED = [
     "fielding-representations", "fielding-selection",
 ]  # fmt: skip
 """Figures whose axis is time."""
+WITHOUT_TERM = ("FedYogi", "Fielding, Yogi", "q-FedAvg", "Fielding, q = 1")
+"""Methods without the term of FedProx: two rivals that have none, and their clusters."""
 OWN = ("fielding-characters", "fielding-real-time", "fielding-small-model")
 """On other data, or of another kind."""
 
@@ -65,8 +67,7 @@ def test_settings_of_the_paper_are_those_of_its_tables(name, data):
         assert (local.lr, local.batch_size, local.local_steps) == (lr, batch, steps)
         assert cohort.kind == "everyone" if name == "fielding-feddrift" else cohort.clients_per_round == participants
         assert options["weighting"] == "uniform"
-        if method.algorithm not in ("fedyogi", "q-fedavg"):
-            assert options["mu"] == 0.1
+        assert options.get("mu", 0.0) == (0.0 if method.name in WITHOUT_TERM else 0.1)
         if method.algorithm == "flexcfl" and name not in STILL[:1]:
             assert options["clusters"] == "silhouette"
     if name in TIMED:
@@ -80,7 +81,11 @@ def test_the_rivals_of_a_recipe_weigh_clients_alike_and_pull_alike(name, scale):
     for method in recipe(name, scale).method:
         options = method.settings()
         assert options["weighting"] == "uniform"
-        assert options.get("mu", 0.1) == 0.1
+        assert options.get("mu", 0.0) == (0.0 if method.name in WITHOUT_TERM else 0.1)
+    experiment = recipe(name, scale)
+    pull = {method.name: method.settings().get("mu", 0.0) for method in experiment.method}
+    for claim in experiment.claim:
+        assert {pull[rival] for rival in claim.rivals} <= {pull[claim.method]}, claim.text
 
 
 # -- with tables that look like those of the page ----------------------------------------------------------------------
