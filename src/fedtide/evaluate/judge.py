@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from fedtide.core.checkpoint import Restorable
 from fedtide.core.errors import refused
 from fedtide.core.loop import Playable
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, Slot, State
+from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
-from fedtide.fleets.ask import Query
+from fedtide.fleets.ask import Query, ScoreOptions
 from fedtide.parts.distance import Kind
 
 
@@ -53,22 +53,8 @@ class Recorded(Playable, Protocol):
     def judged(self, clients: Tensor, part: str) -> Tensor:
         """Return those of `clients` that can be evaluated now: they are available and hold rows of the part."""
 
-    def score(
-        self,
-        payload: Payload,
-        clients: Tensor,
-        *,
-        slot: Slot | None = None,
-        part: str = "test",
-        personal: bool = True,
-        grouping: Grouping = "client",
-        other: str = "",
-    ) -> Scores:
-        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
-
-        `personal = False` evaluates the payload without memory and adaptation. `grouping` says which rows decide
-        together, `other` which other use of the state is evaluated.
-        """
+    def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`)."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -121,6 +122,41 @@ class Scoring:
     def of(self, where: Tensor) -> Scoring:
         """Return the scoring of some of its clients, by mask or by position."""
         return replace(self, ask=self.ask.of(where), group=None if self.group is None else self.group[where])
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of an evaluation.
+
+    Args:
+        slot: for each of the clients the slot it belongs to.
+        part: part of their rows, "test" by default.
+        personal: False evaluates the payload without memory and adaptation.
+        grouping: which rows decide together, "client" by default.
+        other: name of the other use of the state that is evaluated.
+    """
+
+    slot: Slot | None
+    part: str
+    personal: bool
+    grouping: Grouping
+    other: str
+
+
+def put_scoring(
+    clients: Tensor,
+    moment: Moment,
+    number: int,
+    *,
+    slot: Slot | None = None,
+    part: str = "test",
+    personal: bool = True,
+    grouping: Grouping = "client",
+    other: str = "",
+) -> Scoring:
+    """Return the evaluation of some clients, after so many asks of the round."""
+    clients, order = clients.sort()
+    ask = Ask("adapt", "adapt", moment, clients, None if slot is None else slot[order], number=number)
+    return Scoring(ask, part, personal, grouping, other)
 
 
 @dataclass(frozen=True)

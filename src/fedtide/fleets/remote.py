@@ -15,8 +15,8 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.trees import Tree, same
-from fedtide.core.types import Answer, AskOptions, Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot
-from fedtide.fleets.ask import Ask, BlockResult, Query, check, put
+from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
+from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier, Question
 from fedtide.fleets.heard import LOST, Heard, Post, Sent
 from fedtide.fleets.mailbox import Mailbox
@@ -406,30 +406,19 @@ class RemoteFleet:
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def score(
-        self,
-        payload: Payload,
-        clients: Tensor,
-        *,
-        slot: Slot | None = None,
-        part: str = "test",
-        personal: bool = True,
-        grouping: Grouping = "client",
-        other: str = "",
-    ) -> Scores:
+    def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
         """Let clients evaluate predictions on their own rows, and send sums (see `fedtide.core.types.Fleet.score`).
 
         One that does not answer in time counts as having no rows.
         """
-        if grouping == "oracle":
-            raise refused("decide_per", grouping, "client, batch, sample: real clients have no true group")
-        clients, order = clients.sort()
-        slot, ids = None if slot is None else slot[order], clients.tolist()
-        ask = Ask("adapt", "adapt", self.moment, clients, slot, number=len(self.queries))
+        scoring = put_scoring(clients, self.moment, len(self.queries), **options)
+        if scoring.grouping == "oracle":
+            raise refused("decide_per", "oracle", "client, batch, sample: real clients have no true group")
+        ids = scoring.ask.clients.tolist()
         self._mail.open()
         self._scored += 1
-        how = {"part": part, "personal": personal, "grouping": grouping, "other": other}
-        self._send(ask, payload, self.patience, "score", **how)
+        how = {name: getattr(scoring, name) for name in ("part", "personal", "grouping", "other")}
+        self._send(scoring.ask, payload, self.patience, "score", **how)
         self._mail.listen("score", ids, len(ids), self.clock.monotonic() + self.patience)
         came, none = self._mail.came("score", set(ids)), torch.zeros(1, dtype=torch.float64)
         told = [came[client].sent if client in came else None for client in ids]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -16,7 +16,18 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.ask import Ask, BlockResult, Query, Replay, Replayed, Scoring, check, put
+from fedtide.fleets.ask import (
+    Ask,
+    BlockResult,
+    Query,
+    Replay,
+    Replayed,
+    ScoreOptions,
+    Scoring,
+    check,
+    put,
+    put_scoring,
+)
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host
@@ -308,33 +319,19 @@ class SimulatedFleet:
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def score(
-        self,
-        payload: Payload,
-        clients: Tensor,
-        *,
-        slot: Slot | None = None,
-        part: str = "test",
-        personal: bool = True,
-        grouping: Grouping = "client",
-        other: str = "",
-    ) -> Scores:
-        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
-
-        `personal = False` evaluates the payload without memory and adaptation. `grouping` says which rows decide
-        together, `other` which other use of the state is evaluated.
-        """
-        clients, order = clients.sort()
-        ask = self._judged(clients, None if slot is None else slot[order])
-        group = self.population.group_at(self.moment)[clients] if grouping == "oracle" else None
-        scoring = Scoring(ask, part, personal, grouping, other, group)
-        rows = self.population.sizes(clients, part, self.moment)
-        blocks = blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows)
+    def score(self, payload: Payload, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scores:
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`)."""
+        scoring = self._scoring(clients, **options)
+        rows = self.population.sizes(scoring.ask.clients, scoring.part, self.moment)
+        blocks = blocks_of_clients(rows) if self.adapts and scoring.personal else _blocks_of_rows(rows)
         return concat_scores(self.engine.score([scoring.of(block) for block in blocks], payload))
 
-    def _judged(self, clients: Tensor, slot: Slot | None = None) -> Ask:
-        """Return what clients are asked to do before they are evaluated."""
-        return Ask("adapt", "adapt", self.moment, clients, slot, number=len(self.queries))
+    def _scoring(self, clients: Tensor, **options: Unpack[ScoreOptions]) -> Scoring:
+        """Return the evaluation of some clients, with their true groups where these decide together."""
+        made = put_scoring(clients, self.moment, len(self.queries), **options)
+        if made.grouping != "oracle":
+            return made
+        return replace(made, group=self.population.group_at(self.moment)[made.ask.clients])
 
     # -- asking once more ---------------------------------------------------------------------------------------------
 
@@ -364,8 +361,7 @@ class SimulatedFleet:
         """
         if self.moment.round not in self.replayable:
             raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.replayable)}")
-        group = self.population.group_at(self.moment)[owners] if grouping == "oracle" else None
-        scoring = Scoring(self._judged(owners), part, False, grouping, group=group)
+        scoring = self._scoring(owners, part=part, personal=False, grouping=grouping)
         (received,) = self.engine.replay([Replay(None, scoring)], None, state)
         models: dict[int, Replayed] = {}
         for query in self.queries:

@@ -212,117 +212,38 @@ FORMATS: dict[Unit, Written] = {
 }  # fmt: skip
 """Format of each unit."""
 
-UNITS: dict[str, Written] = {
-    **{metric.name: FORMATS[metric.unit] for metric in METRICS},
-    **dict.fromkeys(
-        (
-            "last",
-            "best",
-            "worst_point",
-            "mean_over_rounds",
-            "branch_accuracy",
-            "val_accuracy",
-            "own_weight",
-            "recovered",
-            "split_purity",
-            "fullest_component",
-            "events_recovered",
-            "events_detected",
-            "counted",
-            "reached_accuracy",
-            "reached_target",
-            "commonest_class",
-        ),
-        percent,
-    ),
-    **dict.fromkeys(
-        (
-            "swing",
-            "std_over_rounds",
-            "client_std",
-            "local_forgetting",
-            "local_forgetting_own",
-            "local_forgetting_apart",
-            "forgetting",
-            "share_error",
-            "event_fall",
-        ),
-        points,
-    ),
-    **dict.fromkeys(("peak_gain", "trough_gain"), signed_points),
-    **dict.fromkeys(
-        (
-            "share_correlation",
-            "posterior_entropy",
-            "log_likelihood",
-            "training_loss",
-            "first_loss",
-            "peak_loss",
-            "loss_spread",
-            "ari_over_rounds",
-            "ari_last",
-            "heterogeneity",
-            "heterogeneity_all",
-            "embedding_heterogeneity",
-            "embedding_heterogeneity_all",
-            "spread",
-            "silhouette",
-        ),
-        number,
-    ),
-    "backward_transfer": signed_points,
-    "forward_transfer": signed_points,
-    "ari": number,
-    "nmi": number,
-    "purity": percent,
-    "evenness": number,
-    "churn": percent,
-    "local_loss_increase": number,
-    "down": size,
-    "up": size,
-    "seconds": seconds,
-    "evaluation_seconds": seconds,
-    "time_to_accuracy": seconds,
-    "time_to_target": seconds,
-    "rounds_to_target": rounds,
-    "simulated_seconds": seconds,
-    "answered": count,
-    "refused": count,
-    "diverged": count,
-    "recovery_rounds": count,
-    **dict.fromkeys(
-        (
-            "moves",
-            "reclusterings",
-            "clusters",
-            "clusters_last",
-            "event_recovery",
-            "detection_delay",
-            "false_alarms",
-            "events_known",
-            "asked_to_train",
-            "counted_in_a_round",
-        ),
-        count,
-    ),
+WRITTEN: dict[Written, str] = {
+    percent: "last best worst_point mean_over_rounds branch_accuracy val_accuracy own_weight recovered split_purity "
+    "fullest_component events_recovered events_detected counted reached_accuracy reached_target commonest_class purity "
+    "churn",
+    points: "swing std_over_rounds client_std local_forgetting local_forgetting_own local_forgetting_apart forgetting "
+    "share_error event_fall",
+    signed_points: "peak_gain trough_gain backward_transfer forward_transfer",
+    number: "share_correlation posterior_entropy log_likelihood training_loss first_loss peak_loss loss_spread "
+    "ari_over_rounds ari_last heterogeneity heterogeneity_all embedding_heterogeneity embedding_heterogeneity_all "
+    "spread silhouette ari nmi evenness local_loss_increase",
+    size: "down up",
+    seconds: "seconds evaluation_seconds time_to_accuracy time_to_target simulated_seconds",
+    rounds: "rounds_to_target",
+    count: "answered refused diverged recovery_rounds moves reclusterings clusters clusters_last event_recovery "
+    "detection_delay false_alarms events_known asked_to_train counted_in_a_round",
 }
+"""Measures of each format that are no metrics of an evaluation."""
+
+UNITS: dict[str, Written] = {metric.name: FORMATS[metric.unit] for metric in METRICS}
+UNITS |= {name: written for written, names in WRITTEN.items() for name in names.split()}
 """Format of every measure of a run; docs/reports.md describes the measures."""
 
 NAMES = {
-    "ari": "adjusted Rand index",
-    "ari_over_rounds": "adjusted Rand index",
-    "ari_last": "adjusted Rand index",
+    **dict.fromkeys(("ari", "ari_over_rounds", "ari_last"), "adjusted Rand index"),
+    **dict.fromkeys(("heterogeneity", "heterogeneity_all"), "L1 distance"),
+    **dict.fromkeys(("embedding_heterogeneity", "embedding_heterogeneity_all"), "between embeddings"),
+    **dict.fromkeys(("posterior_entropy", "log_likelihood"), "nats"),
     "nmi": "mutual information",
     "evenness": "evenness",
-    "heterogeneity": "L1 distance",
-    "heterogeneity_all": "L1 distance",
-    "embedding_heterogeneity": "between embeddings",
-    "embedding_heterogeneity_all": "between embeddings",
     "spread": "of its own distance",
     "silhouette": "mean silhouette",
     "share_correlation": "correlation",
-    "posterior_entropy": "nats",
-    "log_likelihood": "nats",
 }
 """What measures without a unit are called after their number, in claims."""
 
