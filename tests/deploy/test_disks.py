@@ -54,11 +54,13 @@ def fill(folder: Path) -> Path:
 
 
 def test_full_disks(tmp_path):
-    rounds = 12
+    rounds = 16
+    method = {"name": "SCAFFOLD", "algorithm": "scaffold", "cohort": "everyone", "local": {"lr": 0.1, "batch_size": 20}}
     with disk(tmp_path / "node", 50), disk(tmp_path / "server", 50):
         serving = Serving(
-            tmp_path, "berlin,lyon", "SCAFFOLD", {"deadline": "3m", "fewest": 1, "every": "5s"},
-            rounds=rounds, eval_every=rounds, folders={"site": tmp_path / "server" / "site", "lyon": tmp_path / "node"},
+            tmp_path, "berlin,lyon", "SCAFFOLD", {"deadline": "3m", "every": "5s"},
+            rounds=rounds, eval_every=rounds, method=[method],
+            folders={"site": tmp_path / "server" / "site", "lyon": tmp_path / "node"},
         )  # fmt: skip
         try:
             server = serving.serve()
@@ -79,7 +81,7 @@ def test_full_disks(tmp_path):
             assert "make room" in server.lines[-1]
             filler.unlink()
             server = serving.serve()
-            server.wait_for("over: report")
+            server.wait_for("report: ")
         finally:
             serving.close()
         assert len(serving.asks()) == rounds

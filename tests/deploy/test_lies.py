@@ -21,7 +21,7 @@ GROWN = 100.0
 """Megabytes by which no process of the server grows when it is sent 400 that it does not want."""
 SAID = {
     "garbage": "refused: ",
-    "nan": "not finite",
+    "nan": "refused: ",
     "shape": "refused: ",
     "weight": "refused: ",
     "version": "refused: it speaks version 1 of the protocol, and the server version 0",
@@ -38,16 +38,17 @@ def test_what_a_lying_node_sends_does_not_count(tmp_path):
     try:
         server = serving.serve()
         server.wait_for("nodes are let in")
+        serving.join("oslo", worker=Path(lying_worker.__file__))
+        server.wait_for("oslo is connected")
         for name in ("berlin", "lyon"):
             serving.join(name)
-        serving.join("oslo", worker=Path(lying_worker.__file__))
         large = lying_worker.LIES.index("large")
         server.wait_for(f"round {large} of {rounds}")
         before = {number: used(number, "VmHWM") for number in offspring(server.process.pid)}
         server.wait_for(f"round {large + 1} of {rounds}")
         lines = offspring(server.process.pid)
         grown = {lines[number]: used(number, "VmHWM") - before[number] for number in before if number in lines}
-        server.wait_for("over: report")
+        server.wait_for("report: ")
     finally:
         serving.close()
     words = serving.words(LIAR)

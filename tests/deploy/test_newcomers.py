@@ -17,9 +17,11 @@ pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("dep
 
 def test_a_node_that_is_invited_while_rounds_are_played_takes_part(tmp_path):
     rounds = 10
+    method = {"name": "SCAFFOLD", "algorithm": "scaffold", "cohort": "everyone", "local": {"lr": 0.1, "batch_size": 20}}
     serving = Serving(
-        tmp_path, "berlin,lyon", "SCAFFOLD", {"deadline": "3m", "fewest": 2, "every": "10s"}, rounds=rounds
-    )
+        tmp_path, "berlin,lyon", "SCAFFOLD", {"deadline": "3m", "fewest": 2, "every": "10s"},
+        rounds=rounds, method=[method],
+    )  # fmt: skip
     shutil.copy(tmp_path / "pilot.csv", tmp_path / "paris.csv")
     try:
         server = serving.serve()
@@ -31,7 +33,7 @@ def test_a_node_that_is_invited_while_rounds_are_played_takes_part(tmp_path):
         serving.join("paris")
         server.wait_for("paris is connected")
         there = len(serving.asks())
-        server.wait_for("over: report")
+        server.wait_for("report: ")
     finally:
         serving.close()
     words, first = serving.words(2), there + 1

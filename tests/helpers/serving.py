@@ -79,6 +79,7 @@ class Serving:
         nodes: str,
         method: str,
         deploy: dict[str, Any],
+        /,
         folders: Mapping[str, Path] | None = None,
         **changes: Any,
     ) -> None:
