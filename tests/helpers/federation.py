@@ -56,6 +56,7 @@ class Federation:
             certificate=self.authority / "server.crt",
             key=self.authority / "server.key",
             keys=lambda: dict(self.keys),
+            renew=lambda: False,
             say=self.said.append,
         )
 
@@ -75,7 +76,7 @@ class Federation:
             "causes": [],
         }
         there = f"127.0.0.1:{self.port}"
-        flower = supernode(there, ca or self.authority / "ca.crt", own, home / "w", home / "flower", free_port())
+        flower = supernode(there, ca or self.authority / "ca.crt", own, home / "w", home / "flower")
         command = supervise(home / "run", [worker, flower], with_parent=True)
         self.nodes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines[name] = []
@@ -100,10 +101,12 @@ class Federation:
         stdin.close()
         self.nodes.pop(name).wait()
 
-    def push(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0) -> None:
+    def push(
+        self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0, largest: int = 10**8
+    ) -> None:
         """Ask a node something."""
         self._number += 1
-        self.carrier.push([Question(f"{self._number}.{node}", node, header, payload, seconds)])
+        self.carrier.push([Question(f"{self._number}.{node}", node, header, payload, seconds, largest)])
 
     def pull(self, seconds: float = 400.0) -> Response:
         """Wait for a response."""

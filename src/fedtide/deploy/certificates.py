@@ -60,7 +60,16 @@ def make_authority(folder: Path, address: str) -> None:
 
 
 def renew(folder: Path, address: str) -> None:
-    """Make the certificate and the key of a server anew, signed by the authority in the folder."""
+    """Make the certificate and the key of a server anew, signed by the authority in the folder.
+
+    Raises:
+        FedtideError: the authority's key was taken away, or is damaged.
+    """
+    if not (folder / "ca.key").exists():
+        raise FedtideError(
+            f"{folder / 'ca.key'}: not there, and needed for a new certificate of the server; put it back while "
+            "'fedtide serve' starts or runs for a day"
+        )
     ec = library().hazmat.primitives.asymmetric.ec
     serialization = library().hazmat.primitives.serialization
     check_secret(folder / "ca.key")
@@ -78,19 +87,32 @@ def renew(folder: Path, address: str) -> None:
     write_new(folder / "server.crt", _pem(made), PUBLIC)
 
 
-def renew_if_due(folder: Path, address: str) -> bool:
-    """Make the certificate of a server anew where it is missing, ends soon or is of another host; tell whether."""
-    x509 = library().x509
-    due = True
+def renew_if_due(folder: Path, address: str) -> str:
+    """Make the certificate of a server anew where it is missing, ends soon or is of another host; tell what was done.
+
+    Returns:
+        A sentence if there is something to say, else "".
+
+    Raises:
+        FedtideError: nodes cannot be served without a new one, and it cannot be made.
+    """
+    x509, left = library().x509, timedelta(0)
     if (folder / "server.crt").exists() and (folder / "server.key").exists():
         check_secret(folder / "server.key")
         found = read_certificate(folder / "server.crt")
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         covered = [str(each) for kind in (x509.DNSName, x509.IPAddress) for each in names.get_values_for_type(kind)]
-        due = found.not_valid_after_utc - datetime.now(UTC) < SOON or parted(address)[0] not in covered
-    if due:
+        if parted(address)[0] in covered:
+            left = found.not_valid_after_utc - datetime.now(UTC)
+    if left >= SOON:
+        return ""
+    try:
         renew(folder, address)
-    return due
+    except FedtideError as error:
+        if left <= timedelta(0):
+            raise
+        return f"the server's certificate ends in {left.days} days: {error}"
+    return "the server's certificate was made anew"
 
 
 def read_certificate(path: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from fedtide.config.deploy import parted
 from fedtide.core.errors import FedtideError
-from fedtide.deploy.flower.processes import check_installed, free_port, supernode, supervise
+from fedtide.deploy.flower.processes import check_installed, supernode, supervise
 from fedtide.deploy.log import Log
 from fedtide.deploy.seat import Seat
 
@@ -74,7 +74,7 @@ def node_processes(home: Path, told: Mapping[str, Any], address: str, ca: Path, 
             ["MemoryError|DefaultCPUAllocator: can't allocate", "this machine's memory is too small for the work"],
         ],
     }
-    return [worker, supernode(address, ca, key, at, home / "flower", free_port())]
+    return [worker, supernode(address, ca, key, at, home / "flower")]
 
 
 def check_server(address: str, ca: Path) -> str:

@@ -93,7 +93,8 @@ def prepared(site: Site, rounds: int, deadline: str = DEADLINE) -> Site:
     shutil.rmtree(root, ignore_errors=True)
     (root / "authority").mkdir(mode=0o700, parents=True)
     for name in COPIED:
-        shutil.copy2(site.authority / name, root / "authority" / name)
+        if (site.authority / name).exists():  # its owner may have taken ca.key away
+            shutil.copy2(site.authority / name, root / "authority" / name)
     deploy = Deploy(address=f"127.0.0.1:{free_port()}", deadline=deadline)
     changed = site.experiment.model_copy(update={"rounds": rounds, "deploy": deploy, "eval_every": rounds})
     experiment = from_dict(resolved(changed), where=str(root), timed=False)

@@ -207,7 +207,11 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     check_installed()
     from fedtide.deploy.flower.link import Link  # needs cryptography
 
-    certificates.renew_if_due(site.authority, site.address)
+    def renew() -> None:
+        if said := certificates.renew_if_due(site.authority, site.address):
+            log.say("certificate", said)
+
+    renew()
     host, port = listening(site.address)
     if not site.run.exists():
         folder.create(site.experiment, site.run)
@@ -228,6 +232,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             certificate=site.authority / "server.crt",
             key=site.authority / "server.key",
             keys=lambda: {node.name: node.key for node in latest.read().node if node.key is not None},
+            renew=renew,
             say=lambda line: log.say("flower", line),
         )
         stack.enter_context(link)

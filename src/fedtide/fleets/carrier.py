@@ -15,6 +15,7 @@ class Question:
         header: What is asked and of which of the node's clients, as plain JSON.
         payload: A sealed tree, the same object for all nodes that get it.
         expires: Seconds from now within which an answer counts.
+        largest: Bytes that the payload of an answer may have.
     """
 
     id: str
@@ -22,6 +23,7 @@ class Question:
     header: Mapping[str, Any]
     payload: bytes
     expires: float
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Carrier(Protocol):
 
     def present(self) -> frozenset[str]:
         """Return the names of the nodes that can be asked now."""
+        ...
+
+    def removed(self) -> frozenset[str]:
+        """Return the names of nodes of which no answer counts from now on, since the last call."""
         ...
 
     def push(self, questions: Sequence[Question]) -> None:

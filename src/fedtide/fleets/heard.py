@@ -25,6 +25,9 @@ LOST = "lost: "
 ROOM = 10_000
 """Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
 
+MOST = 2**31
+"""Bytes of an answer of which nobody knows how it looks."""
+
 Post = Literal["ask", "flight", "score"]
 """Questions that are over with their ask, those that may be answered in a later round, and evaluations."""
 
@@ -90,12 +93,17 @@ def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
     return heard
 
 
+def most_bytes(sent: Sent, clients: int) -> int:
+    """Return how many bytes the answers of so many clients may have."""
+    if sent.post == "score":
+        return ROOM * (1 + clients)
+    return MOST if sent.wanted is None else ROOM + clients * max(schema.bytes for schema in sent.wanted.values())
+
+
 def _decoded(sent: Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tree]:
     """Return what each client sent."""
-    most = ROOM * (1 + len(answered)) if sent.post == "score" else None
-    if sent.wanted is not None:
-        most = ROOM + len(answered) * max(schema.bytes for schema in sent.wanted.values())
-    if most is not None and len(payload) > most:
+    most = most_bytes(sent, len(answered))
+    if len(payload) > most:
         raise FedtideError(f"message: found {len(payload)} bytes, allowed: at most {most}")
     tree = strangers.decode(payload)
     if sent.post == "score":

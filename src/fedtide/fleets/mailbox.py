@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedtide.fleets.ask import Ask
@@ -29,6 +30,7 @@ class Mailbox:
         self._sent: dict[str, Sent] = {}
         self._at: dict[tuple[Post, int], str] = {}
         self._heard: dict[tuple[Post, int], Heard] = {}
+        self._node: dict[int, str] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
 
     def open(self) -> None:
@@ -45,6 +47,7 @@ class Mailbox:
         for question, sent in questions:
             self._sent[question.id] = sent
             for client in sent.ask.clients.tolist():
+                self._node[client] = sent.node
                 self._at[sent.post, client] = question.id
                 self._heard.pop((sent.post, client), None)
             self.node(sent.node)["down"] += len(question.payload)
@@ -66,8 +69,8 @@ class Mailbox:
                 self._clock.sleep(min(PAUSE, left))
 
     def _pull(self) -> bool:
-        """Read what came; tell whether anything did."""
-        came = self.carrier.pull()
+        """Read what came; tell whether anything did. What a node said before its key was removed counts no more."""
+        came, removed = self.carrier.pull(), self.carrier.removed()
         for response in came:
             sent = self._sent.get(response.id)
             if sent is None:  # an answer to a question that nobody waits for any more
@@ -78,6 +81,9 @@ class Mailbox:
             if response.error:
                 line["error"] = one_line(response.error)
             self._close(response.id, read(sent, response, self._heaviest))
+        for key, heard in self._heard.items():
+            if self._node[key[1]] in removed:
+                self._heard[key] = replace(heard, word=f"{LOST}its key was removed", sent=None, kept=False)
         now = self._clock.monotonic()
         for name, sent in list(self._sent.items()):
             if sent.post == "flight" and now - sent.at > sent.seconds:

@@ -29,6 +29,10 @@ class NearCarrier:
         self.nodes = nodes
         self._questions: deque[tuple[Question, float]] = deque()
 
+    def removed(self) -> frozenset[str]:
+        """Return nobody."""
+        return frozenset()
+
     def present(self) -> frozenset[str]:
         """Return the names of all nodes."""
         return frozenset(self.nodes)

@@ -18,7 +18,7 @@ from fedtide.core.trees import Tree, same
 from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier, Question
-from fedtide.fleets.heard import LOST, Heard, Post, Sent
+from fedtide.fleets.heard import LOST, Heard, Post, Sent, most_bytes
 from fedtide.fleets.mailbox import Mailbox
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
 from fedtide.fleets.presence import Who
@@ -241,11 +241,11 @@ class RemoteFleet:
             kind = {"kind": "score" if post == "score" else "ask", "members": _members(ask, part), "deadline": seconds}
             header = self._header(part, now) | kind
             number = f"{part.number}{'' if post != 'score' else f'score{self._scored}'}"
-            question = Question(
-                f"{part.moment.round}.{number}.{self._life}.{name}", name, header | how, sealed[key], seconds
-            )
             wanted = None if post == "score" else self._wanted(part, payload)
-            questions.append((question, Sent(name, post, part, wanted, self.clock.monotonic(), seconds)))
+            sent = Sent(name, post, part, wanted, self.clock.monotonic(), seconds)
+            known = f"{part.moment.round}.{number}.{self._life}.{name}"
+            most = most_bytes(sent, len(part.clients))
+            questions.append((Question(known, name, header | how, sealed[key], seconds, most), sent))
         self._mail.send(questions)
 
     def _header(self, ask: Ask, now: Version) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class Relay:
         told = json.loads(self.line.recv_bytes())
         return told, [self.line.recv_bytes() for _ in range(told.get("payloads", 0))]
 
-    def answer(self, question, header="{}", payload=b"", error="", code=0):
-        told = {"kind": "answer", "question": question, "header": header, "error": error, "code": code}
+    def answer(self, question, header="{}", payload=b"", error="", code=0, own=True):
+        told = {"kind": "answer", "question": question, "header": header, "error": error, "code": code, "own": own}
         self.say(told, payload)
 
 
@@ -55,7 +55,7 @@ def until(check, seconds=5.0):
 
 
 def ask(name, node="berlin", payload=b"tree", expires=5.0):
-    return Question(name, node, {"kind": "who"}, payload, expires)
+    return Question(name, node, {"kind": "who"}, payload, expires, 1000)
 
 
 def test_its_socket_is_for_nobody_else(carrier):
@@ -73,6 +73,7 @@ def test_questions_go_to_nodes_and_answers_come_back(carrier):
     assert payloads == [payload]  # what many are sent goes over the line once
     assert [(q["id"], q["node"], q["payload"]) for q in told["questions"]] == [("q.berlin", 0, 0), ("q.oslo", 1, 0)]
     assert all(4 < q["seconds"] <= 5 for q in told["questions"])
+    assert all(q["largest"] == 1000 + module.ROOM for q in told["questions"])
     relay.answer("q.oslo", '{"failed": ""}', b"answer")
     (response,) = until(carrier.pull)
     assert (response.id, response.node, response.header, response.payload) == (
@@ -99,6 +100,8 @@ def test_questions_of_a_node_whose_key_is_removed_are_over(carrier):
     relay.order()
     carrier.admit({"oslo": KEYS["oslo"]})
     assert carrier.present() == {"oslo"}
+    assert carrier.removed() == {"berlin"}
+    assert carrier.removed() == set()
     (over,) = carrier.pull()
     assert (over.id, over.error) == ("q.berlin", "its key was removed")
     assert relay.order()[0] == {"kind": "drop", "questions": ["q.berlin"]}
@@ -153,7 +156,11 @@ def test_what_died_is_asked_again(carrier, monkeypatch, how):
         relay = Relay(carrier)
         relay.nodes(berlin="1")
     elif how == "code 5":
-        relay.answer("q", error="node unavailable", code=5)
+        for _ in range(2 * module.ATTEMPTS):
+            relay.answer("q", error="node unavailable", code=5, own=False)
+            until(lambda: carrier.pull() == [] and relay.line.poll(0))
+            relay.order()
+        relay.answer("q", error="node unavailable", code=5, own=False)
     else:
         relay.answer("q", error="its worker died or is being started (EOFError)")
     until(lambda: carrier.pull() == [] and relay.line.poll(0))
@@ -165,7 +172,10 @@ def test_what_died_is_asked_again(carrier, monkeypatch, how):
     assert response.error == ""
 
 
-def test_a_question_that_takes_workers_down_is_given_up(carrier, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code"), [("its worker died or is being started (EOFError)", 0), ("no memory", 8), ("lost", 3), ("x", -1)]
+)
+def test_a_question_that_takes_workers_down_is_given_up(carrier, monkeypatch, error, code):
     monkeypatch.setattr(module, "PAUSE", 0.0)
     relay = Relay(carrier)
     relay.nodes(berlin="1")
@@ -174,9 +184,9 @@ def test_a_question_that_takes_workers_down_is_given_up(carrier, monkeypatch):
     for _ in range(module.ATTEMPTS):
         until(lambda: carrier.pull() == [] and relay.line.poll(0))
         relay.order()
-        relay.answer("q", error="its worker died or is being started (EOFError)")
+        relay.answer("q", error=error, code=code)  # a node may say of itself what Flower says of nodes that are gone
     (response,) = until(carrier.pull)
-    assert response.error == "died 3 times on this question (its worker died or is being started (EOFError))"
+    assert response.error == f"died 3 times on this question ({error})"
 
 
 def test_an_app_that_fails_is_an_error(carrier):

@@ -81,6 +81,19 @@ def test_a_certificate_is_made_anew_when_it_ends_soon_or_the_host_moves(tmp_path
     handshake(tmp_path, "10.0.0.6")
 
 
+def test_an_authority_without_its_key_says_what_is_needed_when_a_certificate_ends(tmp_path, monkeypatch):
+    made.make_authority(tmp_path, "10.0.0.5:8300")
+    (tmp_path / "ca.key").unlink()
+    assert made.renew_if_due(tmp_path, "10.0.0.5:8300") == ""
+    monkeypatch.setattr(made, "SOON", timedelta(days=500))
+    before = (tmp_path / "server.crt").read_bytes()
+    said = made.renew_if_due(tmp_path, "10.0.0.5:8300")
+    assert said.startswith(f"the server's certificate ends in 396 days: {tmp_path / 'ca.key'}: not there, and needed")
+    assert (tmp_path / "server.crt").read_bytes() == before
+    with pytest.raises(FedtideError, match="not there, and needed for a new certificate"):
+        made.renew_if_due(tmp_path, "10.0.0.6:8300")
+
+
 @pytest.mark.parametrize(("days", "word"), [(-2, "valid from"), (4000, "valid until")])
 def test_a_wrong_clock_is_named(authority, days, word):
     now = datetime.now(UTC) + timedelta(days=days)

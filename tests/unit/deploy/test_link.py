@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -38,6 +40,7 @@ class Flower:
             def __init__(self) -> None:
                 self._folder = self._home = folder
                 self._keys, self._admitted, self.said = lambda: keys, None, []
+                self._counted, self._lock = None, threading.Lock()
                 self._say = self.said.append
                 self._carrier = self
                 self.admitted = admitted
@@ -106,3 +109,26 @@ def test_a_kill_between_flower_and_its_file_is_got_over(tmp_path, killed):
     assert again._admitted == keys
     assert again.admitted == [set(keys)]
     assert set(keys.values()) <= set(flower.numbers)
+
+
+def test_a_removed_key_counts_no_more_whatever_flower_is_at(tmp_path, monkeypatch):
+    from fedtide.deploy.flower import link as module
+
+    keys, renewed = {"berlin": key(), "oslo": key()}, []
+    link = Flower().link(tmp_path, keys)
+    link._closing, link._renew = threading.Event(), lambda: renewed.append(True)
+    monkeypatch.setattr(module, "LOOK", 0.001)
+    monkeypatch.setattr(module, "DAY", 0.05)
+    looking = threading.Thread(target=link._look)
+    looking.start()
+    try:
+        for names in ({"berlin", "oslo"}, {"oslo"}):
+            end = time.monotonic() + 10
+            while link.admitted[-1:] != [names] or not renewed:
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            keys.pop("berlin", None)
+    finally:
+        link._closing.set()
+        looking.join()
+    assert link._admitted is None  # Flower was told nothing yet

@@ -127,6 +127,33 @@ def test_what_cannot_be_started_and_a_disk_that_is_full_end_no_keeper(keep, tmp_
     assert keeper.poll() is None
 
 
+def test_a_log_is_bounded_while_it_is_written(keep, tmp_path):
+    script = (
+        "import time\nfor _ in range(5):\n    print('x' * 7_000_000, flush=True)\n    time.sleep(1)\ntime.sleep(1000)"
+    )
+    keep(process("node", script))
+    log, sizes = tmp_path / "kept" / "node.log", [0]
+    until(lambda: sizes.append(log.stat().st_size if log.exists() else 0) or sizes[-1] < sizes[-2])
+    assert 20_000_000 < max(sizes) < 29_000_000
+    assert (tmp_path / "kept" / "node.log.1").stat().st_size == max(sizes)
+    until(lambda: log.stat().st_size > 0)
+    assert log.read_bytes()[:1] == b"x"  # it is written at its new end, without a hole before
+
+
+def test_a_process_starts_anew_with_the_file_that_it_follows(keep, tmp_path):
+    followed, pid = tmp_path / "server.crt", tmp_path / "kept" / "gate.pid"
+    followed.write_text("old")
+    keeper = keep(process("gate", "import time; time.sleep(1000)") | {"follows": str(followed)})
+    first = until(lambda: number_of(pid))
+    followed.unlink()
+    time.sleep(0.5)
+    assert alive(first)  # it is being written
+    followed.write_text("new")
+    assert keeper.stdout.readline().strip().endswith("gate: starts again with its new server.crt")
+    assert until(lambda: number_of(pid) not in (0, first) and number_of(pid))
+    assert not alive(first)
+
+
 @pytest.fixture
 def worker(tmp_path):
     socket = tmp_path / "w"

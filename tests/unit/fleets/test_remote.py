@@ -122,6 +122,20 @@ def test_a_folder_that_is_lost_is_said_and_the_others_go_on(tmp_path):
     assert not same(step.state, first[-1].state)
 
 
+def test_what_a_node_said_before_its_key_was_removed_counts_no_more(tmp_path):
+    class Removing(NearCarrier):
+        def removed(self):
+            return frozenset(() if self._questions else {"node-1"})  # once the last of them has answered
+
+    made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    fleet = near_fleet(made, 4, tmp_path, Removing)
+    rounds(made, fleet, until=1)
+    (line,) = told(fleet)
+    assert line["asks"][0]["nodes"]["node-1"]["clients"] == dict.fromkeys("23", "lost: its key was removed")
+    assert fleet.counted(2) is None
+    assert len(fleet.queries[0].answered) == 6
+
+
 @pytest.mark.parametrize("name", ["new", "0.0.safetensors"])
 def test_a_disk_that_is_full_is_said_and_nothing_is_counted(name, tmp_path):
     made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})

@@ -29,6 +29,10 @@ ATTEMPTS = 3
 """Workers or processes of a node that one question may take down."""
 LOST, DIED = (-1, 3, 4, 5), (8,)
 """Flower's codes of a message that was lost on its way or with its node, and of one whose process died."""
+ROOM = 2**21
+"""Bytes of an answer beside its payload."""
+FRAME = 2**32
+"""Bytes of one frame of the relay, which itself bounds what nodes send."""
 WORKER_DIED = "its worker died"
 """How the sentence of a node's Flower app begins that could not reach its worker."""
 
@@ -60,6 +64,7 @@ class FlowerCarrier:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._gone: set[str] = set()
+        self._removed: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="fedtide-"))  # nobody else's, and a short path
         self.socket = self._folder / "relay"
         self._listener = Listener(str(self.socket), "AF_UNIX")
@@ -86,7 +91,7 @@ class FlowerCarrier:
         names = {key.strip(): name for name, key in keys.items()}
         with self._lock:
             gone = {name for key, name in self._names.items() if names.get(key) != name}
-            self._names, self._gone = names, self._gone | gone
+            self._names, self._gone, self._removed = names, self._gone | gone, self._removed | gone
             self._nodes = {name: node for name, node in self._nodes.items() if name not in gone}
 
     def present(self) -> frozenset[str]:
@@ -94,6 +99,12 @@ class FlowerCarrier:
         with self._lock:
             there = self._line is not None and time.monotonic() - self._heard < SILENCE
             return frozenset(self._nodes) if there else frozenset()
+
+    def removed(self) -> frozenset[str]:
+        """Return the names of nodes whose keys were removed since the last call."""
+        with self._lock:
+            names, self._removed = frozenset(self._removed), set()
+            return names
 
     def push(self, questions: Sequence[Question]) -> None:
         """Send questions on their way."""
@@ -151,7 +162,7 @@ class FlowerCarrier:
                 blobs.append(question.payload)
             header = json.dumps(question.header)
             told = {"id": question.id, "node": node[0], "header": header, "seconds": waiting.left}
-            order.append(told | {"payload": payloads[id(question.payload)]})
+            order.append(told | {"payload": payloads[id(question.payload)], "largest": question.largest + ROOM})
         if order:
             self._order({"kind": "push", "questions": order, "payloads": len(blobs)}, *blobs)
 
@@ -161,10 +172,10 @@ class FlowerCarrier:
         if waiting is None:
             return None
         error, code = told["error"], told["code"]
-        if code in LOST:
+        if code in LOST and not told["own"]:
             waiting.sent, waiting.again = None, time.monotonic() + PAUSE
             return None
-        if code in DIED or error.startswith(WORKER_DIED):
+        if code in (*LOST, *DIED) or error.startswith(WORKER_DIED):
             waiting.deaths += 1
             if waiting.deaths < ATTEMPTS:
                 waiting.sent, waiting.again = None, time.monotonic() + PAUSE
@@ -211,7 +222,7 @@ class FlowerCarrier:
         """Keep what the relay says until it is gone."""
         try:
             while True:
-                told = json.loads(line.recv_bytes())
+                told = json.loads(line.recv_bytes(FRAME))
                 if told["kind"] == "nodes":
                     with self._lock:
                         relay = self._relays
@@ -222,7 +233,7 @@ class FlowerCarrier:
                         self._nodes = {name: node for name, node in nodes.items() if name is not None}
                         self._heard = time.monotonic()
                 else:
-                    payload = line.recv_bytes()
+                    payload = line.recv_bytes(FRAME)
                     with self._lock:
                         self._answers.append((told["question"], told, payload))
         except (EOFError, OSError):

@@ -1,11 +1,12 @@
 """The door of a server to the network: lets nodes through to Flower, and nothing else.
 
 Flower's SuperLink serves nodes and those who command it at one port, and asks only nodes for a key: whoever reaches
-that port may start programs. So it listens on the loopback, and this stands before it. It runs as a program of its own
-and imports neither Fedtide nor Flower. Its argument is a JSON file: {"host", "port", "certificate", "key", "ca",
-"behind"}.
+it may start programs. So it is served at a socket of its owner's alone, and this stands before it. It runs as a program
+of its own and imports nothing of Fedtide, and of Flower the classes of its messages. Its argument is a JSON file:
+{"host", "port", "certificate", "key", "ca", "behind", "name"}.
 """
 
+import asyncio
 import json
 import ssl
 import sys
@@ -15,6 +16,9 @@ from typing import Any
 
 import httpx
 import uvicorn
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from google.protobuf.message import DecodeError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 OPEN = frozenset(
     f"/v1/fleet/{name}"
@@ -25,24 +29,43 @@ OPEN = frozenset(
 )  # fmt: skip
 """All that a node asks, to the letter: another spelling of a path may be another path behind the gate. Nodes do not
 register themselves: their keys are admitted by the server's owner."""
-LARGEST = 32 * 2**20
-"""Bytes of one request: Flower cuts what is larger into pieces of 5 MB."""
+PIECES = "/v1/fleet/push-object"
+"""What carries the pieces of answers."""
+LARGEST, SMALL = 8 * 2**20, 2**20
+"""Bytes of one request that carries a piece of an answer, of which Flower makes 5 MB each, and of any other."""
+OBJECTS = 512
+"""Pieces of one answer."""
+HELD = 256 * 2**20
+"""Bytes of all requests that are in memory at a time."""
 SECONDS = 120.0
-"""Seconds that Flower may take for one request."""
-HOP = {b"host", b"connection", b"transfer-encoding", b"content-length", b"keep-alive", b"upgrade"}
-"""Headers that belong to one connection."""
+"""Seconds that one request may take to come, and as many for its answer."""
+IDLE = 15.0
+"""Seconds in which a connection has to begin a request."""
+CONNECTIONS, FORWARDED = 500, 32
+"""Connections at a time, and requests of them that are before Flower."""
+HOP = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade"}
+"""Headers that belong to one connection. Flower goes by the path, which a stranger's `host` might change."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def make_app(behind: str, ca: str) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """Return the server's program for requests: an ASGI application."""
+def make_app(behind: str, name: str, ca: str) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Return the server's program for requests: an ASGI application.
+
+    Args:
+        behind: the socket of what it stands before.
+        name: the address under which that has its certificate.
+        ca: the authority of the certificate.
+    """
     context = ssl.create_default_context(cafile=ca)
-    client = httpx.AsyncClient(base_url=behind, verify=context, timeout=SECONDS, trust_env=False)
+    way = httpx.AsyncHTTPTransport(verify=context, uds=behind, limits=httpx.Limits(max_connections=FORWARDED))
+    client = httpx.AsyncClient(base_url=name, transport=way, timeout=SECONDS, trust_env=False)
+    held = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal held
         if scope["type"] == "lifespan":
             while (await receive())["type"] != "lifespan.shutdown":
                 await send({"type": "lifespan.startup.complete"})
@@ -54,41 +77,104 @@ def make_app(behind: str, ca: str) -> Callable[[Scope, Receive, Send], Awaitable
         path = scope["path"]
         if scope["method"] != "POST" or path not in OPEN or scope.get("query_string"):
             return await _answer(send, 403, b"only nodes are served here")
-        body = bytearray()
-        while True:
-            part = await receive()
-            if part["type"] == "http.disconnect":
-                return None
-            body += part.get("body", b"")
-            if len(body) > LARGEST:
-                return await _answer(send, 413, b"too large")
-            if not part.get("more_body"):
-                break
-        headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if not (length.isdigit() and len(length) < 10):
+            return await _answer(send, 411, b"its length is to be said")
+        most = LARGEST if path == PIECES else SMALL
+        if int(length) > most:
+            return await _answer(send, 413, b"too large")
+        body, begun = bytearray(), False
         try:
-            reply = await client.post(path, content=bytes(body), headers=headers)
-        except httpx.HTTPError:
-            return await _answer(send, 503, b"the server is being started")
-        await _answer(send, reply.status_code, reply.content, reply.headers.raw)
+            async with asyncio.timeout(SECONDS):
+                more = True
+                while more:
+                    part = await receive()
+                    if part["type"] == "http.disconnect":
+                        return None
+                    body += part.get("body", b"")
+                    held += len(part.get("body", b""))
+                    more = part.get("more_body", False)
+                    if len(body) > most:  # a chunked one is as long as it likes
+                        return await _answer(send, 413, b"too large")
+                    if held > HELD:
+                        return await _answer(send, 503, b"too much at a time")
+            if path == "/v1/fleet/push-messages" and not replies(bytes(body)):
+                return await _answer(send, 403, b"only answers to questions are taken here")
+            kept = [(name, value) for name, value in scope["headers"] if name not in {*HOP, b"content-length"}]
+            sent = client.stream("POST", path, content=bytes(body), headers=kept)
+            async with asyncio.timeout(SECONDS), sent as reply:
+                told = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP]
+                await send({"type": "http.response.start", "status": reply.status_code, "headers": told})
+                begun = True
+                async for piece in reply.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body"})
+        except (TimeoutError, httpx.HTTPError) as error:
+            if not begun:
+                slow = isinstance(error, TimeoutError)
+                await _answer(send, 408 if slow else 503, b"too slow" if slow else b"the server is being started")
+        finally:
+            held -= len(body)
 
     return app
 
 
-async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    kept = [(name.lower(), value) for name, value in headers or [] if name.lower() not in HOP | {b"content-encoding"}]
-    await send({"type": "http.response.start", "status": status, "headers": kept})
+def replies(body: bytes) -> bool:
+    """Whether what a node pushes is one answer of its own to a question, in not too many pieces.
+
+    Flower would take a message that replies to nothing for a question, to another node or to the server.
+    """
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    if len(pushed.messages_list) != 1 or len(pushed.message_object_trees) != 1:
+        return False
+    about, left, pieces = pushed.messages_list[0].metadata, [pushed.message_object_trees[0]], 0
+    while left and pieces <= OBJECTS:
+        left.extend(left.pop().children)
+        pieces += 1
+    return bool(about.reply_to_message_id) and about.src_node_id == pushed.node.node_id and pieces <= OBJECTS
+
+
+class Impatient(H11Protocol):
+    """A connection that ends when no request begins in time, or there are too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+        self._look(None, self.loop.time())
+
+    def _look(self, before: Any, since: float) -> None:
+        """End the connection if it is between the same two requests for too long."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is not before or (self.cycle is not None and not self.cycle.response_complete):
+            before, since = self.cycle, self.loop.time()
+        if self.loop.time() - since >= IDLE:
+            return self.transport.abort()
+        self.loop.call_later(1.0, self._look, before, since)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
 
 def main(told: dict[str, Any]) -> None:
     """Serve until the process is ended."""
     uvicorn.run(
-        make_app(told["behind"], told["ca"]),
+        make_app(told["behind"], told["name"], told["ca"]),
         host=told["host"],
         port=told["port"],
         ssl_certfile=told["certificate"],
         ssl_keyfile=told["key"],
-        log_level="warning",
+        http=Impatient,
+        ws="none",
+        proxy_headers=False,
+        log_level="error",
         access_log=False,
     )
 

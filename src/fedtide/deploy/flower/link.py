@@ -17,7 +17,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.deploy.flower.carrier import FlowerCarrier
-from fedtide.deploy.flower.processes import APP, binary, environment, free_port, gate, reachable, superlink, supervise
+from fedtide.deploy.flower.processes import (
+    APP,
+    HOST,
+    LOCAL,
+    PORT,
+    at_socket,
+    binary,
+    environment,
+    gate,
+    reachable,
+    superlink,
+    supervise,
+)
 
 CONNECTION = "site"
 """The name of our SuperLink in Flower's own configuration."""
@@ -25,6 +37,8 @@ START = 180.0
 """Seconds that Flower may take until our relay is there."""
 LOOK = 1.0
 """Seconds between two looks at who is admitted."""
+DAY = 86_400.0
+"""Seconds between two looks at the server's certificate."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,7 @@ class Link:
         certificate: of the server, for 127.0.0.1 too.
         key: of the certificate.
         keys: says the public key of each node that is admitted now, as OpenSSH writes it.
+        renew: has the certificate made anew if it ends soon; it is called once a day.
         say: is told what a person should know.
     """
 
@@ -71,23 +86,27 @@ class Link:
         certificate: Path,
         key: Path,
         keys: Callable[[], Mapping[str, str]],
+        renew: Callable[[], object],
         say: Callable[[str], None] = print,
     ) -> None:
-        self._carrier, self._keys, self._say = carrier, keys, say
+        self._carrier, self._keys, self._renew, self._say = carrier, keys, renew, say
         self._folder, self._home = folder, folder / "flower"
         self._ca = ca
-        self._port = free_port()
+        self._local = carrier.socket.with_name(LOCAL)
         self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._counted: dict[str, str] | None = None
         self._admitted: dict[str, str] | None = None
         self._write_app()
         processes = [
-            superlink(self._port, ca, certificate, key, folder / "flower.db", carrier.socket, self._home),
-            gate(host, port, self._port, ca, certificate, key, self._home),
+            superlink(self._local, ca, certificate, key, folder / "flower.db", carrier.socket, self._home),
+            gate(host, port, self._local, ca, certificate, key, self._home),
         ]
         self._command = supervise(folder / "server", processes, with_parent=True)
         self._starting = threading.Lock()
         self._start()
-        threading.Thread(target=self._keep, daemon=True).start()
+        for work in (self._look, self._keep):
+            threading.Thread(target=work, daemon=True).start()
 
     def _start(self) -> None:
         """Start what keeps Flower running."""
@@ -128,7 +147,7 @@ class Link:
             path = self._home / "app" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        connection = {"address": f"127.0.0.1:{self._port}", "root-certificates": str(self._ca.absolute())}
+        connection = {"address": f"{HOST}:{PORT}", "root-certificates": str(self._ca.absolute())}
         lines = [f"{name} = {json.dumps(value)}" for name, value in connection.items()]
         told = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""]
         (self._home / "config.toml").write_text("\n".join(told), encoding="utf-8")
@@ -140,6 +159,27 @@ class Link:
             for line in lines:
                 self._say(line.strip().partition(" ")[2])  # without its time
 
+    def _look(self) -> None:
+        """Count no key that was removed, whatever Flower is at, and look after the certificate."""
+        looked = time.time()
+        while not self._closing.wait(LOOK):
+            self._count()
+            if time.time() - looked > DAY:
+                looked = time.time()
+                try:
+                    self._renew()
+                except (OSError, FedtideError) as error:
+                    self._say(str(error))
+
+    def _count(self) -> dict[str, str]:
+        """Return the keys that are admitted now, from when on no others count."""
+        with self._lock:
+            wanted = dict(self._keys())
+            if wanted != self._counted:
+                self._carrier.admit({name: pem_of(key) for name, key in wanted.items()})
+                self._counted = wanted
+            return wanted
+
     def _keep(self) -> None:
         """Admit nodes, and start the relay where there is none."""
         while not self._closing.wait(LOOK):
@@ -150,7 +190,7 @@ class Link:
                     assert self._keeper.stdin is not None
                     self._keeper.stdin.close()
                     self._start()
-            if not reachable("127.0.0.1", self._port):
+            if not reachable(self._local):
                 continue
             try:
                 if not self._carrier.connected:
@@ -165,10 +205,9 @@ class Link:
 
     def _admit(self) -> None:
         """Let the nodes in whose keys are admitted, and no others; what fails for one node stays its own trouble."""
-        wanted = dict(self._keys())
+        wanted = self._count()
         if wanted == self._admitted:
             return
-        self._carrier.admit({name: pem_of(key) for name, key in wanted.items()})  # first: from now on no other counts
         file, failed = self._folder / "flower.json", None
         known = Known(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else Known({}, [])
         known.removed.extend(set(known.registered) - set(wanted.values()) - set(known.removed))
@@ -207,10 +246,10 @@ class Link:
 
     def _flwr(self, *words: str) -> dict[str, Any]:
         """Run a command of Flower; return what it says."""
-        command = [binary("flwr"), *words, "--format", "json"]
+        command = [*at_socket(self._local, binary("flwr")), *words, "--format", "json"]
         done = subprocess.run(
             command,
-            env=environment(self._home, "server_app", self._carrier.socket),
+            env=environment(self._home, "server_app", self._local, self._carrier.socket),
             capture_output=True,
             text=True,
             timeout=START,

@@ -15,6 +15,8 @@ from typing import Any
 from fedtide.core.errors import FedtideError
 
 HERE = Path(__file__).parent
+HOST, PORT = "127.0.0.1", 9
+"""Where Flower's processes of one machine are told that the others are; local.py has a socket in its place."""
 
 PROJECT = """[build-system]
 requires = ["hatchling"]
@@ -41,6 +43,9 @@ clientapp = "fedtide_relay:client"
 
 [tool.flwr.app.config]
 """
+LOCAL = "flower.socket"
+"""Where Flower's processes of one machine find each other, in a folder that is its owner's alone."""
+
 APP = {
     "pyproject.toml": PROJECT,
     "LICENSE": "Apache-2.0\n",
@@ -80,6 +85,10 @@ CAUSES = (
         "WRONG_VERSION_NUMBER|record layer failure",
         "the server speaks plain HTTP and this node TLS: something else than 'fedtide serve' listens at its address",
     ),
+    (
+        r"Flower listens on port \d+",
+        "this version of flwr opens a port to others: install fedtide with the extra 'deploy'",
+    ),
     ("[Aa]ddress already in use", "its port is taken by another program: end that one, or choose another port"),
     ("No space left on device", "no space is left on the disk"),
     (
@@ -101,7 +110,12 @@ def check_installed() -> None:
         raise FedtideError(f"{' and '.join(missing)} not installed: pip install 'fedtide[deploy]'")
 
 
-def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
+def at_socket(local: Path, program: str) -> list[str]:
+    """Return the command of a program of Flower's that serves at a socket, or asks there, in place of a port."""
+    return [sys.executable, "-P", str(HERE / "local.py"), str(local), f"{HOST}:{PORT}", program]
+
+
+def environment(home: Path, program: str, local: Path, socket: Path) -> dict[str, str]:
     """Return the environment of Flower's processes: a home of their own, and nothing that asks the network.
 
     Flower finds its own programs by name. Here it finds ours in place of what would run an app that was sent.
@@ -109,14 +123,15 @@ def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
     Args:
         home: for Flower's own files.
         program: what runs a task, client_app or server_app.
-        socket: where it finds the worker, or the serving process.
+        local: the socket at which Flower's processes find each other.
+        socket: where the program finds the worker, or the serving process.
     """
     bins = home / "bin"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     bins.mkdir(exist_ok=True)
-    ours = {PROGRAMS[program][0]: [sys.executable, "-P", str(HERE / f"{program}.py")]}
+    ours = {PROGRAMS[program][0]: at_socket(local, str(HERE / f"{program}.py"))}
     if program == "server_app":
-        ours["flower-superexec"] = [binary("flower-superexec")]
+        ours["flower-superexec"] = at_socket(local, binary("flower-superexec"))
     for name, command in ours.items():
         script = bins / name
         script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -124,10 +139,7 @@ def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
     around = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
     local = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
     return {
-        **_around(),
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        **_around(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         PROGRAMS[program][1]: str(socket),
@@ -138,35 +150,35 @@ def environment(home: Path, program: str, socket: Path) -> dict[str, str]:
     }
 
 
-def supernode(address: str, ca: Path, key: Path, socket: Path, home: Path, port: int) -> dict[str, Any]:
+def supernode(address: str, ca: Path, key: Path, socket: Path, home: Path) -> dict[str, Any]:
     """Return what the supervisor of a node starts for Flower.
 
     Args:
         address: of the server, host:port.
         ca: the authority of the server's certificate.
         key: the node's private key.
-        socket: of its worker.
+        socket: of its worker, in a folder of its owner's alone, where Flower's processes find each other, too.
         home: for Flower's own files.
-        port: of this machine, for Flower's processes among each other.
     """
+    local = socket.with_name(LOCAL)
     command = [
-        binary("flower-supernode"),
+        *at_socket(local, binary("flower-supernode")),
         "--root-certificates", str(ca),
         "--superlink", address,
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", HOST, "--port", str(PORT),
         "--auth-supernode-private-key", str(key),
     ]  # fmt: skip
-    made = _process("supernode", command, environment(home, "client_app", socket))
+    made = _process("supernode", command, environment(home, "client_app", local, socket))
     return made | {"up": [r"SuperNode ID: \d", f"connected to the server at {address}"]}
 
 
 def superlink(
-    port: int, ca: Path, certificate: Path, key: Path, database: Path, socket: Path, home: Path
+    local: Path, ca: Path, certificate: Path, key: Path, database: Path, socket: Path, home: Path
 ) -> dict[str, Any]:
-    """Return what the supervisor of a server starts for Flower, for this machine alone: a gate lets nodes in.
+    """Return what the supervisor of a server starts for Flower, for its owner alone: a gate lets nodes in.
 
     Args:
-        port: of the loopback.
+        local: the socket at which it is served.
         ca: the authority of the certificate.
         certificate: of the server, for 127.0.0.1 too.
         key: of the certificate.
@@ -175,29 +187,32 @@ def superlink(
         home: for Flower's own files.
     """
     command = [
-        binary("flower-superlink"),
+        *at_socket(local, binary("flower-superlink")),
         "--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key),
         "--enable-supernode-auth", "--disable-runtime-dependency-installation",
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", HOST, "--port", str(PORT),
         "--database", str(database),
     ]  # fmt: skip
-    return _process("superlink", command, environment(home, "server_app", socket))
+    made = _process("superlink", command, environment(home, "server_app", local, socket))
+    return made | {"follows": str(certificate)}
 
 
-def gate(host: str, port: int, behind: int, ca: Path, certificate: Path, key: Path, home: Path) -> dict[str, Any]:
-    """Return what the supervisor of a server starts at its address: nodes' way to `behind`, Flower's own port."""
+def gate(host: str, port: int, behind: Path, ca: Path, certificate: Path, key: Path, home: Path) -> dict[str, Any]:
+    """Return what the supervisor of a server starts at its address: nodes' way to `behind`, Flower's own socket."""
     told = {
-        "host": host, "port": port, "behind": f"https://127.0.0.1:{behind}",
+        "host": host, "port": port, "behind": str(behind), "name": f"https://{HOST}:{PORT}",
         "ca": str(ca), "certificate": str(certificate), "key": str(key),
     }  # fmt: skip
     home.mkdir(parents=True, exist_ok=True)
     path = home / "gate.json"
     path.write_text(json.dumps(told, indent=1), encoding="utf-8")
-    return _process("gate", [sys.executable, "-P", str(HERE / "gate.py"), str(path)], _around())
+    made = _process("gate", [sys.executable, "-P", str(HERE / "gate.py"), str(path)], _around(home))
+    return made | {"follows": str(certificate)}
 
 
-def _around() -> dict[str, str]:
-    return {name: os.environ[name] for name in TAKEN if name in os.environ}
+def _around(home: Path) -> dict[str, str]:
+    quiet = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    return {name: os.environ[name] for name in TAKEN if name in os.environ} | quiet
 
 
 def _process(name: str, command: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -229,13 +244,15 @@ def supervise(
     return [sys.executable, "-P", str(HERE / "supervise.py"), str(path)]
 
 
-def reachable(host: str, port: int) -> bool:
-    """Whether something listens there."""
-    try:
-        with socketlib.create_connection((host, port), timeout=1):
+def reachable(local: Path) -> bool:
+    """Whether something is served at a socket."""
+    with socketlib.socket(socketlib.AF_UNIX) as line:
+        line.settimeout(1.0)
+        try:
+            line.connect(str(local))
             return True
-    except OSError:
-        return False
+        except OSError:
+            return False
 
 
 def free_port() -> int:

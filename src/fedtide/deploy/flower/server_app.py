@@ -10,14 +10,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 SOCKET = "FEDTIDE_RELAY"
 """The environment variable that names the socket of the serving process."""
@@ -25,8 +28,40 @@ POLL = 0.1
 """Seconds between two looks for answers."""
 MEET = 1.0
 """Seconds between two looks for nodes."""
+PIECES = 2
+"""Pieces of one answer that are fetched before it is another one's turn."""
+HEADER = 2**20
+"""Bytes of what a node says beside its payload."""
 
 app = ServerApp()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question at a node: its name, and the bytes that an answer may have."""
+
+    name: str
+    largest: int
+
+
+@dataclass
+class Coming:
+    """An answer of which some pieces are still to come.
+
+    Attributes:
+        asked: what it answers.
+        message: its number in Flower.
+        own: whether the node wrote it; else Flower says that there is none.
+        missing: the numbers of its pieces.
+        pieces: those that came.
+    """
+
+    asked: Asked
+    message: str
+    own: bool
+    missing: list[str]
+    pieces: dict[str, bytes] = field(default_factory=dict)
+    bytes: int = 0
 
 
 @app.main()
@@ -40,9 +75,10 @@ def pass_on(grid: Grid, context: Context) -> None:
             return
 
 
-def _relay(grid: Grid, line: Connection) -> None:
-    waiting: dict[str, str] = {}  # question of each of Flower's messages
-    met = 0.0
+def _relay(grid: Any, line: Connection) -> None:
+    waiting: dict[str, Asked] = {}  # by Flower's number of the message
+    coming: list[Coming] = []
+    met, busy = 0.0, False
     while True:
         if time.monotonic() - met > MEET:
             nodes = [
@@ -51,22 +87,34 @@ def _relay(grid: Grid, line: Connection) -> None:
             ]
             line.send_bytes(json.dumps({"kind": "nodes", "nodes": nodes}).encode())
             met = time.monotonic()
-        while line.poll(POLL):
+        while line.poll(0.0 if busy else POLL):
             order = json.loads(line.recv_bytes())
             if order["kind"] == "push":
                 _push(grid, line, order, waiting)
             else:
                 dropped = set(order["questions"])
-                waiting = {message: question for message, question in waiting.items() if question not in dropped}
-        for reply in grid.pull_messages(list(waiting)) if waiting else ():
-            question = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if question is not None:
-                told, answer = _told(reply)
-                line.send_bytes(json.dumps({"kind": "answer", "question": question, **told}).encode())
-                line.send_bytes(answer)
+                waiting = {message: asked for message, asked in waiting.items() if asked.name not in dropped}
+                for reply in (reply for reply in coming if reply.asked.name in dropped):
+                    _forget(grid, reply)
+                coming = [reply for reply in coming if reply.asked.name not in dropped]
+        if waiting:
+            coming += _begun(grid, waiting)
+        busy = False
+        for reply in list(coming):
+            before = len(reply.pieces)
+            said = _fetched(grid, reply)
+            busy = busy or len(reply.pieces) > before
+            if said is None:
+                continue
+            coming.remove(reply)
+            _forget(grid, reply)
+            told, payload = said
+            told |= {"kind": "answer", "question": reply.asked.name, "own": reply.own}
+            line.send_bytes(json.dumps(told).encode())
+            line.send_bytes(payload)
 
 
-def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str, str]) -> None:
+def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str, Asked]) -> None:
     """Send questions to nodes; one payload of many of them is one object, which Flower carries once."""
     payloads = [line.recv_bytes() for _ in range(order["payloads"])]
     trees = [ArrayRecord({"tree": Array("uint8", (len(data),), "fedtide.tree", data)}) for data in payloads]
@@ -76,39 +124,77 @@ def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str
         content = RecordDict({"question": told, "tree": trees[question["payload"]]})
         messages.append(Message(content, question["node"], "train.ask", ttl=float(question["seconds"])))
     for question, message in zip(order["questions"], grid.push_messages(messages), strict=True):
-        if message is not None:
-            waiting[message] = question["id"]
+        if message:
+            waiting[message] = Asked(question["id"], question["largest"])
             continue
-        error = {"kind": "answer", "question": question["id"], "header": "{}", "error": "", "code": -1}
-        line.send_bytes(json.dumps(error).encode())
+        line.send_bytes(
+            json.dumps(_error("", -1) | {"kind": "answer", "question": question["id"], "own": False}).encode()
+        )
         line.send_bytes(b"")
 
 
-def _told(reply: Message) -> tuple[dict[str, Any], bytes]:
+def _begun(grid: Any, waiting: dict[str, Asked]) -> list[Coming]:
+    """Return the answers that have begun to come; nobody waits for a message that answers nothing.
+
+    What an answer answers is what Flower checked, and not what is written in it.
+    """
+    found = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=list(waiting)))
+    begun = []
+    for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+        about = message.metadata
+        asked = waiting.pop(about.reply_to_message_id, None)
+        if asked is not None:
+            pieces = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
+            begun.append(Coming(asked, about.message_id, about.src_node_id != grid.node.node_id, pieces))
+    return begun
+
+
+def _fetched(grid: Any, reply: Coming) -> tuple[dict[str, Any], bytes] | None:
+    """Fetch some pieces of an answer that are there; return what it says once it has all of them.
+
+    Nodes choose what is in a message: whatever is wrong with one is said in place of its answer.
+    """
+    for piece in reply.missing[:PIECES]:
+        found = grid._runtime_client.PullObject(
+            PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=piece)
+        )
+        if not found.object_found:
+            return _error("did not send all of its answer", 8), b""
+        if not found.object_available:
+            return None
+        reply.missing.remove(piece)
+        reply.pieces[piece] = found.object_content
+        reply.bytes += len(found.object_content)
+        if reply.bytes > reply.asked.largest:
+            return _error(f"sent more than the {reply.asked.largest} bytes that an answer may have", 0), b""
+    if reply.missing:
+        return None
+    try:
+        return _told(inflate_object_from_contents(reply.message, reply.pieces))
+    except Exception as error:
+        return _error(f"sent something else than an answer ({type(error).__name__})", 0), b""
+
+
+def _told(reply: Any) -> tuple[dict[str, Any], bytes]:
     """Return what a reply says and its payload; of Flower's own errors the code."""
     if reply.has_error():
-        return {"header": "{}", "error": str(reply.error.reason)[:300], "code": int(reply.error.code)}, b""
-    try:
-        told, data = reply.content["answer"], reply.content["tree"]["tree"].data
-        return {"header": str(told["json"]), "error": str(told["error"]), "code": 0}, bytes(data)
-    except (AttributeError, KeyError, TypeError) as error:
-        return {"header": "{}", "error": f"sent something else than an answer ({type(error).__name__})", "code": 0}, b""
+        return _error(str(reply.error.reason)[:300], int(reply.error.code)), b""
+    told, data = reply.content["answer"], reply.content["tree"]["tree"].data
+    header, error = told["json"], told["error"]
+    if not isinstance(header, str) or not isinstance(error, str) or len(header) > HEADER:
+        raise TypeError
+    return {"header": header, "error": error[:300], "code": 0}, bytes(data)
 
 
-def unless_malformed(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Flower's reader of a message such that one that cannot be read replies to nothing, and is dropped.
+def _error(said: str, code: int) -> dict[str, Any]:
+    return {"header": "{}", "error": said, "code": code}
 
-    Nodes choose what is in a message; one of them must not end the relay for all.
-    """
 
-    def reads(*args: Any) -> Any:
-        try:
-            return read(*args)
-        except Exception as error:
-            print(f"a message of a node was dropped: it cannot be read ({type(error).__name__})", file=sys.stderr)
-            return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=""))
-
-    return reads
+def _forget(grid: Any, reply: Coming) -> None:
+    """Have Flower delete an answer."""
+    grid._runtime_client.ConfirmMessageReceived(
+        ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=reply.message)
+    )
 
 
 def _end_with(parent: int) -> None:
@@ -123,8 +209,7 @@ def main() -> None:
     from flwr.superlink.cli import flwr_serverapp
 
     flower: Any = import_module("flwr.superlink.runtime.run_serverapp")  # the package has a function of the same name
-    pulling: Any = import_module("flwr.superlink.grid.http_grid")
-    known = ((flower, "install_from_fab"), (flower, "run_"), (pulling, "inflate_object_from_contents"))
+    known = ((flower, "install_from_fab"), (flower, "run_"), (flower.HttpGrid, "_runtime_client"))
     if not all(hasattr(module, name) for module, name in known):
         sys.exit("this version of flwr is not known here: install fedtide with the extra 'deploy'")
 
@@ -133,7 +218,6 @@ def main() -> None:
         return context
 
     flower.run_ = run
-    pulling.inflate_object_from_contents = unless_malformed(pulling.inflate_object_from_contents)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     flwr_serverapp()
 

@@ -2,7 +2,8 @@
 
 It runs as a program of its own and imports neither Fedtide nor torch: a node at rest is to be small. Its argument is a
 JSON file: {"folder", "with_parent", "json", "processes": [{"name", "command", "env", "causes": [[pattern, line]],
-"up": [pattern, line]}]}: what a process writes when it ends, and when it is up, and what that means.
+"up": [pattern, line], "follows": path}]}: what a process writes when it ends, and when it is up, and what that means,
+and the file with which it starts anew when that is replaced.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ STEADY = 60.0
 GRACE = 10.0
 """Seconds in which a process that is asked to end may do so."""
 LOG = 20_000_000
-"""Bytes of a log from which on it begins anew; the one before is kept beside it."""
+"""Bytes of a log from which on it begins anew; what was in it is kept beside it."""
 
 SUCCESSION = 30.0
 """Seconds that the keeper of a server that died may take to end what it kept."""
@@ -90,9 +92,7 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
     name, log, pause, said = process["name"], folder / f"{process['name']}.log", 1.0, ""
     _end_leftover(folder / f"{name}.pid", process["command"])
     while not stop.is_set():
-        if log.exists() and log.stat().st_size > LOG:
-            log.replace(log.with_suffix(".log.1"))
-        began, start = time.monotonic(), log.stat().st_size if log.exists() else 0
+        began, start, followed = time.monotonic(), log.stat().st_size if log.exists() else 0, _stamp(process)
         try:
             with log.open("ab") as out:
                 child = subprocess.Popen(
@@ -106,8 +106,14 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
             continue
         with contextlib.suppress(OSError):  # a full disk: the number is for a successor of a keeper that was killed
             (folder / f"{name}.pid").write_text(str(child.pid))
-        up = process.get("up")
-        while child.poll() is None and not stop.wait(0.2):
+        up, anew = process.get("up"), False
+        while child.poll() is None and not anew and not stop.wait(0.2):
+            anew = _stamp(process) not in (followed, None)
+            if log.stat().st_size > LOG:
+                with contextlib.suppress(OSError):  # a full disk, which is a reason more to cut it
+                    shutil.copyfile(log, log.with_suffix(".log.1"))
+                os.truncate(log, 0)  # it goes on being written at its end
+                start = 0
             if up and (line := _cause(log, start, [up])):
                 say(f"{name}: {line}", as_json)
                 up, said = None, ""
@@ -120,6 +126,9 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
             (folder / f"{name}.pid").unlink()
         if stop.is_set():
             return
+        if anew:
+            say(f"{name}: starts again with its new {Path(process['follows']).name}", as_json)
+            continue
         lasted = time.monotonic() - began
         line = (
             _cause(log, start, process["causes"]) or f"ended with status {child.wait()} after {lasted:.0f} s; see {log}"
@@ -129,6 +138,14 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
             said = line
         pause = 1.0 if lasted > STEADY else min(2 * pause, LONGEST)
         stop.wait(pause)
+
+
+def _stamp(process: dict[str, Any]) -> int | None:
+    """Return when the file was written that a process follows; None without one."""
+    try:
+        return os.stat(process["follows"]).st_mtime_ns
+    except (KeyError, OSError):
+        return None
 
 
 def _cause(log: Path, start: int, causes: list[list[str]]) -> str:
