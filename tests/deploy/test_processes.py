@@ -8,6 +8,8 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -158,6 +160,41 @@ def test_what_is_no_server_is_named(federation, tmp_path):
     assert "cannot be reached now" in check_server(f"127.0.0.1:{free_port()}", ca)
     with pytest.raises(FedtideError, match="finds no such host"):
         check_server("no-such-host.invalid:8300", ca)
+
+
+def test_nothing_but_the_gate_listens_at_a_port(federation):
+    listening = {}  # port by the kernel's number of its socket
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                listening[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    ports = {}
+    leaders = {("", name): federation.number("", name) for name in ("superlink", "gate")}
+    leaders |= {("berlin", name): federation.number("berlin", name) for name in ("supernode", "worker")}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            whose = next((name for name, leader in leaders.items() if os.getsid(int(process.name)) == leader), None)
+            if whose is not None:
+                open_files = [os.readlink(file) for file in (process / "fd").iterdir()]
+                ports.setdefault(whose, set()).update(listening[file] for file in open_files if file in listening)
+    assert ports == {name: {federation.port} if name == ("", "gate") else set() for name in leaders}
+
+
+def test_a_certificate_is_made_anew_while_a_server_runs(federation):
+    before = {name: federation.number("", name) for name in ("superlink", "gate")}
+    certificates.renew(federation.authority, f"127.0.0.1:{federation.port}")
+    until(lambda: sum("starts again with its new server.crt" in line for line in federation.said) == 2, GONE)
+    until(lambda: all(federation.number("", name) != before[name] for name in before), GONE)
+    assert federation.ask("berlin", {}, seconds=GONE).error == ""
+    certificate = ssl.get_server_certificate(("127.0.0.1", federation.port))
+    assert certificate.split() == (federation.authority / "server.crt").read_text().split()
+
+
+def test_an_answer_that_is_too_large_is_its_nodes_fault(federation):
+    response = federation.ask("berlin", {"times": 10}, os.urandom(10**6), largest=10**6)
+    assert response.error.startswith("sent more than the ")
+    assert federation.ask("berlin", {}).error == ""
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ class Federation:
         (found,) = until(self.carrier.pull, seconds)
         return found
 
-    def ask(self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0) -> Response:
+    def ask(self, node: str, header: dict[str, Any], payload: bytes = b"tree", **limits: Any) -> Response:
         """Ask a node something, and wait for the response."""
-        self.push(node, header, payload, seconds)
+        self.push(node, header, payload, **limits)
         return self.pull()
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ def environment(home: Path, program: str, local: Path, socket: Path) -> dict[str
         script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         script.chmod(0o700)
     around = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
-    local = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
+    direct = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
     return {
         **_around(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -145,8 +145,8 @@ def environment(home: Path, program: str, local: Path, socket: Path) -> dict[str
         PROGRAMS[program][1]: str(socket),
         "PATH": str(bins),
         "PYTHONUNBUFFERED": "1",
-        "NO_PROXY": local,
-        "no_proxy": local,
+        "NO_PROXY": direct,
+        "no_proxy": direct,
     }
 
 

@@ -92,7 +92,7 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
     name, log, pause, said = process["name"], folder / f"{process['name']}.log", 1.0, ""
     _end_leftover(folder / f"{name}.pid", process["command"])
     while not stop.is_set():
-        began, start, followed = time.monotonic(), log.stat().st_size if log.exists() else 0, _stamp(process)
+        began, start, followed = time.monotonic(), _size(log), _stamp(process)
         try:
             with log.open("ab") as out:
                 child = subprocess.Popen(
@@ -109,7 +109,7 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
         up, anew = process.get("up"), False
         while child.poll() is None and not anew and not stop.wait(0.2):
             anew = _stamp(process) not in (followed, None)
-            if log.stat().st_size > LOG:
+            if _size(log) > LOG:
                 with contextlib.suppress(OSError):  # a full disk, which is a reason more to cut it
                     shutil.copyfile(log, log.with_suffix(".log.1"))
                 os.truncate(log, 0)  # it goes on being written at its end
@@ -138,6 +138,10 @@ def _keep(folder: Path, process: dict[str, Any], stop: threading.Event, as_json:
             said = line
         pause = 1.0 if lasted > STEADY else min(2 * pause, LONGEST)
         stop.wait(pause)
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def _stamp(process: dict[str, Any]) -> int | None:
