@@ -159,6 +159,10 @@ def test_an_answer_that_is_too_large_is_not_fetched_to_its_end(relayed):
     assert payload == b""
     assert flower.asked == ["a", "b"]
     assert flower.confirmed == ["of question"]
+    flower = Flower({"question": dict.fromkeys("abcdefgh", b"")})
+    ((told, payload),) = relayed(flower, lambda *_: Answer(), largest=100)
+    assert told["error"] == "sent more pieces than an answer may have"
+    assert flower.confirmed == ["of question"]
 
 
 def test_an_answer_whose_pieces_never_come_holds_nobody_up(relayed):

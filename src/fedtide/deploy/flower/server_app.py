@@ -30,6 +30,8 @@ MEET = 1.0
 """Seconds between two looks for nodes."""
 PIECES = 2
 """Pieces of one answer that are fetched before it is another one's turn."""
+SPARE, PIECE = 8, 2**22
+"""Pieces of an answer beside its bytes, and bytes of each other one at least; Flower makes 5 MB each."""
 HEADER = 2**20
 """Bytes of what a node says beside its payload."""
 
@@ -154,6 +156,8 @@ def _fetched(grid: Any, reply: Coming) -> tuple[dict[str, Any], bytes] | None:
 
     Nodes choose what is in a message: whatever is wrong with one is said in place of its answer.
     """
+    if len(reply.missing) + len(reply.pieces) > SPARE + reply.asked.largest // PIECE:
+        return _error("sent more pieces than an answer may have", 0), b""
     for piece in reply.missing[:PIECES]:
         found = grid._runtime_client.PullObject(
             PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=piece)
