@@ -1,4 +1,4 @@
-"""The anchor of pFedEM and FedEM: a global model that is FedAvg's, and its weight by hand from validation rows."""
+"""The anchor of methods with several models: FedAvg's model, and its weight by hand from validation rows."""
 
 from __future__ import annotations
 
@@ -75,6 +75,44 @@ def test_that_of_fedem_is_fedavgs_model_too(layer):
     assert same(ours.state.weights, plain.state.weights)
 
 
+BESIDE = {
+    "fedtem": {"prior": {"kind": "linear", "period": 4}, "server": "sgd"},
+    "fedtkm": {"prior": {"kind": "linear", "period": 4}, "server": "sgd", "max_update_norm": 0.1},
+    "fedgmm": {"features": "network", "components": 2, "gaussians": 2, "gaussian_init": "random"},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_that_of_branches_and_of_fedgmm_is_fedavgs_model_too_and_leaves_the_others_alone(name):
+    options = {"local": LOCAL, "cohort": "everyone", **BESIDE[name]}
+    ours, plain = (played(toy(name, {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
+    theirs = played(toy("fedavg", {"local": LOCAL, "cohort": "everyone"}), rounds=4)
+    assert same(ours.state.anchor.weights, theirs.state.weights)
+    assert same(replace(ours.state, anchor=None), plain.state)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_fedgmm_too(name):
+    """With the weights sent, what is predicted and what the server adds up are the same."""
+    options = {"local": LOCAL, "cohort": "everyone", "anchor": True, **BESIDE[name]}
+    run = played(toy(name, options, shift={"who": {"kind": "always"}}), rounds=3)
+    algorithm, population = run.host.algorithm, run.host.population
+    payload, _ = algorithm.serve(run.steps[1].state, population.clients)
+    sums = torch.zeros(11).double()
+    for client in population.clients.tolist():
+        val = population.shard(client, run.steps[2].moment, "val")
+        owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
+        memory = run.fleet.engine.memory.read(client, (9, 0))
+        told = [
+            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner)
+            for share in (0.0, 1.0, 0.4)
+        ]
+        p, q, mixed = (each.logp.exp()[places, val.y] for each in told)
+        torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
+        sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
+    assert run.steps[2].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+
+
 def test_its_weight_in_fedem_is_that_of_highest_likelihood_under_each_clients_own_mixture():
     """Each client's mixture is what it kept of its training, by the posteriors of its training rows."""
     options = {"local": LOCAL, "cohort": "everyone", "components": 2, "anchor": True}
@@ -136,7 +174,7 @@ def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_besid
     assert torch.equal(found.others["anchor"], apart[1].logp.argmax(1))
 
 
-@pytest.mark.parametrize("name", ["pfedem", "fedem"])
+@pytest.mark.parametrize("name", ["pfedem", "fedem", *BESIDE])
 def test_without_validation_rows_it_is_refused_before_anything_runs(name):
     with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
         preflight(toy(name, {"anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))

@@ -38,6 +38,9 @@ Choices:
     client ever leaves: one model, trained on the samples of the last `window` steps, which is the paper's baseline
     "Window". With `cluster_layer` other than "*" models share all other layers, which move by the mean of all updates;
     new and merged models have them as they are, and their moments.
+    `pooling`, ours and off, draws the updates of models that are alike together (`fedtide.multi.pooling`). Where
+    clients differed without groups FedDrift lost 3.6 points to one model, pooled 0.2, and in four groups gained 0.8
+    and 1.1 (small settings, one seed).
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
+from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, Spelled, ingredient
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
@@ -78,6 +81,7 @@ from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
     check_layer,
@@ -92,7 +96,9 @@ from fedtide.multi.clusters import (
     serve_clusters,
     share_layers,
     step_models,
+    step_pooled,
 )
+from fedtide.multi.pooling import Evidence
 from fedtide.parts.weighting import Weighting, client_weight
 
 Criterion = Literal["error", "loss"]
@@ -107,7 +113,8 @@ class State:
     judged: (registered,) mask of clients that have judged models, least: (registered,) the loss of their best one.
     in_use: (K,) mask of places that have a model, used: (K,) the last step in which it had a client, pairs: (K,) its
     number of (client, step) pairs, number: (K,) its number among all models ever made. place: (made,) the current place
-    of each of those, or of the model it was merged into; -1 if it is gone. cohort: the cohort's memo.
+    of each of those, or of the model it was merged into; -1 if it is gone. cohort: the cohort's memo. evidence: of
+    `pooling`.
     """
 
     weights: tuple[Weights, ...]
@@ -123,6 +130,7 @@ class State:
     number: Tensor
     place: Tensor
     cohort: Any = None
+    evidence: Evidence | None = None
 
     @property
     def there(self) -> Tensor:
@@ -170,6 +178,7 @@ def feddrift(
     criterion: Criterion = "error",
     max_clusters: ModelCount = 10,
     cluster_layer: str = WHOLE,
+    pooling: Flag = False,
     init_new_from: Literal["previous", "start"] = "previous",
     window: Count = 1,
     mu: Pull = 0.0,
@@ -188,6 +197,8 @@ def feddrift(
         criterion: loss of a model: "error" (the released code) or "loss" (the paper).
         max_clusters: largest number of models at a time; each uses the memory of a model, whether used or not.
         cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
+        pooling: draw the update of each model toward that of all, as far as chance sets them apart; clients then also
+            send the squared length of their update in each layer. "false" is the paper.
         init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
         window: number of steps whose samples count, including the current one; above 1, clients keep samples.
     """
@@ -233,7 +244,11 @@ def feddrift(
                 losses, seen = losses + fitted.loss * len(mine[k]), seen + len(mine[k])
         if not parts:
             return None
-        total = {"delta": Slotted(parts, max_clusters), "loss": Weighted(losses / seen, seen)}
+        total: dict[str, Any] = {"delta": Slotted(parts, max_clusters), "loss": Weighted(losses / seen, seen)}
+        if pooling:
+            told = {k: sum_update(part.value, part.weight, squares=True) for k, part in parts.items()}
+            for name in ("squares", "weight"):
+                total[name] = Slotted({k: each[name] for k, each in told.items()}, max_clusters)
         if window == 1 or not len(shard):
             return Answer(total, update=updates)
         kept = with_kept(memory, payload["step"], int(payload["number"]), shard, window)
@@ -260,7 +275,14 @@ def feddrift(
         total = reduce(merge, [total for total in reply.total if total is not None])
         members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
         facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
-        return step_models(state, server, total["delta"], own_layer=cluster_layer), facts
+        if not pooling:
+            return step_models(state, server, total["delta"], own_layer=cluster_layer), facts
+        each = [
+            None if total["delta"][k] is None else {name: total[name][k] for name in ("delta", "squares", "weight")}
+            for k in range(max_clusters)
+        ]
+        state, apart = step_pooled(state, server, each, cluster_layer)
+        return state, facts | apart
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
@@ -288,6 +310,8 @@ def feddrift(
         for places in groups:
             state = merge_models(state, places, server, cluster_layer)
         gone = sum(len(places) - 1 for places in groups)
+        if state.evidence is not None and (len(state.place) > made or gone):
+            state = replace(state, evidence=state.evidence.of_new_clusters())
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:

@@ -63,7 +63,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, likelihoods_of, log_probabilities, mix, needs_val
+from fedtide.multi.anchor import Anchor, log_probabilities, mix, needs_val, step_anchor, train_anchor
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
@@ -120,8 +120,7 @@ def fedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         whole = component_layer == WHOLE
         weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
-        first = plain.init(rng)
-        beside = Anchor(first, server.init(first)) if anchor else None
+        beside = Anchor.start(plain.init(rng), server) if anchor else None
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
         everyone = 0.0 if known is None else known["rows"].weight
@@ -157,12 +156,11 @@ def fedem(
             "pi": Weighted(pi, weight),
         } | mixture_notes(q, joints)
         if anchor:
-            beside = local(plain, plain.loss, payload["anchor"]["weights"], shard, moment, rng)
-            total["anchor"] = Weighted(detached(beside.delta), weight)
-            if shard.val is not None and len(shard.val):
-                logp, _ = blend_branches(task, weights, shard.val.x, pi.expand(len(shard.val), -1))
-                other = log_probabilities(plain, payload["anchor"]["weights"], shard.val.x)
-                total["likelihoods"] = likelihoods_of(logp, other, shard.val)
+
+            def mixed(x: Tensor) -> Tensor:
+                return blend_branches(task, weights, x, pi.expand(len(x), -1))[0]
+
+            total |= train_anchor(plain, local, payload["anchor"], shard, moment, rng, weight, mixed)
         return Answer(total, memory={"pi": pi}, notes=notes, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -175,10 +173,8 @@ def fedem(
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = step_server(state, server, got)
         facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
-        if moved.anchor is not None:
-            beside = moved.anchor.step(server, reply.total["anchor"], reply.total.get("likelihoods"))
-            moved, facts = replace(moved, anchor=beside), facts | {"anchor": beside.share}
-        return moved, facts
+        moved, weighed = step_anchor(moved, server, reply.total)
+        return moved, facts | weighed
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):

@@ -31,25 +31,30 @@ Choices:
     posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
     Before evaluation, a client adapts its mixture by `e_steps` on its own training samples; one without samples keeps
     the uniform mixture. With one Gaussian it is FedEM, except for the weights of the learners.
+    The `anchor` is ours, and off as it needs validation samples: FedAvg's model beside the learners, mixed in with the
+    weight that these samples choose (`fedtide.multi.anchor`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import ModelCount, NonNegative, StepCount
+from fedtide.core.config_types import Flag, ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
+from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
     Facts,
     Fleet,
+    Holdings,
     Memory,
     Moment,
     Notes,
@@ -65,6 +70,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.anchor import Anchor, mix_in, needs_val, step_anchor, train_anchor
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import (
     init_models,
@@ -86,7 +92,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 class State:
     """The learners, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
 
-    mu (M1, d) and spread (M1, d, d): means and covariances, in float64.
+    mu (M1, d) and spread (M1, d, d): means and covariances, in float64. anchor: the model of all samples, if any.
     """
 
     weights: tuple[Weights, ...]
@@ -94,6 +100,7 @@ class State:
     mu: Tensor
     spread: Tensor
     collected: Collected
+    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -108,6 +115,7 @@ def fedgmm(
     em_steps: StepCount = 1,
     e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
+    anchor: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -127,6 +135,8 @@ def fedgmm(
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before evaluation.
         rho: added to the mass of a component and to the diagonal of its covariance.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
+            paper.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -141,10 +151,12 @@ def fedgmm(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, component_layer)
         mu, cov = setup.initial(models[0], rng)
-        return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
+        memos, beside = tuple(map(server.init, models)), Anchor.start(models[0], server) if anchor else None
+        return State(models, memos, mu, cov, Collected.nothing(), beside, cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        return {"models": send_models(state.weights, component_layer), "mu": state.mu, "cov": state.spread}
+        sent = {"models": send_models(state.weights, component_layer), "mu": state.mu, "cov": state.spread}
+        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -171,7 +183,8 @@ def fedgmm(
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
-        parts = split_models(trained.delta, models[0], component_layer, components)
+        delta = detached(trained.delta) if anchor else trained.delta  # the anchor may be trained in the same memory
+        parts = split_models(delta, models[0], component_layer, components)
         total = {
             "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(components)}, components),
             "gaussians": Slotted(
@@ -180,6 +193,9 @@ def fedgmm(
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
         } | mixture_notes(q, scores)
+        if anchor:
+            mixed = partial(own_mixture, payload, pi)
+            total |= train_anchor(task, local, payload["anchor"], shard, moment, rng, n, mixed)
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=dict(enumerate(parts)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -195,6 +211,8 @@ def fedgmm(
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
+        state, weighed = step_anchor(state, server, reply.total)
+        facts |= weighed
         return replace(state, mu=mu, spread=cov), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -207,7 +225,7 @@ def fedgmm(
             pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         models = receive_models(payload["models"])
         pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
@@ -216,6 +234,21 @@ def fedgmm(
         logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
+    def own_mixture(payload: Any, pi: Tensor, x: Tensor) -> Tensor:
+        return by_mixture(payload, [{"pi": pi}], x, torch.zeros(len(x), dtype=torch.int64)).logp
+
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        found = by_mixture(payload, memories, x, owner)
+        return mix_in(found, task, payload["anchor"], x) if anchor else found
+
+    def check(held: Holdings) -> None:
+        enough_rows_for(components=components, gaussians=gaussians)(held)
+        if anchor:
+            needs_val(held)
+
+    def trained_on(rows: Tensor) -> Tensor:
+        return (models + anchor) * local.samples(rows)
+
     works = {"collect": setup.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
@@ -223,6 +256,6 @@ def fedgmm(
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
-        check=enough_rows_for(components=components, gaussians=gaussians),
+        check=check,
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))
+    return with_cohort(made, cohort, task, local, forward=forward, trained=trained_on)

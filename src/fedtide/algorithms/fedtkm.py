@@ -31,11 +31,14 @@ Choices:
     Eq. 11; it is off by default, as in the released code. For K > 2 each log alpha_k moves by
     `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula above. With lam = 0
     an untrained branch is not stepped. With K = 1 it is FedAvg with the same server optimizer.
+    The `anchor` is ours, and off as it needs validation samples: see FedTEM. Without any rhythm FedTKM lost 3 to 4
+    points to one model, anchored it was that model (small settings, one seed or two).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -68,6 +71,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
+from fedtide.multi.anchor import Anchor, mix_in, needs_val, step_anchor, train_anchor, with_trained
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -88,7 +92,8 @@ from fedtide.parts.weighting import Weighting
 class State:
     """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    expected: q_1 of the round before, for the soft prior. started: (K,) mask of centers that were ever moved.
+    expected: q_1 of the round before, for the soft prior. started: (K,) mask of centers that were ever moved. anchor:
+    the model of all samples, if any.
     """
 
     weights: Weights
@@ -97,6 +102,7 @@ class State:
     log_alpha: Tensor
     expected: float | None
     started: Tensor
+    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -115,6 +121,7 @@ def fedtkm(
     update: Update = Overwrite(),
     max_update_norm: Positive | None = None,
     rescale: Flag = False,
+    anchor: Flag = False,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
@@ -135,20 +142,24 @@ def fedtkm(
         update: step sizes of the centers.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
+            training. "false" is the paper.
     """
     prior.check(branches)
     if isinstance(alpha, PerPeriod) and not prior.timed:
         raise refused("alpha", alpha.kind, f"'leaky' or 'integral' with prior = '{prior.kind}', which has no period")
-    task = with_branches(task, branch_layer, branches, feature, vectors=True)
+    plain, task = task, with_branches(task, branch_layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), centers, zero, None, started, cohort.init(fleet))
+        beside = Anchor.start(plain.init(rng), server) if anchor else None
+        return State(weights, server.init(weights), centers, zero, None, started, beside, cohort.init(fleet))
 
     def broadcast(state: State) -> Payload:
-        return {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
+        sent = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
+        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
 
     def distances(z: Tensor, payload: Payload) -> Tensor:
         """Return alpha_k times the distance of rows to centers (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
@@ -178,6 +189,11 @@ def fedtkm(
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
+        if anchor:
+            trained = detached(trained)  # the anchor is trained in the same memory
+            total["delta"] = detached(total["delta"])
+            weight, chosen = total["delta"].weight, partial(own_branch, at_inference(payload))
+            total |= train_anchor(plain, local, payload["anchor"], shard, moment, rng, weight, chosen)
         return Answer(total, notes=Notes(branch=k), update=trained)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -198,19 +214,29 @@ def fedtkm(
         centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
         # Line 15: the network.
         state, _ = step_branches(state, server, got, lam)
-        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | ({} if q is None else {"prior": q})
+        state, weighed = step_anchor(state, server, reply.total)
+        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | weighed
+        facts |= {} if q is None else {"prior": q}
         return replace(state, centers=centers, log_alpha=log_alpha, expected=expected, started=started), facts
 
-    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def by_branch(payload: Payload, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
         return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
 
-    def served(state: State) -> Payload:
-        return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
+    def own_branch(payload: Payload, x: Tensor) -> Tensor:
+        return by_branch(payload, x, torch.zeros(len(x), dtype=torch.int64)).logp
 
-    serve = to_everyone(served)
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict)
-    return with_cohort(made, cohort, task, local, forward={"train": 2})  # features before training and after it
+    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        found = by_branch(payload, x, owner)
+        return mix_in(found, plain, payload["anchor"], x) if anchor else found
+
+    def at_inference(payload: Payload) -> Payload:
+        return payload if rescale else {**payload, "log_alpha": torch.zeros_like(payload["log_alpha"])}
+
+    serve, check = to_everyone(lambda state: at_inference(broadcast(state))), needs_val if anchor else None
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, check=check)
+    # Features before training and after it.
+    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=with_trained(local, anchor))
 
 
 def nearest(far: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, likelihoods_of, log_probabilities, mix, needs_val
+from fedtide.multi.anchor import Anchor, log_probabilities, mix, needs_val, step_anchor, train_anchor
 from fedtide.multi.branches import blend_branches, with_branches
 from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
@@ -162,7 +162,7 @@ def pfedem(
         models = init_models(task, rng, components, component_layer)
         mu, var = setup.initial(models[0], rng)
         memos = tuple(map(server.init, models))
-        beside = Anchor(models[0], memos[0]) if anchor else None
+        beside = Anchor.start(models[0], server) if anchor else None
         return State(models, memos, mu, var, even, Collected.nothing(), beside, cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
@@ -206,14 +206,12 @@ def pfedem(
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
         if anchor:
-            beside = local(task, task.loss, payload["anchor"]["weights"], shard, moment, rng)
-            total["anchor"] = Weighted(detached(beside.delta), weight)
-            if shard.val is not None and len(shard.val):
-                owner = torch.zeros(len(shard.val), dtype=torch.int64)
-                shares, _, _ = weigh(payload, [kept], extract(models[0], shard.val.x), owner)
-                logp, _ = blend_branches(whole, join_models(models, component_layer), shard.val.x, shares)
-                other = log_probabilities(task, payload["anchor"]["weights"], shard.val.x)
-                total["likelihoods"] = likelihoods_of(logp, other, shard.val)
+
+            def mixed(x: Tensor) -> Tensor:
+                shares, _, _ = weigh(payload, [kept], extract(models[0], x), torch.zeros(len(x), dtype=torch.int64))
+                return blend_branches(whole, join_models(models, component_layer), x, shares)[0]
+
+            total |= train_anchor(task, local, payload["anchor"], shard, moment, rng, weight, mixed)
         updates, notes = {k: part.value for k, part in deltas.items()}, Notes(component=component)
         return Answer(total, memory=kept if keep_mixture else None, notes=notes, update=updates)
 
@@ -234,10 +232,8 @@ def pfedem(
                 var[k] += steps[k] * (found["var"] - var[k])
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
-        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": pi}
-        if state.anchor is not None:
-            beside = state.anchor.step(server, reply.total["anchor"], reply.total.get("likelihoods"))
-            state, facts = replace(state, anchor=beside), facts | {"anchor": beside.share}
+        state, weighed = step_anchor(state, server, reply.total)
+        facts = {**{name: got[name] for name in ("loss", "entropy", "log_likelihood")}, "pi": pi, **weighed}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -6,16 +6,20 @@ eleven sums and nothing of a single client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Holdings, Shard, Sum, Weighted, Weights
+from fedtide.core.trees import detached
+from fedtide.core.types import Facts, Holdings, Moment, Prediction, Shard, Sum, Weighted, Weights
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 
@@ -24,6 +28,9 @@ WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 
 LEAST = -1e6
 """Log-likelihood of a sample at least."""
+
+S = TypeVar("S", bound=Any)
+"""State of a method: a dataclass with its `anchor`, or None."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,63 @@ class Anchor:
             best = float(WEIGHTS[int(likelihoods.value.argmax())])
         return Anchor(weights, memo, best)
 
+    @classmethod
+    def start(cls, weights: Weights, server: Server) -> Anchor:
+        """Return the anchor before any training."""
+        return cls(weights, server.init(weights))
+
     @property
     def payload(self) -> dict[str, Any]:
         """What clients receive."""
         return {"weights": self.weights, "share": self.share}
+
+
+def train_anchor(
+    task: Task,
+    local: LocalTrainer,
+    sent: dict[str, Any],
+    shard: Shard,
+    moment: Moment,
+    rng: Rng,
+    weight: float,
+    logp_of: Callable[[Tensor], Tensor],
+) -> dict[str, Any]:
+    """Train the anchor on a client's samples, and weigh it on its validation samples.
+
+    Args:
+        task: the task of a single model.
+        local: local training.
+        sent: the anchor's payload.
+        shard: the client's samples.
+        moment: the round.
+        rng: the client's key.
+        weight: weight of the client.
+        logp_of: inputs -> log-probabilities of the method's own prediction, by the models that were received.
+
+    Returns:
+        Parts of the client's sums. What was trained before in the task's memory must have been copied.
+    """
+    fitted = local(task, task.loss, sent["weights"], shard, moment, rng)
+    total = {"anchor": Weighted(detached(fitted.delta), weight)}
+    if shard.val is not None and len(shard.val):
+        other = log_probabilities(task, sent["weights"], shard.val.x)
+        total["likelihoods"] = likelihoods_of(logp_of(shard.val.x), other, shard.val)
+    return total
+
+
+def step_anchor(state: S, server: Server, total: dict[str, Any]) -> tuple[S, Facts]:
+    """Take the server's step of the anchor, and weigh it anew; return the state, and the weight as a fact."""
+    if state.anchor is None:
+        return state, {}
+    beside = state.anchor.step(server, total["anchor"], total.get("likelihoods"))
+    return replace(state, anchor=beside), {"anchor": beside.share}
+
+
+def mix_in(found: Prediction, task: Task, sent: dict[str, Any], x: Tensor) -> Prediction:
+    """Mix the anchor into a prediction; what both predict alone is told beside."""
+    other = log_probabilities(task, sent["weights"], x)
+    labels = {**found.others, "components": found.logp.argmax(-1), "anchor": other.argmax(-1)}
+    return replace(found, logp=mix(found.logp.double(), other, sent["share"]), others=labels)
 
 
 def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
@@ -78,6 +138,11 @@ def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard) -> Weighted:
     found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
     rows = found.shape[1]
     return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)
+
+
+def with_trained(local: LocalTrainer, anchor: bool) -> Callable[[Tensor], Tensor] | None:
+    """Return the samples that "train" trains on, for the clock, of a method that trains one model beside the anchor."""
+    return (lambda rows: 2 * local.samples(rows)) if anchor else None
 
 
 def needs_val(held: Holdings) -> None:

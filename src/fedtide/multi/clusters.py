@@ -105,12 +105,8 @@ def train_clusters(
     each = None if members is None else members / trained.clamp(min=1)
     if not pooling:
         return step_models(state, server, sums, own_layer=own_layer, each=each), reply, facts
-    share = shares_of(sums, each)
-    middle = mean_of_all(sums, share)
-    pooled, evidence, kept = pool_updates(made, middle, share, state.evidence)
-    deltas = [share_layers([middle, delta], own_layer)[1] for delta in pooled]
-    facts["apart"] = float(kept[:, share > 0].mean())
-    return replace(step_along(state, server, deltas, own_layer), evidence=evidence), reply, facts
+    state, apart = step_pooled(state, server, made, own_layer, each)
+    return state, reply, facts | apart
 
 
 def init_models(
@@ -351,6 +347,30 @@ def step_models(
         shared = mean_of_all(sums, shares_of(sums, each))
         deltas = [with_shared_update(delta, shared, own_layer) for delta in deltas]
     return step_along(state, server, deltas, own_layer)
+
+
+def step_pooled(
+    state: S, server: Server, totals: Sequence[Any], own_layer: str = WHOLE, each: Tensor | None = None
+) -> tuple[S, Facts]:
+    """Take a server step of each model along its members' mean update, drawn toward that of all as in `pool_updates`.
+
+    Args:
+        state: the state, with K models and the `evidence`.
+        server: the optimizer.
+        totals: sums of each model's members, as of `sum_update` with squares; None if there are none.
+        own_layer: the only layer in which the models differ; "*" means all.
+        each: as in `step_models`.
+
+    Returns:
+        The next state, and the fact "apart": the mean share of its own that a model kept.
+    """
+    sums = [None if total is None else total["delta"] for total in totals]
+    share = shares_of(sums, each)
+    middle = mean_of_all(sums, share)
+    pooled, evidence, kept = pool_updates(totals, middle, share, state.evidence)
+    deltas = [share_layers([middle, delta], own_layer)[1] for delta in pooled]
+    facts = {"apart": float(kept[:, share > 0].mean())}
+    return replace(step_along(state, server, deltas, own_layer), evidence=evidence), facts
 
 
 def step_along(state: S, server: Server, deltas: Sequence[Weights | None], own_layer: str) -> S:
