@@ -106,7 +106,7 @@ def train_clusters(
     if not pooling:
         return step_models(state, server, sums, own_layer=own_layer, each=each), reply, facts
     state, apart = step_pooled(state, server, made, own_layer, each)
-    return state, reply, facts | apart
+    return state, reply, {**facts, **apart}
 
 
 def init_models(
