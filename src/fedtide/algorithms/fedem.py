@@ -174,7 +174,7 @@ def fedem(
         moved, facts = step_server(state, server, got)
         facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
         moved, weighed = step_anchor(moved, server, reply.total)
-        return moved, facts | weighed
+        return moved, {**facts, **weighed}
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):

@@ -18,7 +18,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
-from fedtide.core.types import Facts, Holdings, Moment, Prediction, Shard, Sum, Weighted, Weights
+from fedtide.core.types import Holdings, Moment, Prediction, Shard, Sum, Weighted, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
@@ -93,7 +93,7 @@ def train_anchor(
     return total
 
 
-def step_anchor(state: S, server: Server, total: dict[str, Any]) -> tuple[S, Facts]:
+def step_anchor(state: S, server: Server, total: dict[str, Any]) -> tuple[S, dict[str, Any]]:
     """Take the server's step of the anchor, and weigh it anew; return the state, and the weight as a fact."""
     if state.anchor is None:
         return state, {}

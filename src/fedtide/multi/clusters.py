@@ -351,7 +351,7 @@ def step_models(
 
 def step_pooled(
     state: S, server: Server, totals: Sequence[Any], own_layer: str = WHOLE, each: Tensor | None = None
-) -> tuple[S, Facts]:
+) -> tuple[S, dict[str, Any]]:
     """Take a server step of each model along its members' mean update, drawn toward that of all as in `pool_updates`.
 
     Args:
