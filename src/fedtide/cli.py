@@ -269,7 +269,8 @@ def predict(
     """Predict the rows of a file with a model of a run, as its evaluation does: classes and probabilities as CSV.
 
     Args:
-        run_folder: the run folder, with a sweep that of one point.
+        run_folder: the run folder, with a sweep that of one point; or the folder of a node of real clients, which
+            predicts as it was evaluated last.
         rows: a CSV file with the features of the run's rows, or an NPZ file with them as x.
         method: name of the method, where there are several.
         seed: by default the first.
@@ -277,6 +278,16 @@ def predict(
         cluster: with one network of the server alone: of a cluster, component or branch.
         out: the file; it must not exist.
     """
+    if any(run_folder.glob("*.ticket")):
+        from fedtide.deploy.predict import predict_at_node
+
+        for name, given in (("--method", method), ("--seed", seed), ("--cluster", cluster)):
+            if given is not None:
+                raise refused(name, given, "none at a node, which has one model")
+        done = predict_at_node(run_folder, rows, out, client)
+        _say(f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted")
+        _say(f"predictions: {out}")
+        return 0
     from fedtide.runs.predict import predict_file
     from fedtide.runs.trained import Trained
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from fedtide.core.config_types import Count
+from fedtide.core.config_types import Count, Positive
 from fedtide.core.durations import Duration, zone_of
 from fedtide.core.errors import shown
 from fedtide.core.strict import Strict
@@ -84,6 +84,8 @@ class Deploy(Strict):
         deadline: for the answers to one question; what comes later counts for nothing.
         fewest: clients that a round waits for before it begins, at most for the deadline, and answers to a question
             below which none counts.
+        heaviest: largest weight that a client may give to its answer, mostly its number of rows; an answer with a
+            larger one is refused. Near the rows of your largest client no other can outweigh it by a lie.
         zone: time zone of `every`, and of methods that know the time of the day, such as "Europe/Berlin".
     """
 
@@ -91,4 +93,5 @@ class Deploy(Strict):
     every: Duration | None = None
     deadline: Duration = "10m"
     fewest: Annotated[Count, Field(le=100_000)] = 1
+    heaviest: Annotated[Positive, Field(le=1e12)] = 1e6
     zone: Zone = "UTC"

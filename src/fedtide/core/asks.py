@@ -17,6 +17,10 @@ WORDS = ("answered", "abstained", "at work", "late", "refused")
 """What becomes of an answer, the best first."""
 
 
+REASONS, OTHER = 20, "other reasons"
+"""Reasons that are told apart of a node, which may word each of them anew, and what the others are called."""
+
+
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -83,7 +87,10 @@ class Node:
         self.down, self.up = self.down + line.down, self.up + line.up
         states = [state_of(word) for word in line.clients.values()]
         self.words.update(states)
-        self.reasons.update(word for word in line.clients.values() if ": " in word or word == "not finite")
+        for word in line.clients.values():
+            if ": " in word or word == "not finite":
+                known = word in self.reasons or len(self.reasons) < REASONS
+                self.reasons[word if known else OTHER] += 1
         if "answered" in states:
             self.shown.update(ask.reveal)
             self.last = number

@@ -116,6 +116,7 @@ def join(
     policy: Path | None = None,
     home: Path | None = None,
     dry: bool = False,
+    health: int | None = None,
     log_json: bool = False,
 ) -> int:
     """Take part with the rows of this machine, which stay here: make a key, check everything, run the node.
@@ -123,14 +124,16 @@ def join(
     Args:
         ticket: the file that came from the site.
         data: a CSV or NPZ file with the rows of the client; as many as the ticket has clients, in order.
-        policy: a file with rules of your own: what is never revealed, and which questions are answered.
+        policy: a file with rules of your own: what is never revealed, and which questions are answered; by default that
+            of the last time, and "none" drops it.
         home: the node's folder, with its key and what its clients keep; by default one of its name here.
         dry: say what would be asked, sent, revealed and kept, and do nothing.
+        health: a port of the loopback at which programs of this machine are told how the node is.
         log_json: write the log as lines of JSON.
     """
     from fedtide.deploy.certificates import fingerprint, read_public_key
     from fedtide.deploy.log import Log
-    from fedtide.deploy.seat import Seat, introduction
+    from fedtide.deploy.seat import Seat, home_of, introduction, rules_of
     from fedtide.deploy.terms import what_it_means
     from fedtide.deploy.tickets import Ticket
 
@@ -139,7 +142,8 @@ def join(
     found = Ticket.read(ticket)
     for line in introduction(found):
         tell(line)
-    seat = Seat.of(found, data, policy, home)
+    rules = rules_of(home_of(found, home), policy)
+    seat = Seat.of(found, data, rules, home)
     for line in seat.said():
         tell(line)
     if dry:
@@ -153,7 +157,7 @@ def join(
         words = f"fedtide admit SITE {seat.ticket.node} {seat.public.name}"
         tell(f"key: made; send {seat.public} to the site, which lets it in with: {words}")
     tell(f"key: {fingerprint(read_public_key(seat.public)[0])} (the site compares this fingerprint)")
-    return take_part(seat, log=log)
+    return take_part(seat, log=log, health=health)
 
 
 def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -> int:
@@ -164,10 +168,12 @@ def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -
         health: a port of the loopback at which programs of this machine are told how the server is.
         log_json: write the log as lines of JSON.
     """
+    from fedtide.deploy.files import check_own
     from fedtide.deploy.log import Log
     from fedtide.deploy.serve import serve as play
     from fedtide.deploy.site import Site
 
+    check_own(site)
     return play(Site.read(site), log=Log(log_json), health=health)
 
 

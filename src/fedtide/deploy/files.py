@@ -68,6 +68,27 @@ def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_own(path: Path) -> None:
+    """Raise for a folder that somebody else has, may look into, or may put another in the place of.
+
+    One that is not there is fine.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FedtideError(f"{path}: {error.strerror}") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise FedtideError(f"{path}: is a link, allowed: a folder")
+    if os.name != "posix":
+        return
+    if found.st_uid != os.getuid():
+        raise refused(f"{path}: owner", f"user {found.st_uid}", f"user {os.getuid()}, who runs this command")
+    if (mode := found.st_mode & 0o777) & 0o077:
+        raise refused(f"{path}: mode", f"{mode:04o}", f"0700; mend it with: chmod 700 {path}")
+
+
 def check_secret(path: Path) -> None:
     """Raise for a secret file that others than its owner may read."""
     try:

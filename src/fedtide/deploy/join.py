@@ -25,8 +25,13 @@ SECONDS = 10.0
 """Seconds that a server may take to say who it is."""
 
 
-def join(seat: Seat, *, log: Log) -> NoReturn:
+def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
     """Run the node of a seat until it is ended; this process becomes the one that keeps the others running.
+
+    Args:
+        seat: what it needs.
+        log: takes what happens.
+        health: a port of this machine at which programs can ask how the node is; None opens none.
 
     Raises:
         FedtideError: the server is not the one of the ticket.
@@ -41,6 +46,7 @@ def join(seat: Seat, *, log: Log) -> NoReturn:
         "data": [str(path.absolute()) for path in seat.data],
         "policy": None if seat.rules is None else str(seat.rules.absolute()),
         "home": str(seat.home.absolute()),
+        "health": health,
     }
     processes = node_processes(
         seat.home.absolute(), told, seat.ticket.address, authority.absolute(), seat.key.absolute()

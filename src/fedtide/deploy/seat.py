@@ -1,7 +1,7 @@
 """A node's seat in a federation: its ticket, its key, its rows and its rules, all checked before anything is sent.
 
 A node's folder holds NAME.key, which is secret and never travels, NAME.pub, which the site admits, a copy of the
-ticket, and what its clients keep between rounds.
+ticket, where its rules are, what its clients keep between rounds, and with what they were evaluated.
 """
 
 from __future__ import annotations
@@ -15,17 +15,28 @@ from pathlib import Path
 import torch
 
 from fedtide.config import Experiment
+from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Algorithm, Shard
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
-from fedtide.data.transforms import Prepare, apply_transforms
+from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.deploy import certificates
+from fedtide.deploy.files import check_own
 from fedtide.deploy.policy import Policy
 from fedtide.deploy.rows import PARTS, FileRows
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
 from fedtide.runs.build import algorithm_of, task_of
+
+NO_RULES = Path("none")
+"""What a person says in place of a file of rules to drop those that a node had."""
+RULES = "policy.path"
+"""File in a node's folder that says where its rules are."""
+NUMBERS = 1_000_000_000
+"""Parameters of a network that a ticket may name."""
+THREADS = 64
+"""Threads that a ticket may name, or as many as a machine has cores."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class Seat:
         study = found.experiment
         rows = FileRows.read(data, found.clients, found.rows, study.data.split, study.data.transforms)
         rules = Policy() if policy is None else Policy.read(policy)
-        seat = Seat(found, Path(found.node) if home is None else home, tuple(data), rows, rules, policy)
+        seat = Seat(found, home_of(found, home), tuple(data), rows, rules, policy)
         seat.check_home()
         return seat
 
@@ -92,11 +103,10 @@ class Seat:
         return self.home / f"{self.ticket.node}.ticket"
 
     def check_home(self) -> None:
-        """Raise if the node's folder is that of another study, or not a folder."""
-        if self.home.exists() and not self.home.is_dir():
+        """Raise if the node's folder is that of another study, of another user, or not a folder."""
+        if self.home.is_file():
             raise refused("--home", str(self.home), "a folder, or a new name", "it is a file")
-        if os.name == "posix" and self.home.exists() and (mode := self.home.stat().st_mode & 0o777) & 0o077:
-            raise refused(f"{self.home}: mode", f"{mode:04o}", f"0700; mend it with: chmod 700 {self.home}")
+        check_own(self.home)
         if self.copy.exists():
             before = Ticket.read(self.copy)
             if (before.digest, before.authority, before.clients) != (
@@ -110,8 +120,10 @@ class Seat:
                 )
 
     def settle(self) -> bool:
-        """Make the node's folder and key where there are none; tell whether the key is new."""
+        """Make the node's folder and key where there are none, note its rules; tell whether the key is new."""
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(self.home / RULES) as note:
+            note.write_text("" if self.rules is None else str(self.rules.absolute()), encoding="utf-8")
         if not self.copy.exists():
             self.ticket.write(self.copy)
         if new := not self.key.exists():
@@ -123,6 +135,7 @@ class Seat:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm whose works the node does, made from the ticket alone."""
+        check_size(self.ticket)
         try:
             return algorithm_without_rows(self.ticket.experiment, self.ticket.rows)
         except RuntimeError as error:  # torch, of a network that is too large
@@ -141,12 +154,52 @@ class Seat:
         for path, client in zip(self.data, ticket.clients, strict=True):
             counts = self.rows.counts(client)
             yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
+        yield f"rules: {'none' if self.rules is None else self.rules}"
         if self.policy.fewest > ticket.registered:
             yield (
                 f"warning: every question is refused: your rules want {self.policy.fewest} clients in a sum, and the "
                 f"site has {ticket.registered}"
             )
         yield from warnings(ticket)
+
+
+def home_of(ticket: Ticket, home: Path | None) -> Path:
+    """Return the node's folder: the one that is named, or one of the node's name here."""
+    return Path(ticket.node) if home is None else home
+
+
+def rules_of(home: Path, policy: Path | None) -> Path | None:
+    """Return the file of a node's own rules: the one that is named, else the one that it was started with before.
+
+    Args:
+        home: the node's folder.
+        policy: what the person said; `NO_RULES` for none, whatever there was before.
+    """
+    if policy is not None:
+        return None if policy == NO_RULES else policy
+    note = home / RULES
+    before = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    if before and not Path(before).is_file():
+        but = f"or --policy {NO_RULES} to have none from now on"
+        raise FedtideError(f"{before}: the rules that this node had before are gone; allowed: --policy FILE, {but}")
+    return Path(before) if before else None
+
+
+def check_size(ticket: Ticket) -> None:
+    """Raise for a network or a number of threads that would bring this machine down, before anything is made."""
+    study, about = ticket.experiment, ticket.rows
+    most = max(THREADS, os.cpu_count() or 1)
+    if study.fleet.threads > most:
+        raise refused("study: fleet.threads", study.fleet.threads, f"at most {most} on this machine")
+    try:
+        with torch.device("meta"):  # shapes alone
+            shape = shape_after(study.data.transforms, "rows", about.shape)
+            network = study.model.build(shape, about.classes)
+        count = sum(each.numel() for each in (*network.parameters(), *network.buffers()))
+    except RuntimeError as error:
+        raise FedtideError(f"study: its model cannot be made ({str(error).splitlines()[0]})") from None
+    if count > NUMBERS:
+        raise refused("study: numbers of its model", f"{count:,}", f"at most {NUMBERS:,}")
 
 
 def introduction(ticket: Ticket) -> Iterator[str]:

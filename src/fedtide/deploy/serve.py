@@ -324,6 +324,7 @@ def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock
         first=algorithm.first,
         deadline=algorithm.deadline,
         schemas=Schemas(algorithm.works, rows),
+        heaviest=deploy.heaviest,
     )
 
 

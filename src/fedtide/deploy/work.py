@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedtide.core.memory import MemoryStore
 from fedtide.deploy.flower.worker import say, serve
+from fedtide.deploy.log import Health
+from fedtide.deploy.policy import Owner
 from fedtide.deploy.seat import Seat
 from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
-from fedtide.fleets.node import Node
+from fedtide.fleets.node import Node, NoRules, Rules
 from fedtide.runs.build import host_of
 
 
@@ -26,34 +31,70 @@ def node_of(told: Mapping[str, Any]) -> Node:
     """
     home = Path(told["home"])
     rows: ClientRows
+    rules: Rules = NoRules()
     if "site" in told:
         site = Site.read(Path(told["site"]))
         host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
         experiment, run = site.experiment, site.digest
-        algorithm, seed, rows, policy = host.algorithm, site.seed, host.population, None
+        algorithm, seed, rows = host.algorithm, site.seed, host.population
     else:
-        rules = None if told["policy"] is None else Path(told["policy"])
-        seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], rules, home)
+        policy = None if told["policy"] is None else Path(told["policy"])
+        seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], policy, home)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
-        algorithm, rows, policy = seat.algorithm, seat.rows, seat.policy
+        algorithm, rows = seat.algorithm, seat.rows
+        rules = Owner(policy, home / "judged.jsonl", experiment.rounds, say)
     return Node(
         algorithm,
         seed,
         rows,
         home / "memory" / run,
         run=run,
-        refuses=policy.refuses if policy is not None else lambda header: None,
+        rules=rules,
         partial_work=experiment.timing.partial_work,
         threads=experiment.fleet.threads,
         log=say,
+        judged=home / "judged" if "site" not in told else None,
     )
+
+
+@dataclass
+class Watch:
+    """What a node says of itself to programs of its machine.
+
+    Args:
+        node: answers.
+        since: when it was ready.
+        answered: how many questions it has answered since.
+        last: the last one, and when its answer was ready.
+    """
+
+    node: Node
+    since: datetime
+    answered: int = 0
+    last: dict[str, Any] | None = None
+
+    def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        """Answer a question."""
+        told, sent = self.node.handle(header, payload)
+        asked = {key: str(header.get(key))[:100] for key in ("kind", "question")}
+        self.last = {"at": datetime.now(UTC).isoformat(), "seconds": told["seconds"], **asked}
+        self.answered += 1
+        return told, sent
+
+    def status(self) -> dict[str, Any]:
+        """Return how the node is, in plain JSON."""
+        return {"run": self.node.run, "since": self.since.isoformat(), "answered": self.answered, "last": self.last}
 
 
 def main(path: Path, socket: Path) -> None:
     """Answer questions on a socket, as what a file says."""
-    node = node_of(json.loads(path.read_text(encoding="utf-8")))
-    say("ready")
-    serve(socket, node.handle, say)
+    told = json.loads(path.read_text(encoding="utf-8"))
+    watch = Watch(node_of(told), datetime.now(UTC))
+    with ExitStack() as stack:
+        if (port := told.get("health")) is not None:
+            say(f"health: {stack.enter_context(Health(port, watch.status)).address}")
+        say("ready")
+        serve(socket, watch.handle, say)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ ROOM = 10_000
 MOST = 2**31
 """Bytes of an answer of which nobody knows how it looks."""
 
+WORDS = 160
+"""Letters of a reason that are kept: it stands in the record for each client and each question."""
+
 Post = Literal["ask", "flight", "score"]
 """Questions that are over with their ask, those that may be answered in a later round, and evaluations."""
 
@@ -55,13 +58,23 @@ class Sent:
 
 @dataclass(frozen=True)
 class Heard:
-    """What came of a client: a word, what it sends, whether it keeps more, of which ask, and after how many seconds."""
+    """What came of a client.
+
+    Args:
+        word: what became of it.
+        sent: what it sends.
+        kept: whether it keeps more than before.
+        ask: the question.
+        seconds: after how many it came.
+        fewest: how many clients its owner wants in a sum.
+    """
 
     word: str
     sent: Tree
     kept: bool
     ask: Ask
     seconds: float
+    fewest: int = 1
 
 
 def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
@@ -89,7 +102,7 @@ def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
             wanted = None if sent.wanted is None else sent.wanted[slots[client]]
             why = _fault(trees.get(client), wanted, sent.ask.reveal, heaviest)
             word = word if why is None else REFUSED + one_line(why)
-        heard[client] = Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds)
+        heard[client] = Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds, told.fewest)
     return heard
 
 
@@ -115,8 +128,8 @@ def _decoded(sent: Sent, payload: bytes, answered: list[int]) -> Mapping[int, Tr
 
 def one_line(said: Any) -> str:
     """Return a stranger's words as one short line."""
-    words = printable(" ".join(str(said)[:400].split()))
-    return words if len(words) <= 300 else f"{words[:300]}..."
+    words = printable(" ".join(str(said)[: 2 * WORDS].split()))
+    return words if len(words) <= WORDS else f"{words[:WORDS]}..."
 
 
 def _word(said: str | None) -> str:

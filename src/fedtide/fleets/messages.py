@@ -104,12 +104,14 @@ class Told(Header):
     Args:
         clients: by client what became of it.
         kept: ids of those that keep more than before.
+        fewest: how many clients its owner wants in a sum.
         seconds: that the node was at work.
         failed: reason why there is nothing of any client.
     """
 
     clients: dict[ClientKey, Words] = {}
     kept: list[ClientId] = []
+    fewest: Small = 1
     seconds: Seconds = 0.0
     failed: Words = ""
 

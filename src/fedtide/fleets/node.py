@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 import platform
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 import fedtide
 from fedtide.core import codec, strangers
-from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.shapes import bare, fields_of
 from fedtide.core.trees import Tree, detached
-from fedtide.core.types import Algorithm, Memory, Moment, Scores, Weights
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Prediction, Scores, Weights
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
-from fedtide.fleets.messages import AskHeader, WhoHeader, question_of
+from fedtide.fleets.messages import AskHeader, WhoHeader, question_of, read
+from fedtide.fleets.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.fleets.scoring import score
+from fedtide.fleets.tally import decision_units
 
 PROTOCOL = 1
 """Version of headers and payloads; a node refuses questions of another."""
@@ -40,86 +42,51 @@ COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", 
 """Columns of `Scores` that a node sends."""
 
 
-class MemoryLost(FedtideError):
-    """The error of a client's memory that cannot be read or kept; the server is told its words, which hold no data."""
+class Rules(Protocol):
+    """What the owner of a node allows."""
+
+    @property
+    def fewest(self) -> int:
+        """How many clients there must be in a sum."""
+
+    @property
+    def rows_at_least(self) -> int:
+        """How many rows of a part a client must have to be evaluated on it."""
+
+    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
+
+    def shown(self, scores: Scores) -> Scores:
+        """Return what the server is told of an evaluation."""
+
+
+class NoRules:
+    """All is allowed."""
+
+    fewest = rows_at_least = 1
+
+    def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
+        """Refuse nothing."""
+        return None
+
+    def shown(self, scores: Scores) -> Scores:
+        """Show all of it."""
+        return scores
 
 
 @dataclass(frozen=True)
-class NodeMemory:
-    """Memory of a node's clients: a file for each question that a client answered with something to keep.
-
-    Which of them counts is for the server to say. So a round that is played again, an answer that is lost or too late,
-    and a server that goes back to its checkpoint all find what they should.
+class Sent:
+    """An answer that may be sent again.
 
     Args:
-        folder: of the files, of one run alone.
-        counted: version of the answer of each client that the server counted last; None before the first.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> NodeMemory(folder, {7: None}).write(7, (0, 0), {"count": 1}, settled=None)
-    >>> NodeMemory(folder, {7: None}).read(7, (1, 0)), NodeMemory(folder, {7: (0, 0)}).read(7, (1, 0))
-    (None, {'count': 1})
+        question: what was asked.
+        told: header of the answer.
+        payload: of the answer.
     """
 
-    folder: Path
-    counted: Mapping[int, Version | None]
-
-    def read(self, client: int, now: Version) -> Memory:
-        """Return what the client kept at the version that the server counts.
-
-        Raises:
-            MemoryLost: there is no such file, or it is damaged.
-        """
-        version = self.counted[client]
-        if version is None:
-            return None
-        self.check(client)
-        try:
-            return codec.from_file(self._file(client, version))["row"]
-        except (OSError, *UNREADABLE, FedtideError):
-            raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from None
-
-    def check(self, client: int) -> None:
-        """Raise if what the client kept is not there."""
-        version = self.counted[client]
-        if version is not None and not self._file(client, version).is_file():
-            raise MemoryLost(f"its memory of round {version[0]} is gone from the node; restore its folder")
-
-    def write(self, client: int, version: Version, row: Memory, settled: Version | None) -> None:
-        """Keep a row, safely on the disk, and remove those older than the one that the last checkpoint counts.
-
-        Raises:
-            MemoryLost: it cannot be written.
-        """
-        try:
-            self._write(self._file(client, version), row, settled)
-        except (OSError, FedtideError):
-            raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from None
-
-    def _write(self, file: Path, row: Memory, settled: Version | None) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for left in file.parent.iterdir():
-            found = re.fullmatch(r"(-?\d+)\.(\d+)\.safetensors", left.name)
-            old = found and settled is not None and (int(found[1]), int(found[2])) < settled
-            if old or re.fullmatch(rf"new|{codec.UNFINISHED}", left.name):
-                left.unlink(missing_ok=True)
-        partial = file.with_name("new")
-        codec.to_file(partial, {"row": row})
-        _flush(partial)
-        partial.replace(file)
-        _flush(file.parent)
-
-    def _file(self, client: int, version: Version) -> Path:
-        return self.folder / str(client) / f"{version[0]}.{version[1]}.safetensors"
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    question: str
+    told: dict[str, Any]
+    payload: bytes
 
 
 @dataclass(frozen=True)
@@ -132,10 +99,11 @@ class Node:
         rows: the clients' rows.
         home: folder for their memory, of this run alone.
         run: digest of the run that it takes part in; it refuses questions of another.
-        refuses: of the header of a question, the reason why its owner does not allow it; None allows it.
+        rules: what its owner allows.
         partial_work: probability that a client asked to train does only a part of its local work.
         threads: torch threads of one client's work; the number changes the last bits.
         log: takes what went wrong here in full, which the server is not told.
+        judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
     """
 
     algorithm: Algorithm
@@ -143,10 +111,12 @@ class Node:
     rows: ClientRows
     home: Path
     run: str = ""
-    refuses: Callable[[Mapping[str, Any]], str | None] = lambda header: None
+    rules: Rules = NoRules()
     partial_work: float = 0.0
     threads: int = 1
     log: Callable[[str], None] = print
+    judged: Path | None = None
+    _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a question; whatever goes wrong is part of the answer.
@@ -156,38 +126,73 @@ class Node:
             payload: a sealed tree. Where clients are in slots, a dict of what each slot receives.
 
         Returns:
-            A header with what became of each client, and by client what it sends, sealed.
+            A header with what became of each client, and by client what it sends, sealed. A question that comes again
+            is answered as before, without work, as long as its clients were asked nothing else.
         """
         began = time.monotonic()
         try:
             with threads(self.threads):
                 told, sent = self._answer(header, payload, began)
         except Exception as error:
-            told, sent = {"clients": {}, "failed": self._described(error)}, None
-        return {**told, "seconds": round(time.monotonic() - began, 3)}, b"" if sent is None else codec.to_bytes(sent)
+            told, sent = {"clients": {}, "failed": self._described(error)}, b""
+        return {**told, "seconds": round(time.monotonic() - began, 3)}, sent
 
-    def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], Tree]:
+    def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = question_of(header)
         if isinstance(asked, WhoHeader):
-            return self.about, None
-        why = self._objection(asked) or self.refuses(header)
+            return self.about, b""
+        model = hashlib.blake2b(payload, digest_size=16).hexdigest()
+        why = self._objection(asked) or self.rules.refuses(header, model)
         if why is not None:
-            return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, None
+            return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
+        question = json.dumps([asked.model_dump(exclude={"members", "deadline", "settled"}), model])
+        if (before := self._sent_before(asked, question)) is not None:
+            return before.told, before.payload
         received = strangers.decode(payload, self._classes)
         if asked.kind == "score":
-            return self._score(asked, received)
+            told, tree = self._score(asked, received, header, payload)
+        else:
+            told, tree = self._work(asked, received, began)
+        sent = Sent(question, told, codec.to_bytes(tree))
+        if not any(word.startswith(REFUSED) for word in told["clients"].values()):
+            self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
+        return told, sent.payload
+
+    def _sent_before(self, asked: AskHeader, question: str) -> Sent | None:
+        """Return the answer to the same question, unless what was kept with it is gone."""
+        sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
+        if sent is None or sent.question != question:
+            return None
+        kept = NodeMemory(self.home, dict.fromkeys(asked.clients, (asked.version[0], asked.version[1])))
+        there = all(kept.file(client, asked.version).is_file() for client in sent.told.get("kept", ()))
+        return sent if there else None
+
+    def _work(self, asked: AskHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
+        """Do the work of each client in time."""
         told: dict[str, str] = {}
         sent: dict[int, Tree] = {}
         kept: list[int] = []
-        for client, given in _ask_of(asked, asked.clients).sent(received):
+        ask, memory = _ask_of(asked, asked.clients), _memory_of(self.home, asked)
+        for client, given in ask.sent(received):
             if time.monotonic() - began > asked.deadline:
                 told[str(client)] = REFUSED + "too late"
                 continue
             try:
-                told[str(client)] = self._ask(asked, given, client, sent, kept)
+                answer = self._clients(memory).answer(ask, client, given)
+                if answer is None:
+                    told[str(client)] = ABSTAINED
+                elif not is_finite(answer):
+                    told[str(client)] = NOT_FINITE
+                else:
+                    sent[client] = _to_send(answer, asked.reveal)
+                    if answer.memory is not None:
+                        memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
+                        kept.append(client)
+                    told[str(client)] = ANSWERED
             except Exception as error:
+                sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
-        return {"clients": told, "kept": kept}, sent
+        return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
 
     @cached_property
     def _classes(self) -> tuple[type, ...]:
@@ -220,26 +225,18 @@ class Node:
     def _clients(self, memory: NodeMemory) -> Clients:
         return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work)
 
-    def _ask(self, asked: AskHeader, received: Tree, client: int, sent: dict[int, Tree], kept: list[int]) -> str:
-        """Do one client's work: put what it sends into `sent`, note whether it keeps more, return what became of it."""
-        ask, memory = _ask_of(asked, [client]), _memory_of(self.home, asked)
-        answer = self._clients(memory).answer(ask, client, received)
-        if answer is None:
-            return ABSTAINED
-        if not is_finite(answer):
-            return NOT_FINITE
-        rows = {name: answer.rows[name].detach().clone() for name in asked.reveal}
-        if answer.memory is not None:
-            memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
-            kept.append(client)
-        sent[client] = {"total": detached(answer.total), "rows": rows}
-        return ANSWERED
-
-    def _score(self, asked: AskHeader, received: Tree) -> tuple[dict[str, Any], Tree]:
+    def _score(
+        self, asked: AskHeader, received: Tree, header: Mapping[str, Any], payload: bytes
+    ) -> tuple[dict[str, Any], Tree]:
         """Judge what was received on the clients' own rows; what is sent are sums over these."""
         memory, told = _memory_of(self.home, asked), dict.fromkeys(map(str, asked.clients), ANSWERED)
-        whole = []
+        few, whole = self._too_few(asked), []
         for client in asked.clients:
+            if client in few:
+                told[str(client)] = (
+                    f"{REFUSED}its owner wants {self.rules.rows_at_least} rows or more for an evaluation"
+                )
+                continue
             try:
                 if asked.personal:
                     memory.check(client)
@@ -247,7 +244,40 @@ class Node:
             except FedtideError as error:
                 told[str(client)] = REFUSED + self._described(error)
         scoring = Scoring(_ask_of(asked, whole), asked.part, asked.personal, asked.grouping, asked.other)
-        return {"clients": told}, columns_of(score(self._clients(memory), scoring, received))
+        scores = score(self._clients(memory), scoring, received)
+        if self.judged is not None and asked.part == "test" and asked.personal and not asked.other:
+            try:
+                Judged(header, payload, memory).write(self.judged)
+            except OSError as error:  # an evaluation does not fail by it
+                self.log(f"{self.judged}: {error}")
+        return {"clients": told}, columns_of(self.rules.shown(scores))
+
+    def _too_few(self, asked: AskHeader) -> set[int]:
+        """Return the clients that have rows to be evaluated on, and fewer than their owner wants."""
+        if self.rules.rows_at_least <= 1:
+            return set()
+        ask = _ask_of(asked, asked.clients)
+        rows = self.rows.sizes(ask.clients, asked.part, ask.moment)
+        return set(ask.clients[(rows > 0) & (rows < self.rules.rows_at_least)].tolist())
+
+    def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
+        """Predict rows as in the last evaluation of a client, with what it kept then.
+
+        Raises:
+            FedtideError: it was not evaluated, or its memory is gone.
+        """
+        asked = read(AskHeader, judged.header, "the last evaluation")
+        if client not in asked.clients:
+            raise refused("--client", client, ", ".join(map(str, asked.clients)), "it was not evaluated last")
+        ask, clients = _ask_of(asked, [client]), self._clients(judged.memory)
+        with threads(self.threads):
+            ((_, received),) = ask.sent(strangers.decode(judged.payload, self._classes))
+            if self.algorithm.adapt is None or not asked.personal:
+                memory = judged.memory.read(client, ask.version)
+            else:
+                memory = clients.adapt(ask, client, received, asked.part)
+            units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, asked.grouping)
+            return self.algorithm.predict(received, [memory] * len(first), x, units)
 
 
 def classes_in(hint: Any) -> tuple[type, ...]:
@@ -283,6 +313,11 @@ def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
     return {
         name: dict(column) if name == "others" else column for name in COLUMNS for column in [getattr(scores, name)]
     }
+
+
+def _to_send(answer: Answer, reveal: Sequence[str]) -> Tree:
+    """Return what leaves the node of an answer, in storage of its own."""
+    return {"total": detached(answer.total), "rows": {name: answer.rows[name].detach().clone() for name in reveal}}
 
 
 def _version(said: Any) -> Version | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Unpack
@@ -23,7 +24,7 @@ from fedtide.fleets.mailbox import Mailbox
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
 from fedtide.fleets.presence import Who
 from fedtide.fleets.real_clock import Clock, RoundClock
-from fedtide.fleets.schema import Schema, Schemas
+from fedtide.fleets.schema import Schema, Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 
@@ -303,10 +304,11 @@ class RemoteFleet:
         """End an ask: add up what counts, note which memory that is, and tell of every client what became of it."""
         came = self._mail.came(post, set(ask.clients.tolist()))
         answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-        counted = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
+        enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
+        counted = _as_owners_want(enough, ask, came)
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
         done = join(_block(ask.of(at), came) for at in split_blocks(counts))
-        words = self._words(post, ask, came, counted)
+        words = self._words(post, ask, came, counted, enough - counted)
         of = {word: [client for client in words if words[client].startswith(word)] for word in (REFUSED, LOST)}
         refused_ids = sorted([*of[REFUSED], *(client for client in words if words[client] == NOT_FINITE)])
         silent = [client for client in words if words[client] == ABSTAINED]
@@ -325,14 +327,18 @@ class RemoteFleet:
         self.asks.append(self._line(ask, sent, reply, words))
         return reply
 
-    def _words(self, post: Post, ask: Ask, came: Mapping[int, Heard], counted: set[int]) -> dict[int, str]:
-        """Say of every client what became of it."""
+    def _words(
+        self, post: Post, ask: Ask, came: Mapping[int, Heard], counted: set[int], held_back: set[int]
+    ) -> dict[int, str]:
+        """Say of every client what became of it; of some the owners want more clients in a sum."""
         words = {}
         for client in ask.clients.tolist():
             word = came[client].word if client in came else LATE
             if word == LATE and self._mail.asked(post, client) is None:
                 word = LOST + "it was not asked"
-            if word == ANSWERED and client not in counted:
+            if word == ANSWERED and client in held_back and post == "ask":
+                word = f"{REFUSED}its owner wants {came[client].fewest} clients in a sum, and fewer answered"
+            elif word == ANSWERED and client not in counted:
                 word = LATE
             words[client] = AT_WORK if word == LATE and post == "flight" else word
         return words
@@ -341,7 +347,7 @@ class RemoteFleet:
         """Note which memory counts now and who is still at work; forget what this ask no longer waits for."""
         changed = []
         made_up = None if self.schemas is None else self.schemas.memory
-        if made_up is not None and self.memory.read(MADE_UP, ask.version) is None:
+        if made_up is not None and look(made_up) != look(self.memory.read(MADE_UP, ask.version)):
             self.memory.stage(MADE_UP, made_up)
             changed.append(MADE_UP)
         for client, word in words.items():
@@ -436,6 +442,17 @@ def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))
     return replace(block.result(), notes={})
+
+
+def _as_owners_want(answered: set[int], ask: Ask, came: Mapping[int, Heard]) -> set[int]:
+    """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
+    clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
+    slot = dict(zip(clients, slots, strict=True))
+    left, before = set(answered), -1
+    while len(left) != before:
+        before, members = len(left), Counter(slot[client] for client in left)
+        left = {client for client in left if members[slot[client]] >= came[client].fewest}
+    return left
 
 
 def _members(ask: Ask, part: Ask) -> int:

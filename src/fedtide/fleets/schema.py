@@ -100,7 +100,7 @@ class Schemas:
         Raises:
             FedtideError: the work does not answer on made-up rows.
         """
-        key = (question, tuple(reveal), _look(received))
+        key = (question, tuple(reveal), look(received))
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
@@ -145,12 +145,12 @@ class Schemas:
         return answer
 
 
-def _look(tree: Tree) -> Any:
+def look(tree: Tree) -> Any:
     """Return what trees that look alike have in common: all but the numbers in tensors and fractions."""
     if isinstance(tree, Tensor):
         return tree.dtype, tuple(tree.shape)
     if is_node(tree):
-        return type(tree), tuple((key, _look(child)) for key, child in children(tree))
+        return type(tree), tuple((key, look(child)) for key, child in children(tree))
     return float if isinstance(tree, float) else (type(tree), tree)
 
 

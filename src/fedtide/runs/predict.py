@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import known_rows, standardize
 from fedtide.data.sources.files import find, reading
 from fedtide.data.sources.table import CSV, number, places, read_table
-from fedtide.data.transforms import apply_transforms
+from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.runs.trained import Trained
 
 LABEL = "label"
@@ -42,31 +43,51 @@ def predict_file(
     Raises:
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
-    if not path.is_file():
-        raise FedtideError(f"{path}: no such file")
-    if out.exists():
-        raise FedtideError(f"{out}: is there already, allowed: a new file")
+    check_free(out)
     x = as_seen(trained, read_rows(trained, path))
     if cluster is not None:
         ((weights, _),) = trained.parts(client, cluster)
         said = trained.predict_with(weights, x)
     else:
         said = trained.predict(x, client)
-    with replacing(out) as file:
-        file.write_text(table(said.logp, names_of_classes(trained)), encoding="utf-8")
+    write_table(out, said.logp, names_of_classes(trained))
     return len(x)
+
+
+def check_free(out: Path) -> None:
+    """Raise where something is at the place of a new file."""
+    if out.exists():
+        raise FedtideError(f"{out}: is there already, allowed: a new file")
+
+
+def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
+    """Write predictions to a CSV file."""
+    with replacing(out) as file:
+        file.write_text(table(logp, names), encoding="utf-8")
 
 
 def read_rows(trained: Trained, path: Path) -> Tensor:
     """Read features as the run's source has them (rows, ...)."""
     rows = trained.host.population.rows
-    shape = tuple(rows.shape)
     if len(rows.take(torch.zeros(1, dtype=torch.int64))[1].shape) > 1:
         raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
-    if path.suffix == ".npz":
-        x = _from_npz(path)
-    else:
-        x = _from_csv(trained, path).reshape(-1, *shape) if math.prod(shape) else _from_csv(trained, path)
+    return read_features(path, tuple(rows.shape), _features(trained))
+
+
+def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+    """Read the features of rows (rows, ...) from an NPZ or CSV file.
+
+    Args:
+        path: the file; a label in it is not looked at.
+        shape: of a row.
+        columns: names of the features in a CSV file, in their order; () takes all of its columns but the label.
+
+    Raises:
+        FedtideError: there is no such file, or its rows are others.
+    """
+    if not path.is_file():
+        raise FedtideError(f"{path}: no such file")
+    x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
     if tuple(x.shape[1:]) != shape:
         raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
     return x
@@ -86,15 +107,14 @@ def _from_npz(path: Path) -> Tensor:
     return made
 
 
-def _from_csv(trained: Trained, path: Path) -> Tensor:
+def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
     header, lines = read_table(path)
-    width = math.prod(trained.host.population.rows.shape)
-    features = _features(trained) or [column for column in header if column != LABEL]
-    at = places(path, header, features)
-    if len(at) != width:
-        raise refused(f"{path}: columns of features", len(at), f"{width}, as in the run")
+    at = places(path, header, columns or [column for column in header if column != LABEL])
+    if len(at) != math.prod(shape):
+        raise refused(f"{path}: columns of features", len(at), f"{math.prod(shape)}, as in the run")
     cells = [[number(f"{path}: row {row}", header[k], line[k]) for k in at] for row, line in lines]
-    return torch.tensor(cells, dtype=torch.float64)
+    x = torch.tensor(cells, dtype=torch.float64)
+    return x.reshape(-1, *shape) if math.prod(shape) else x
 
 
 def _features(trained: Trained) -> list[str]:
@@ -117,15 +137,18 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     source: Any = experiment.data.source
     rows: Any = trained.host.population.rows
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
-    if first.dtype == torch.uint8:
-        if not ((x >= 0) & (x <= 255)).all():
-            raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
-        x = features(x.to(torch.uint8))
-    elif getattr(source, "scaled", False):
+    if first.dtype != torch.uint8 and getattr(source, "scaled", False):
         directory = experiment.data.directory
         plain: Rows = replace(source, scaled=False).load(Path(directory) if directory else None, 0)
         x = torch.from_numpy(standardize(x.numpy(), plain.x[known_rows(plain)].numpy().astype(np.float64)))
-    return apply_transforms(experiment.data.transforms, x if first.dtype == torch.uint8 else x.to(first.dtype))
+    return prepared(x, first.dtype, experiment.data.transforms)
+
+
+def prepared(x: Tensor, dtype: torch.dtype, transforms: Sequence[Prepare]) -> Tensor:
+    """Return rows of a type as a model sees them: bytes as 0 to 1, and transformed."""
+    if dtype == torch.uint8 and not ((x >= 0) & (x <= 255)).all():
+        raise refused("rows", "numbers beyond these", "bytes, 0 to 255, as in the run")
+    return apply_transforms(tuple(transforms), features(x.to(dtype)))
 
 
 def names_of_classes(trained: Trained) -> list[str]:

@@ -132,3 +132,17 @@ def test_a_removed_key_counts_no_more_whatever_flower_is_at(tmp_path, monkeypatc
         link._closing.set()
         looking.join()
     assert link._admitted is None  # Flower was told nothing yet
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": None}, {"more": 1}, {"registered": ...}])
+def test_a_file_of_another_version_is_refused_in_one_line(tmp_path, change):
+    flower, keys = Flower(), {"berlin": key()}
+    flower.link(tmp_path, keys)._admit()
+    file = tmp_path / "flower.json"
+    told = {**json.loads(file.read_text(encoding="utf-8")), **change}
+    file.write_text(json.dumps({name: value for name, value in told.items() if value not in (None, ...)}))
+    with pytest.raises(FedtideError) as caught:
+        flower.link(tmp_path, keys)._admit()
+    line = str(caught.value)
+    assert line.startswith(f"{file}: format: found ")
+    assert line.endswith(f"install the version of fedtide that wrote it, or stop the server and remove {tmp_path}")

@@ -11,7 +11,7 @@ from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.deploy import seat as seats
 from fedtide.deploy.certificates import read_private_key, read_public_key
-from fedtide.deploy.seat import Seat, check_versions, warnings
+from fedtide.deploy.seat import Seat, check_size, check_versions, rules_of, warnings
 from fedtide.deploy.site import Roster, Site, make_site
 from fedtide.deploy.tickets import Ticket
 from helpers.hospitals import hospitals
@@ -72,6 +72,54 @@ def test_a_folder_that_others_can_look_into_is_refused(site, tmp_path):
     (tmp_path / "home").mkdir(mode=0o755)
     with pytest.raises(FedtideError, match="home: mode: found '0755', allowed: 0700; mend it with: chmod 700"):
         seat(site, tmp_path / "home")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="owners are of POSIX")
+def test_a_folder_of_another_user_and_a_link_are_refused(site, tmp_path, monkeypatch):
+    """Who made the folder could read the key in it, or put another folder in its place."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(home)
+    with pytest.raises(FedtideError, match="link: is a link, allowed: a folder"):
+        seat(site, tmp_path / "link")
+    assert seat(site, home)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(
+        FedtideError, match=r"home: owner: found 'user \d+', allowed: user 12345, who runs this command"
+    ):
+        seat(site, home)
+
+
+def test_rules_are_not_forgotten(site, tmp_path):
+    """A node that is started again without --policy has the rules that it had."""
+    home, rules = tmp_path / "home", tmp_path / "policy.toml"
+    rules.write_text("fewest = 2\n")
+    ticket, data = site.root / "tickets" / "berlin.ticket", [site.root.parent / "berlin.csv"]
+    assert rules_of(home, None) is None
+    first = Seat.read(ticket, data, rules_of(home, rules), home)
+    assert f"rules: {rules}" in list(first.said())
+    first.settle()
+    again = Seat.read(ticket, data, rules_of(home, None), home)
+    assert (again.rules, again.policy.fewest) == (rules, 2)
+    again.settle()
+    rules.rename(tmp_path / "other.toml")
+    with pytest.raises(FedtideError, match=r"the rules that this node had before are gone; .* --policy none"):
+        rules_of(home, None)
+    none = Seat.read(ticket, data, rules_of(home, Path("none")), home)
+    assert "rules: none" in list(none.said())
+    none.settle()
+    assert rules_of(home, None) is None
+
+
+def test_a_network_that_no_machine_holds_is_refused_before_it_is_made(site):
+    study = {**site.ticket(site.roster.node[0]).study, "model": {"kind": "mlp", "hidden": [1_000_000, 1_000_000]}}
+    with pytest.raises(
+        FedtideError, match=r"numbers of its model: found '1,000,00\d,.*', allowed: at most 1,000,000,000"
+    ):
+        check_size(changed(site, study=study))
+    study = {**site.ticket(site.roster.node[0]).study, "fleet": {"threads": 1000}}
+    with pytest.raises(FedtideError, match=r"study: fleet.threads: found 1000, allowed: at most \d+ on this machine"):
+        check_size(changed(site, study=study))
 
 
 def test_another_version_is_refused_and_another_package_is_told(site):

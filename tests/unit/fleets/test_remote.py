@@ -19,6 +19,7 @@ from fedtide.core.trees import map_leaves, same
 from fedtide.core.types import Moment, Slotted, Weighted
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import NearCarrier, memory_at, near_fleet
+from fedtide.fleets.node import NoRules
 from fedtide.fleets.presence import Present
 from fedtide.fleets.real_clock import RoundClock, WallClock
 from fedtide.fleets.remote import RemoteFleet
@@ -211,10 +212,11 @@ def test_too_few_answers_are_none(tmp_path):
 def test_a_node_may_refuse(tmp_path):
     made = host("fielding")
 
-    def refuses(header):
-        return "its owner reveals nothing" if header["reveal"] else None
+    class Hides(NoRules):
+        def refuses(self, header, model):
+            return "its owner reveals nothing" if header["reveal"] else None
 
-    fleet = near_fleet(made, 4, tmp_path, with_node(refuses=refuses))
+    fleet = near_fleet(made, 4, tmp_path, with_node(rules=Hides()))
     rounds(made, fleet, until=1)
     (line, *_) = told(fleet)
     (ask, *_) = line["asks"]

@@ -15,7 +15,7 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.deploy.flower.carrier import FlowerCarrier
 from fedtide.deploy.flower.processes import (
     APP,
@@ -33,6 +33,8 @@ from fedtide.deploy.flower.processes import (
 
 CONNECTION = "site"
 """The name of our SuperLink in Flower's own configuration."""
+FORMAT = 1
+"""Version of the file that says what Flower knows of keys."""
 START = 180.0
 """Seconds that Flower may take until our relay is there."""
 LOOK = 1.0
@@ -56,7 +58,25 @@ class Known:
     def write(self, file: Path) -> None:
         """Write it in place of what was written before."""
         with replacing(file) as temporary:
-            temporary.write_text(json.dumps(vars(self), indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps({"format": FORMAT, **vars(self)}, indent=1), encoding="utf-8")
+
+    @staticmethod
+    def read(file: Path) -> Known:
+        """Return what was written; nothing where nothing was.
+
+        Raises:
+            FedtideError: it is damaged, or another version of this package wrote it.
+        """
+        if not file.is_file():
+            return Known({}, [])
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if (found := told.pop("format")) == FORMAT:
+                return Known(**told)
+        except UNREADABLE as error:
+            found = f"damaged: {type(error).__name__}"
+        mend = f"install the version of fedtide that wrote it, or stop the server and remove {file.parent}"
+        raise refused(f"{file}: format", found, f"{FORMAT}; {mend}")
 
 
 class Link:
@@ -209,7 +229,7 @@ class Link:
         if wanted == self._admitted:
             return
         file, failed = self._folder / "flower.json", None
-        known = Known(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else Known({}, [])
+        known = Known.read(file)
         known.removed.extend(set(known.registered) - set(wanted.values()) - set(known.removed))
         known.write(file)
         for key in set(known.removed) & set(known.registered):

@@ -12,8 +12,17 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
+from fedtide.core.errors import FedtideError
+from fedtide.fleets import messages
+
 Handle = Callable[[dict[str, Any], bytes], tuple[Mapping[str, Any], bytes]]
 """Answers a question: header and payload in, header and payload out."""
+
+HEADER = 1000
+"""Bytes of what says how long a question may take."""
+
+LONGEST = 1e6
+"""Seconds that a question may take."""
 
 OVERTIME = 2.0
 """Seconds past its deadline after which a question that is still at work takes the process down: nothing else would
@@ -38,13 +47,20 @@ def serve(socket: Path, handle: Handle, say: Callable[[str], None] = say) -> Non
         while True:
             try:
                 with listener.accept() as line:
-                    allowed = json.loads(line.recv_bytes())["seconds"]
-                    header, payload = json.loads(line.recv_bytes()), line.recv_bytes()
+                    allowed = _seconds(messages.from_json(line.recv_bytes(HEADER)).get("seconds"))
+                    header, payload = messages.from_json(line.recv_bytes(messages.HEADER)), line.recv_bytes()
                     told, answer = _answer_in_time(handle, header, payload, allowed, say)
                     line.send_bytes(json.dumps(told).encode())
                     line.send_bytes(answer)
-            except (EOFError, OSError, ValueError):  # who asked has gone, or is not who should ask
+            except (EOFError, OSError, FedtideError):  # who asked has gone, or is not who should ask
                 continue
+
+
+def _seconds(said: Any) -> float:
+    """Return how long a question may take."""
+    if not isinstance(said, int | float) or not -LONGEST <= said <= LONGEST:  # it may be late already
+        raise FedtideError(f"seconds: found {said!r:.60}, allowed: at most {LONGEST:g}")
+    return max(float(said), 0.0)
 
 
 def _answer_in_time(
@@ -55,7 +71,7 @@ def _answer_in_time(
         os._exit(3)
 
     began = time.monotonic()
-    watch = threading.Timer(max(seconds, 0.0) + OVERTIME, give_up)
+    watch = threading.Timer(seconds + OVERTIME, give_up)
     watch.daemon = True
     watch.start()
     try:

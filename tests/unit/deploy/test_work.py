@@ -1,0 +1,190 @@
+"""The worker of a node: with the rules of its owner, on its socket, watched, and used where it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from datetime import UTC, datetime
+from multiprocessing.connection import Client
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedtide.config import read
+from fedtide.core.asks import OTHER, REASONS, AskLine, Node, NodeLine
+from fedtide.core.errors import FedtideError
+from fedtide.deploy.log import Health
+from fedtide.deploy.predict import predict_at_node
+from fedtide.deploy.replay import population_of_files
+from fedtide.deploy.rows import FileRows
+from fedtide.deploy.seat import Seat, algorithm_without_rows
+from fedtide.deploy.site import Roster, make_site
+from fedtide.deploy.work import Watch, node_of
+from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets import heard
+from fedtide.fleets.near import NearCarrier
+from fedtide.fleets.presence import Present
+from fedtide.fleets.remote import RemoteFleet
+from fedtide.runs import folder
+from fedtide.runs.runner import Run
+from helpers import echo_worker
+from helpers.hospitals import NAMES, hospitals
+from helpers.shell import done, refused
+
+# -- as its owner wants ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A site of SCAFFOLD whose nodes, made as `fedtide join` makes them, have played all rounds in this process."""
+    pytest.importorskip("cryptography")
+    place = tmp_path_factory.mktemp("hospitals")
+    site = make_site(
+        read(hospitals(place, rows=90)), "SCAFFOLD", Roster.of(",".join(NAMES)), place / "site", None, "study.toml"
+    )
+    (place / "policy.toml").write_text("reveals = []\nrows_at_least = 5\n")
+    nodes = {}
+    for name in NAMES:
+        ticket, data = site.root / "tickets" / f"{name}.ticket", place / f"{name}.csv"
+        seat = Seat.read(ticket, [data], place / "policy.toml", home=place / name)
+        seat.settle()
+        (seat.home / "run").mkdir()
+        told = {"ticket": str(seat.copy), "data": [str(data)], "policy": str(seat.rules), "home": str(seat.home)}
+        (seat.home / "run" / "worker.json").write_text(json.dumps(told))
+        nodes[name] = node_of(told)
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    roster = {node.name: node.clients for node in site.roster.node}
+    fleet = RemoteFleet(NearCarrier(nodes), roster, Present(site.seed), run=site.digest, patience=5.0)
+    rows = FileRows.read(
+        [place / f"{name}.csv" for name in NAMES], range(3), site.about.rows, site.experiment.data.split
+    )
+    judge = Judge(algorithm, fleet, views(population_of_files(rows)))
+    folder.create(site.experiment, site.run)
+    list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
+    return place
+
+
+def test_a_study_is_judged_under_the_rules_that_hold_without_a_file(place):
+    line = json.loads((place / "site/run/scaffold/0/rounds.jsonl").read_text().splitlines()[-1])
+    assert line["scores"]["train_clients"]["rows"] > 30
+    assert line["scores"]["train_clients"]["accuracy"] > 0.6
+    judged = [json.loads(text) for text in (place / "berlin/judged.jsonl").read_text().splitlines() if text]
+    assert [each[:3] for each in judged] == [[0, number, part] for number in (1, 3) for part in ("test", "val")]
+
+
+def test_a_node_predicts_rows_of_its_own(place, tmp_path):
+    out = tmp_path / "predictions.csv"
+    assert done("predict", place / "berlin", place / "berlin.csv", "--out", out) == 0
+    with open(place / "berlin.csv", newline="") as file:
+        labels = [row["label"] for row in csv.DictReader(file)]
+    with open(out, newline="") as file:
+        said = [row["class"] for row in csv.DictReader(file)]
+    assert len(said) == len(labels)
+    assert sum(map(str.__eq__, said, labels)) > 0.6 * len(labels)
+    found = predict_at_node(place / "berlin", place / "lyon.csv", tmp_path / "other.csv")
+    assert (found.node, found.client, found.round, found.rows) == ("berlin", 0, 3, 90)
+
+
+def test_what_a_node_cannot_predict_is_named(place, tmp_path, capsys):
+    words = ["predict", place / "berlin", place / "berlin.csv", "--out", tmp_path / "predictions.csv"]
+    assert "--client: found 1, allowed: 0" in refused(capsys, tmp_path, *words, "--client", 1)
+    assert "--method: found 'A', allowed: none at a node" in refused(capsys, tmp_path, *words, "--method", "A")
+    words[2] = place / "none.csv"
+    assert "none.csv: no such file" in refused(capsys, tmp_path, *words)
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.raises(FedtideError, match="not the folder of a node that was started"):
+        predict_at_node(home, place / "berlin.csv", tmp_path / "x.csv")
+
+
+# -- on its socket -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """Ask a worker that echoes, the same process in all tests."""
+    socket, program = tmp_path_factory.mktemp("w") / "socket", Path(echo_worker.__file__)
+    process = subprocess.Popen([sys.executable, str(program), str(socket)])
+
+    def put(*frames: bytes) -> list[bytes] | None:
+        while not socket.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        with Client(str(socket), "AF_UNIX") as line:
+            try:
+                for frame in frames:
+                    line.send_bytes(frame)
+                if len(frames) < 3:  # it hangs up
+                    return None
+                return [line.recv_bytes(), line.recv_bytes()]
+            except (EOFError, OSError):
+                return None
+
+    yield put
+    process.kill()
+    process.wait()
+
+
+SECONDS = b'{"seconds": 5}'
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (b'{"seconds": Infinity}', b"{}", b""),
+        (b'{"seconds": NaN}', b"{}", b""),
+        (b'{"seconds": 1e300}', b"{}", b""),
+        (b'{"seconds": "5"}', b"{}", b""),
+        (b"{}", b"{}", b""),
+        (DEEP[:900], b"{}", b""),
+        (DEEP, b"{}", b""),
+        (SECONDS, DEEP, b""),
+        (SECONDS, b'{"a": ' * 50_000, b""),
+        (SECONDS, b" " * 2**21, b""),
+        (SECONDS, b"[]", b""),
+        (SECONDS, b"\xff", b""),
+        (SECONDS,),
+        (),
+    ],
+)
+def test_what_anyone_says_to_a_worker_does_not_end_it(ask, frames):
+    assert ask(*frames) is None
+    told, sent = ask(SECONDS, b'{"kind": "who"}', b"payload")
+    assert (json.loads(told)["echo"], sent) == ({"kind": "who"}, b"payload")
+
+
+def test_a_question_that_is_late_already_is_answered(ask):
+    assert ask(b'{"seconds": -0.5}', b'{"kind": "who"}', b"") is not None
+
+
+# -- as others see it --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_says_how_it_is():
+    node = SimpleNamespace(run="0123456789abcdef", handle=lambda header, sent: ({"seconds": 0.5}, b""))
+    watch = Watch(node, datetime.now(UTC))
+    with Health(0, watch.status) as health:
+        assert json.load(urllib.request.urlopen(health.address, timeout=5))["answered"] == 0
+        watch.handle({"kind": "ask", "question": "train", "clients": [0]}, b"")
+        said = json.load(urllib.request.urlopen(health.address, timeout=5))
+    assert (said["run"], said["answered"]) == ("0123456789abcdef", 1)
+    assert {key: said["last"][key] for key in ("kind", "question", "seconds")} == {
+        "kind": "ask",
+        "question": "train",
+        "seconds": 0.5,
+    }
+
+
+def test_a_node_that_talks_much_does_not_fill_the_record():
+    node = Node("oslo")
+    for number in range(3 * REASONS):
+        node.hear(AskLine(question="train", nodes={}), NodeLine(clients={"0": f"refused: reason {number}"}), number)
+    assert len(node.reasons) == REASONS + 1
+    assert node.reasons[OTHER] == 2 * REASONS
+    assert len(heard.one_line("x" * 100_000)) <= heard.WORDS + 3
