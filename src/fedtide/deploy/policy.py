@@ -116,7 +116,7 @@ class Policy(Strict):
         pairs = zip(scores.loss.tolist(), scores.rows.tolist(), strict=True)
         coarse = torch.tensor([float(f"{loss / max(rows, 1):.3g}") * rows for loss, rows in pairs], dtype=torch.float64)
         others = {name: column for name, column in scores.others.items() if self.shows(name)}
-        hidden = {name: None for name in COLUMNS if not self.shows(name)}
+        hidden: dict[str, Any] = {name: None for name in COLUMNS if not self.shows(name)}
         return replace(scores, loss=coarse, others=others, **hidden)
 
 

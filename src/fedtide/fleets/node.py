@@ -163,8 +163,8 @@ class Node:
         sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
         if sent is None or sent.question != question:
             return None
-        kept = NodeMemory(self.home, dict.fromkeys(asked.clients, (asked.version[0], asked.version[1])))
-        there = all(kept.file(client, asked.version).is_file() for client in sent.told.get("kept", ()))
+        memory, version = NodeMemory(self.home, {}), (asked.version[0], asked.version[1])
+        there = all(memory.file(client, version).is_file() for client in sent.told.get("kept", ()))
         return sent if there else None
 
     def _work(self, asked: AskHeader, received: Tree, began: float) -> tuple[dict[str, Any], Tree]:
