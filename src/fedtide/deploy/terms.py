@@ -20,7 +20,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import IID
 from fedtide.data.rows import Rows
-from fedtide.deploy.policy import SCORE, Policy
+from fedtide.deploy.policy import COLUMNS, SCORE, Policy
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -39,7 +39,7 @@ class Term:
         question: its name.
         down: bytes that a client receives at most.
         up: bytes that a client sends at most.
-        sums: by name, what a client sends to be summed.
+        sums: by name, what a client sends to be summed; of an evaluation, what it tells beside rows, hits and loss.
         shown: by name, what the server is shown of each client by itself.
         keeps: bytes that a client keeps after it.
     """
@@ -93,6 +93,9 @@ def terms_of(algorithm: Algorithm[Any], like: Shard, classes: int, clients: int 
         state = step.state
     served, slot = algorithm.serve(state, population.clients)
     judged = Term(SCORE, down=max(map(size_in_bytes, served if slot is not None else [served])))
+    scores = fleet.score(served, population.clients, slot=slot)
+    columns = {name: getattr(scores, name) for name in COLUMNS} | dict(scores.others)
+    judged.sums |= {name: _numbers(column[0]) for name, column in columns.items() if column is not None}
     return [*terms.values(), judged]
 
 
@@ -146,9 +149,9 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> It
     for term in asked:
         sums = ", ".join(f"{name} ({what})" for name, what in term.sums.items()) or "nothing to be summed"
         yield f"asks: {term.question}: receives {_bytes(term.down)}, sends {_bytes(term.up)}: {sums}"
-    sends = "counts of rows and of right predictions, and losses"
-    trained = ", after work on the rows here" if algorithm.adapt is not None else ""
-    yield f"asks: {SCORE}: receives {_bytes(judged.down)}, sends {sends}{trained}"
+    told = ["rows", "hits", "mean loss to three digits", *filter(policy.shows, judged.sums)]
+    trained = "after work on the rows here, " if algorithm.adapt is not None else ""
+    yield f"asks: {SCORE}: receives {_bytes(judged.down)}, sends {trained}of each client by itself: {', '.join(told)}"
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"
     shown = {name: f"{name} ({what}), at {term.question}" for term in works for name, what in term.shown.items()}
@@ -162,6 +165,10 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> It
     for term in terms:
         if why := policy.objection(term.question, term.shown):
             yield f"will be refused: {term.question}, as {why}"
+    if hidden := [name for name in judged.sums if not policy.shows(name)]:
+        yield f"will be left out of {SCORE}: {', '.join(hidden)}, as its owner does not reveal it"
+    if policy.rows_at_least > 1:
+        yield f"will be refused: {SCORE} of a client with fewer than {policy.rows_at_least} rows for it"
     for name in algorithm.reveals:
         if name not in shown and policy.reveals is not None and name not in policy.reveals:
             yield f"will be refused: what shows {name}, as its owner does not reveal it"

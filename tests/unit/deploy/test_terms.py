@@ -23,7 +23,7 @@ def said(name: str, policy: Policy = Policy()) -> list[str]:
 def test_a_method_that_reveals_nothing():
     assert said("fedavg") == [
         "asks: train: receives 172 B, sends 196 B: delta (43 numbers in 4 arrays), loss (1 number)",
-        "asks: score: receives 172 B, sends counts of rows and of right predictions, and losses",
+        "asks: score: receives 172 B, sends of each client by itself: rows, hits, mean loss to three digits",
         "shows the server: nothing but sums, of which it receives each answer by itself",
         "keeps here: nothing",
         "never leaves: rows, labels, and what is kept",
@@ -45,6 +45,15 @@ def test_a_method_that_reveals_and_an_owner_who_does_not():
         "will be refused: score, as its owner does not allow the question 'score'; allowed: train, report, count",
         "will be refused: sums of fewer than 3 clients, as the server counts them",
     ]
+
+
+def test_what_is_told_of_an_evaluation_and_what_an_owner_leaves_out():
+    (line,) = [line for line in said("fedem") if line.startswith("asks: score")]
+    assert "sends after work on the rows here, of each client by itself: rows, " in line
+    assert line.endswith("mean loss to three digits, choice, weights")
+    lines = said("fedem", Policy(reveals=(), rows_at_least=20))
+    assert "will be left out of score: choice, weights, as its owner does not reveal it" in lines
+    assert "will be refused: score of a client with fewer than 20 rows for it" in lines
 
 
 def test_what_a_trial_does_not_see_is_said():
