@@ -130,6 +130,18 @@ def test_figures_of_the_paper_have_both_curves_and_its_seven_exponents(name):
 ABLATIONS = tuple(name for name in FIGURES if name not in NAMES)
 
 
+@pytest.mark.parametrize("name", [name for name in ABLATIONS if name != "priors"])
+def test_figures_of_the_paper_are_of_its_own_forms(name):
+    """The one on priors has both forms."""
+    for method in recipe(name, "paper").method:
+        options = method.settings()
+        if method.algorithm == "fedtem":
+            printed = (options["update"].kind, options["prior"].kind == "em-only" or not options["consistent_only"])
+            assert printed == ("overwrite", True)
+        if method.algorithm == "fedtkm":
+            assert (options["update"].kind, options["alpha"].kind) == ("overwrite", "integral")
+
+
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_figures_of_the_paper_are_on_its_data(data, name):
     """The first point of each figure, with few clients, on rows in EMNIST's format."""
