@@ -75,9 +75,13 @@ def gone_on_with(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "every"), [(SCAFFOLD, 1), (SCAFFOLD, None), (REMEMBERING, 1)],
-    ids=["a checkpoint a round", "the default", "memory in files"],
-)  # fmt: skip
+    ("method", "every"),
+    [
+        pytest.param(SCAFFOLD, 1, id="a checkpoint a round", marks=pytest.mark.thorough),
+        pytest.param(SCAFFOLD, None, id="the default"),
+        pytest.param(REMEMBERING, 1, id="memory in files"),
+    ],
+)
 def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, method, every):
     changes = {"model": LARGE} if method is REMEMBERING else {}
     changes |= {} if every is None else {"checkpoint_every": every}
@@ -88,11 +92,11 @@ def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, met
     lasts = sum(line["seconds"] + line["evaluation"] for line in map(json.loads, timings)) + 0.05
     draw = random.Random(f"{method['name']} {every}")
     command = ["run", tmp_path / "study.toml", "--out", "x"]
-    killed = 0
-    for _ in range(4):
+    tries, killed = 4, 0
+    for _ in range(tries):
         process = shell.start(*command, cwd=tmp_path)
         until((tmp_path / "x" / "environment.json").is_file)
-        time.sleep(draw.uniform(0, lasts))
+        time.sleep(draw.uniform(0, lasts / tries))  # what it does in between stays
         os.kill(process.pid, signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
         command = ["resume", tmp_path / "x"]

@@ -148,6 +148,7 @@ def test_export_writes_weights(run, here, capsys):
     assert done("run", again, "--out", "again", "--workers", 1) == 0
 
 
+@pytest.mark.thorough  # loading what torch.export needs
 def test_export_writes_a_program_that_predicts_the_same(run, here):
     assert done("export", run, "--format", "torch-export", "--method", "FedEM", "--client", 3) == 0
     program = torch.export.load("fedem-0-client-3.pt2").module()

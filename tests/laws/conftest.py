@@ -3,7 +3,7 @@
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
 stands in for an algorithm to come; those in `BRIEF` over presets and all other variants, and with `--thorough` all over
 all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
-sees; so do the laws of worker processes and of deployments that are played again.
+sees; so do laws in `FLEETS`, of which the others have what says as much in fewer plays.
 """
 
 from __future__ import annotations
@@ -40,9 +40,16 @@ DIFFERENT = (
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 
+PRESETS = ("fedsgd", "q-fedavg", "min-loss", "t-shot", "cfl-released")
+"""Registered algorithms that are another with a step of its own, besides those with a server optimizer."""
+
 MAIN = (
-    *(name for name, entry in REGISTRY.items() if entry.family != "server-optimizer"), *DIFFERENT, *SKETCHES,
+    *(name for name, entry in REGISTRY.items() if entry.family != "server-optimizer" and name not in PRESETS),
+    *DIFFERENT, *SKETCHES,
 )  # fmt: skip
+
+ACTORS = ("scaffold", "fielding")
+"""Memory that travels; several questions and rows: actors take long."""
 
 BRIEF = (
     Law("play", every.plays),
@@ -53,6 +60,9 @@ BRIEF = (
 )
 """Laws of a variant that is much like others: determinism, bytes and stops are one law, and rows are odd in one way."""
 
+FLEETS = (every.workers, every.deployed, every.deployed_again, every.stops, every.wire, every.join_as_new)
+"""Laws of what plays an algorithm, where its state, its memory and its questions are those that other laws look at."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "law" in metafunc.fixturenames:
@@ -61,17 +71,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
         processes = [fixture for fixture in ("actors", "pool") if fixture in metafunc.fixturenames]
         if not own:
-            marked = [pytest.param(name, marks=pytest.mark.xdist_group((processes or [name])[0])) for name in ENGINE]
+            names = ACTORS if "actors" in processes and not metafunc.config.getoption("--thorough") else ENGINE
+            marked = [pytest.param(name, marks=pytest.mark.xdist_group((processes or [name])[0])) for name in names]
             metafunc.parametrize("name", marked)
 
 
 def laws(*, thorough: bool) -> Iterator[ParameterSet]:
     """Each algorithm with each law that runs over it, one after the other as they share what was played; skipped where
     the registry declares an exemption."""
+    main = [*(law for law in every.LAWS if law.check not in FLEETS), Law("resume", carried_on)]
     for name in ENTRIES:
-        for law in every.LAWS if thorough or name in MAIN else BRIEF:
-            if law.check in (every.workers, every.deployed_again) and not (thorough or name in ENGINE):
-                continue
+        for law in every.LAWS if thorough or name in ENGINE else main if name in MAIN else BRIEF:
             exempt = ENTRIES[name].exempt.get(law.name)
             skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []
             check = getattr(law.check, "func", law.check).__name__

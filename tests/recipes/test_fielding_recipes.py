@@ -146,7 +146,16 @@ SMALLER = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+ALIKE = ("aggregators", "heterogeneity", "malicious", "representations", "selection", "static", "threshold")
+"""Data and network of fielding-fmow or fielding-concept-drift, and algorithms that a smaller scale plays."""
+
+
+def sized(name: str) -> object:
+    alike = name.removeprefix("fielding-") in ALIKE
+    return pytest.param(name, marks=[pytest.mark.thorough] if alike else [], id=name)
+
+
+@pytest.mark.parametrize("name", [sized(name) for name in NAMES])
 def test_the_papers_size_fits_tables_like_those_of_the_page(tables, name):
     small = [] if name in OWN[:2] else ["data.source.size=32", "data.source.cache=pixels.npz"]
     if name in ("fielding-representations", "fielding-concept-drift"):
@@ -156,7 +165,9 @@ def test_the_papers_size_fits_tables_like_those_of_the_page(tables, name):
     preflight(recipe(name, "paper", "seeds=[0]", *small, *SMALLER.get(name, [])), name)
 
 
-@pytest.mark.parametrize("name", ["fielding-representations", "fielding-concept-drift"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("fielding-representations", marks=pytest.mark.thorough), "fielding-concept-drift"]
+)
 def test_without_the_small_network_the_line_says_where_it_was_looked_for(capsys, tables, name):
     small = ("--set", "data.source.size=32", "--set", "seeds=[0]")
     (tables / "runs").mkdir()  # beside it pixels are cached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -71,15 +71,50 @@ def few(recipe: Path) -> list[object]:
     return ["--seeds", 0, *(argument for each in sets for argument in ("--set", each))]
 
 
-WHOLE = (
-    "demo", "experts-rotated", "fedem-emnist", "fedtem-block-cyclic", "fielding-characters", "fielding-selection",
-    "pfedem-three", "wsm-forgetting",
+WHOLE = ("demo", "wsm-forgetting")
+"""Recipes that play all rounds, and have pictures: drawing takes long too, and tests of the report draw each kind."""
+
+PLAYED = (
+    *WHOLE, "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist", "fedtem-block-cyclic",
+    "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
+    "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
+    "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "million-clients", "pfedem-cifar",
+    "wsm-baselines", "wsm-norms",
 )  # fmt: skip
-"""Recipes that play all rounds, and whose reports have all kinds of pictures between them: drawing takes long too."""
+"""Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(path, marks=pytest.mark.xdist_group(path.stem)) for path in RECIPES],
-                         ids=lambda path: path.stem)  # fmt: skip
+def kinds(value: object, at: str = "") -> Iterator[str]:
+    """Algorithms and kinds that an experiment names, with the table that each is of."""
+    for key, each in value.items() if isinstance(value, Mapping) else ():
+        if key in ("kind", "algorithm"):
+            yield f"{at} {each}"
+        else:
+            yield from kinds(each, key)
+    for each in value if isinstance(value, list) else ():
+        yield from kinds(each, at)
+
+
+def test_what_a_recipe_names_is_played():
+    """Whatever kinds there are, but for transforms, which the rows that a preflight takes go through."""
+    named = {
+        path.stem: {
+            kind
+            for point in points(read(path, scale="nano"), path.name)
+            for kind in kinds(point.experiment.model_dump(mode="json", exclude={"sweep"}))
+        }
+        for path in RECIPES
+    }
+    played = set().union(*(named[recipe] for recipe in PLAYED))
+    assert {kind for kind in set().union(*named.values()) - played if not kind.startswith("transforms ")} == set()
+
+
+def param(recipe: Path) -> object:
+    marks = [pytest.mark.xdist_group(recipe.stem), *([] if recipe.stem in PLAYED else [pytest.mark.thorough])]
+    return pytest.param(recipe, marks=marks, id=recipe.stem)
+
+
+@pytest.mark.parametrize("recipe", [param(path) for path in RECIPES])
 def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, monkeypatch, recipe, thorough):
     """With `--thorough` as a person would run it; else with one seed and few rounds, and few have pictures."""
     less: list[object] = []

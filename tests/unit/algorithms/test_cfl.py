@@ -13,7 +13,13 @@ ALIKE = {"partition": {"kind": "iid", "clients": 12}, "held_out_clients": {"clie
 
 
 @pytest.mark.parametrize(
-    ("rows", "gamma", "cohort", "seed"), [(4000, 0.1, 4, 0), (4000, 0.1, 12, 1), (400, 0.8, 4, 1), (400, 0.8, 12, 0)]
+    ("rows", "gamma", "cohort", "seed"),
+    [
+        (4000, 0.1, 4, 0),
+        pytest.param(4000, 0.1, 12, 1, marks=pytest.mark.thorough),
+        pytest.param(400, 0.8, 4, 1, marks=pytest.mark.thorough),
+        (400, 0.8, 12, 0),
+    ],
 )
 def test_clients_that_are_alike_are_never_split(rows, gamma, cohort, seed):
     """A model that has settled, with enough rows for each client; with few rows noise asks for a larger gamma."""

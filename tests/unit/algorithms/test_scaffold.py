@@ -215,9 +215,9 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
     ("algorithm", "options"),
     [
         ("fedavg", {}),
-        ("fedprox", {"mu": 0.5}),
+        pytest.param("fedprox", {"mu": 0.5}, marks=pytest.mark.thorough),
         ("scaffold", {}),
-        ("scaffold", {"variant": "I"}),
+        pytest.param("scaffold", {"variant": "I"}, marks=pytest.mark.thorough),
     ],
     ids=["fedavg", "fedprox", "scaffold", "scaffold-I"],
 )

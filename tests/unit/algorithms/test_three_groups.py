@@ -58,8 +58,8 @@ def branches_of(fleet) -> dict[int, int]:
     ("algorithm", "options", "identical", "seed"),
     [
         ("fedtem", {"update": Certainty(a0=0.2)}, True, 0),
-        ("fedtem", {"update": Certainty(a0=0.2)}, False, 1),
-        ("fedtkm", {"update": Certainty(a0=0.2)}, False, 0),
+        pytest.param("fedtem", {"update": Certainty(a0=0.2)}, False, 1, marks=pytest.mark.thorough),
+        pytest.param("fedtkm", {"update": Certainty(a0=0.2)}, False, 0, marks=pytest.mark.thorough),
     ],
     ids=["fedtem from identical components", "fedtem", "fedtkm"],
 )
@@ -94,7 +94,7 @@ def test_three_populations_that_lie_apart_get_a_branch_each(algorithm, options, 
         assert trained.argmax(1).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("exponent", [0.25, 4.0])
+@pytest.mark.parametrize("exponent", [pytest.param(0.25, marks=pytest.mark.thorough), 4.0])
 def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(exponent):
     """The shift has another exponent than the prior assumes; features are the inputs, T = 32, three periods."""
     data = {**FAR, "source": {**FAR["source"], "domains": 2}, "partition": {"kind": "iid", "clients": 30}}

@@ -56,7 +56,7 @@ CLAIMS = [
 def test_they_are_recorded_summarized_and_shown(tmp_path):
     experiment = measured("mine:cost", PRICEY, WORST, eval_every=1, seeds=[0, 1], claim=CLAIMS)
     assert from_dict(resolved(experiment)) == experiment
-    finished = ft.run(experiment, tmp_path / "run")
+    finished = ft.run(experiment, tmp_path / "run", workers=1)
     (summary,) = finished.summaries
     values = {}
     for seed in (0, 1):

@@ -132,6 +132,7 @@ def test_shared_memory_that_is_full_says_what_to_do(pool, line):
     assert pool._advised("/mnt/x: No space left on device") == "/mnt/x: No space left on device"
 
 
+@pytest.mark.thorough
 def test_a_pool_begins_where_the_current_folder_was_removed(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -200,7 +200,7 @@ def test_a_payload_is_let_go_of(actors):
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("travels", [False, True])
+@pytest.mark.parametrize("travels", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, capfd, monkeypatch):
     """One by its own work in the middle of a block, one from outside while it works; with rows of memory in files."""
     monkeypatch.setattr(actors, "multi_node", travels)
@@ -226,6 +226,7 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path, monkeypatch):
     monkeypatch.setattr(actors, "multi_node", True)  # rows of memory travel
     options = {"cohort": {"kind": "everyone"}, "local": {"lr": 0.1, "epochs": 40}}
@@ -249,6 +250,7 @@ def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path, monke
     assert same(*([run.fleet.engine.memory.read(c, (99, 0)) for c in range(32)] for run in (alone, many)))
 
 
+@pytest.mark.thorough  # its rule is that of processes, in test_pool.py
 def test_a_call_that_takes_its_actor_down_again_and_again_is_one_clear_line(actors, tmp_path, monkeypatch):
     """Three times in earnest; actors take long to start, so that two have to do here."""
     assert calls.DEATHS == 3
@@ -389,6 +391,7 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
     assert not Path(folders.pop()).exists()
 
 
+@pytest.mark.thorough  # a cluster of its own
 def test_a_program_that_sits_idle_while_its_ray_dies_ends_at_its_next_call_in_one_line():
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")

@@ -85,7 +85,7 @@ def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_proce
     assert same(*scores)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "local"])
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("local", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("files", [True, False])
 def test_rows_travel_where_processes_cannot_reach_the_files(pool, tmp_path, monkeypatch, name, files):
     """As on a cluster of several nodes: workers have no folder, and lend back what clients keep."""
