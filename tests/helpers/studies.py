@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, from_dict, slug
+from fedtide.runs.experiment import execute
+from fedtide.runs.folder import create
 from fedtide.runs.runner import Run
 from helpers.toys import TOY
 
@@ -29,6 +31,13 @@ def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value
     return {**values, "method": copy.deepcopy(list(methods) or [A])}
+
+
+def finished(root: Path, experiment: Experiment) -> Path:
+    """The folder of an experiment that was played, without a report, whose pictures take longer to draw."""
+    create(experiment, root)
+    assert execute(experiment, root, workers=1)
+    return root
 
 
 def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, pool: Any = None) -> Run:

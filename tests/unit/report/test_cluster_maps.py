@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report import cluster_maps, figures, gating
 from fedtide.report.clusters import Membership, clustering, draw_evenly, membership
@@ -19,7 +18,7 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarize
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
-from helpers.studies import A, raw
+from helpers.studies import A, finished, study
 
 IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
 FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2, "anchor": False}
@@ -27,8 +26,8 @@ FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2, "anchor": 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    values = raw(A, IFCA, MIXTURE, FEDEM, **STEADY, seeds=[0, 1], average_last=6)
-    return run(values, tmp_path_factory.mktemp("members") / "run", workers=1).folder
+    values = study(A, IFCA, MIXTURE, FEDEM, **STEADY, seeds=[0, 1], average_last=6)
+    return finished(tmp_path_factory.mktemp("members") / "run", values)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +178,7 @@ def test_places_for_models_that_there_are_not_are_no_empty_clusters(tmp_path):
 
 
 def test_where_nobody_has_clusters_nothing_is_drawn(tmp_path):
-    folder = run(raw(A, **STEADY), tmp_path / "run", workers=1).folder
+    folder = finished(tmp_path / "run", study(A, **STEADY))
     assert not shown(folder) & {"clusters of clients over time", "gate weights"}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report import cluster_maps, drift_pictures, narrative, tables
 from fedtide.report.clusters import clustering, membership
@@ -20,7 +19,7 @@ from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarize
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
-from helpers.studies import A, raw
+from helpers.studies import A, finished, study
 
 ABOUT = {"seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
 
@@ -214,7 +213,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    return run(raw(*METHODS, **SMALL), tmp_path_factory.mktemp("drift") / "run", workers=1).folder
+    return finished(tmp_path_factory.mktemp("drift") / "run", study(*METHODS, **SMALL))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from helpers.pages import Page
-from helpers.studies import A, raw
+from helpers.studies import A, finished, raw, study
 
 FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}
 TURNS = {"rounds": 8, "seeds": [0, 1], "eval_every": 2, "baseline": "A"}
@@ -51,7 +51,7 @@ def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tm
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return run(raw(A, rounds=2, eval_every=1), tmp_path_factory.mktemp("whole") / "run", workers=1).folder
+    return finished(tmp_path_factory.mktemp("whole") / "run", study(A, rounds=2, eval_every=1))
 
 
 @pytest.mark.parametrize("key", ["round", "seconds", "down", "participants", "scores"])

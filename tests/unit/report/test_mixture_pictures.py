@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtide.api import run
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures, mixtures, narrative, tables
 from fedtide.report.measures import check_measures, number, percent, points, signed_points, unit_of
@@ -21,7 +21,7 @@ from fedtide.report.summary import Measure, MethodSummary, Summary, summarize
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
-from helpers.studies import A, raw, study
+from helpers.studies import A, finished, study
 from helpers.toys import TOY
 
 PICTURES = {"the blend that was learned", "how pure the split is", "training loss over clients"}
@@ -36,7 +36,7 @@ THREE = {**SPLITTING, "name": "three", "components": 3}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     values = {**BLEND, "model": TOY["model"], "method": [A, SPLITTING, FLAT, THREE, STILL], "seeds": [0, 1]}
-    return run(values, tmp_path_factory.mktemp("blend") / "run", workers=1).folder
+    return finished(tmp_path_factory.mktemp("blend") / "run", from_dict(values))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
     }
     who = {**BLEND["shift"], "who": {"kind": "periodic", "period": 4}}
     values = {**BLEND, "data": groups, "shift": who, "model": TOY["model"], "method": [SPLITTING], "rounds": 4}
-    folder = run(values, tmp_path / "run", workers=1).folder
+    folder = finished(tmp_path / "run", from_dict(values))
     (made,) = read_experiment(folder)
     found = texts(figures.accuracy_over_rounds(made))
     assert {"rows held, %", "participants, %"} <= set(found)
@@ -126,7 +126,7 @@ def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
 
 def test_without_a_blend_a_report_has_nothing_of_it(tmp_path):
     tem = {**A, "name": "FedTEM", "algorithm": "fedtem"}
-    folder = run(raw(A, tem), tmp_path / "run", workers=1).folder
+    folder = finished(tmp_path / "run", study(A, tem))
     assert not PICTURES & shown(folder)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert not any(f'>{title} <a class="anchor"' in page for title in TABLES)
@@ -236,7 +236,7 @@ def test_densities_have_a_column_for_every_view(record):
 
 
 def test_tables_of_a_study_without_a_blend_are_none(tmp_path):
-    folder = run(raw(A, rounds=2), tmp_path / "run", workers=1).folder
+    folder = finished(tmp_path / "run", study(A, rounds=2))
     (made,) = read_experiment(folder)
     told = summarize(made)
     assert tables.peaks_table(made, told) is tables.ways_table(told) is None

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from fedtide.api import run
 from fedtide.report import gating
 from fedtide.report.measures import Measure
 from fedtide.report.summary import MethodSummary, Study, Summary
 from fedtide.report.sweeps import over_sweep
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
-from helpers.studies import A, raw
+from helpers.studies import A, finished, study
 
 
 def point(name: str, **own: float) -> Summary:
@@ -58,8 +57,8 @@ def test_where_nobody_mixes_there_is_no_such_picture():
 
 
 def test_the_page_of_a_sweep_has_the_gate_weight_along_it(tmp_path):
-    values = raw(MIXTURE, A, **STEADY, sweep={"method.local.lr": [0.05, 0.1]})
-    folder = run(values, tmp_path / "run", workers=1).folder
+    values = study(MIXTURE, A, **STEADY, sweep={"method.local.lr": [0.05, 0.1]})
+    folder = finished(tmp_path / "run", values)
     assert {"gate weight over the sweep", "gate weights"} <= shown(folder)
     told = json.loads((folder / "summary.json").read_text())
     assert all("own_weight" in p["methods"][0]["measures"] for p in told["points"])
