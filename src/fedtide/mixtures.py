@@ -9,16 +9,6 @@ from fedtide.multi.gmm_init import GaussianInit, KMeansPlusPlus, Public, Random
 from fedtide.parts.step_size import Alpha, Certainty, Integral, Leaky, Overwrite, PerPeriod, Share, Update
 
 __all__ = [
-    "Alpha",
-    "Certainty",
-    "GaussianInit",
-    "Integral",
-    "KMeansPlusPlus",
-    "Leaky",
-    "Overwrite",
-    "PerPeriod",
-    "Public",
-    "Random",
-    "Share",
-    "Update",
-]
+    "Alpha", "Certainty", "GaussianInit", "Integral", "KMeansPlusPlus", "Leaky", "Overwrite", "PerPeriod", "Public",
+    "Random", "Share", "Update",
+]  # fmt: skip

@@ -202,15 +202,7 @@ def auxo(
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         cluster = choose_models(state, clients, rng, fleet.moment.round)
         state, reply, facts = train_clusters(
-            fleet,
-            state,
-            clients,
-            cluster,
-            server,
-            cohort,
-            own_layer=cluster_layer,
-            pooling=pooling,
-            reveal=("sketch",),
+            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, pooling=pooling, reveal=("sketch",)
         )
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):

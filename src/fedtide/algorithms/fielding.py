@@ -346,13 +346,7 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
 
 
 def reassign_clients(
-    state: State,
-    movers: Tensor,
-    clustering: Clusterer,
-    trigger: Trigger,
-    baseline: str,
-    rng: Rng,
-    layer: str = WHOLE,
+    state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng, layer: str = WHOLE
 ) -> tuple[State, dict[str, Any]]:
     """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
     distance = state.distance

@@ -42,17 +42,8 @@ else:
     ]
 
 __all__ = [
-    "Arrivals",
-    "BySize",
-    "Cohort",
-    "Everyone",
-    "Nearest",
-    "Oort",
-    "PickedBy",
-    "Picking",
-    "PowerOfChoice",
-    "Uniform",
-]
+    "Arrivals", "BySize", "Cohort", "Everyone", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice", "Uniform",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -7,17 +7,7 @@
 
 from fedtide.config.fleet import Auto, FleetSettings, Local, Ray, Stacked, Workers
 from fedtide.config.reading import from_dict, read, resolved, slug, to_toml
-from fedtide.config.schema import (
-    Claim,
-    Data,
-    Experiment,
-    Forgetting,
-    Method,
-    StopAt,
-    is_own,
-    maker,
-    options_model,
-)
+from fedtide.config.schema import Claim, Data, Experiment, Forgetting, Method, StopAt, is_own, maker, options_model
 from fedtide.config.sweep import Point, axes, matching, points
 from fedtide.config.tune import Range, Tune, TuneStage
 

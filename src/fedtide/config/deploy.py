@@ -6,10 +6,10 @@ import re
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fedtide.core.config_types import Count, Positive
-from fedtide.core.durations import Duration, zone_of
+from fedtide.core.durations import Duration, Zone, kept_if
 from fedtide.core.errors import shown
 from fedtide.core.strict import Strict
 
@@ -57,18 +57,7 @@ def _is_ip(text: str, version: int) -> bool:
         return False
 
 
-def _address(value: str) -> str:
-    parted(value)
-    return value
-
-
-def _zone(value: str) -> str:
-    zone_of(value)
-    return value
-
-
-Address = Annotated[str, AfterValidator(_address)]
-Zone = Annotated[str, AfterValidator(_zone)]
+Address = Annotated[str, kept_if(parted)]
 
 
 class Deploy(Strict):

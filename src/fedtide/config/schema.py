@@ -18,17 +18,7 @@ from fedtide.algorithms.options import options_of
 from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import FleetSettings, Local
 from fedtide.config.tune import Tune
-from fedtide.core.config_types import (
-    Count,
-    Distinct,
-    Finite,
-    Flag,
-    Fraction,
-    Positive,
-    Spelled,
-    Text,
-    Whole,
-)
+from fedtide.core.config_types import Count, Distinct, Finite, Flag, Fraction, Positive, Spelled, Text, Whole
 from fedtide.core.errors import refused, unknown
 from fedtide.core.strict import Strict
 from fedtide.core.types import Algorithm, EvalSplit, Grouping

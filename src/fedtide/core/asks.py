@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from fedtide.core.errors import FedtideError
-from fedtide.core.explain import explained
 from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.strict import checked
 
 WORDS = ("answered", "abstained", "at work", "late", "refused")
 """What becomes of an answer, the best first."""
@@ -120,13 +119,8 @@ def read_asks(folder: Path) -> list[RoundLine]:
     Raises:
         FedtideError: a line is not what this program writes.
     """
-    found = []
-    for number, line in enumerate(read_rounds(folder, ASKS), start=1):
-        try:
-            found.append(RoundLine.model_validate(line))
-        except ValidationError as error:
-            raise FedtideError(f"{folder / ASKS}: line {number}: {explained(error, RoundLine, line)}") from None
-    return found
+    lines = enumerate(read_rounds(folder, ASKS), start=1)
+    return [checked(RoundLine, line, f"{folder / ASKS}: line {number}") for number, line in lines]
 
 
 def nodes_of(lines: Sequence[RoundLine]) -> list[Node]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtide.core import codec
-from fedtide.core.atomic import check_sha256, sha256
+from fedtide.core.atomic import check_sha256, flush, sha256
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.loop import Start
 from fedtide.core.memory import Version
@@ -108,11 +107,11 @@ def save(
     about = {"format": FORMAT, **asdict(About(config, start.round, start.seconds, start.before, reached, digests))}
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
-        _flush(path)
+        flush(path)
     final = folder / f"{start.round:08d}"
     _remove(final)
     temporary.rename(final)
-    _flush(folder)
+    flush(folder)
     memory.settle(now)
     _remove_old(folder, keep)
 
@@ -128,14 +127,6 @@ def _remove(checkpoint: Path) -> None:
             path.unlink()
     with contextlib.suppress(OSError):  # there is none, or somebody has put more into it
         checkpoint.rmdir()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _written(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 from zoneinfo import ZoneInfo
 
@@ -28,14 +29,6 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def _duration(value: str) -> str:
-    seconds_of(value)
-    return value
-
-
-Duration = Annotated[str, AfterValidator(_duration)]
-
-
 def zone_of(name: str) -> ZoneInfo:
     """Return a time zone.
 
@@ -46,3 +39,17 @@ def zone_of(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError):
         raise ValueError(f"found {shown(name)}, allowed: a time zone, such as 'Europe/Berlin'") from None
+
+
+def kept_if(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator of values that a function takes; they are kept as they are."""
+
+    def keep(value: str) -> str:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
+
+
+Duration = Annotated[str, kept_if(seconds_of)]
+Zone = Annotated[str, kept_if(zone_of)]

@@ -16,23 +16,16 @@ NUMBERS = {
     "greater_than_equal": "{ge} or more",
     "less_than": "less than {lt}",
     "less_than_equal": "{le} or less",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
     "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
     "string_type": "a string",
     "tuple_type": "a list of values",
     "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "dataclass_type": "a table",
-    "model_attributes_type": "a table",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type", "model_attributes_type"), "a table"),
 }
-
+"""What is allowed, by pydantic's name of a problem."""
 
 WHOLE = "the file: "
 """Place of a problem that is of no single key."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.explain import explained, of_python
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -26,6 +28,14 @@ class Strict(BaseModel):
                 raise FedtideError(of_python(error, type(self), values)) from None
 
         __init__.__pydantic_base_init__ = True  # tables of a file are read without it
+
+
+def checked(kind: type[M], values: Any, where: str) -> M:
+    """Return a table from nested values; `where` begins the error."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise FedtideError(f"{where}: {explained(error, kind, values)}") from None
 
 
 def as_written(name: str, model: type[Strict], given: Mapping[str, Any]) -> dict[str, Any]:

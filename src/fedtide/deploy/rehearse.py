@@ -26,7 +26,7 @@ from fedtide.config.deploy import Deploy
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import read_rounds
-from fedtide.core.trees import Tree, same
+from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.deploy import certificates
 from fedtide.deploy.flower.processes import check_installed, free_port, supervise
 from fedtide.deploy.join import node_processes
@@ -308,21 +308,12 @@ def _last(path: Path) -> tuple[Tree, int]:
 
 def _leaves(one: Tree, other: Tree, name: str) -> Iterator[tuple[str, tuple[Tree, Tree]]]:
     """Yield the parts of two trees side by side, by their place."""
-    parts = [_parts(each) for each in (one, other)]
-    if parts[0] is None or parts[1] is None or parts[0].keys() != parts[1].keys():
+    mine, yours = (dict(children(each)) if is_node(each) else None for each in (one, other))
+    if mine is None or yours is None or mine.keys() != yours.keys():
         yield name, (one, other)
         return
-    for key in parts[0]:
-        yield from _leaves(parts[0][key], parts[1][key], f"{name}.{key}")
-
-
-def _parts(tree: Tree) -> Mapping[Any, Tree] | None:
-    """Return what a tree consists of; None of a leaf."""
-    if isinstance(tree, Mapping):
-        return tree
-    if isinstance(tree, list | tuple):
-        return dict(enumerate(tree))
-    return vars(tree) if hasattr(tree, "__dataclass_fields__") else None
+    for key in mine:
+        yield from _leaves(mine[key], yours[key], f"{name}.{key}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
@@ -37,9 +37,8 @@ from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import Local
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.core.explain import explained
 from fedtide.core.memory import MemoryStore
-from fedtide.core.strict import Strict
+from fedtide.core.strict import Strict, checked
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
@@ -120,10 +119,7 @@ class Roster(Strict):
     @staticmethod
     def checked(values: Any, where: str) -> Roster:
         """Return a roster from nested values; `where` begins the error."""
-        try:
-            made = Roster.model_validate(values)
-        except ValidationError as error:
-            raise FedtideError(f"{where}: {explained(error, Roster, values)}") from None
+        made = checked(Roster, values, where)
         names = [node.name for node in made.node]
         if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
             raise refused(where, twice, "each name once")
@@ -196,10 +192,7 @@ class Site:
         values = read_toml(_checked(root) / "site.toml", LARGEST)
         if values.get("scheme") != SCHEME:
             raise refused(f"{root / 'site.toml'}: scheme", values.get("scheme"), str(SCHEME), "another version made it")
-        try:
-            about = About.model_validate(values)
-        except ValidationError as error:
-            raise FedtideError(f"{root / 'site.toml'}: {explained(error, About, values)}") from None
+        about = checked(About, values, str(root / "site.toml"))
         experiment = read(root / "study.toml", timed=False)
         site = Site(root, experiment, about, read_roster(root))
         site.check()

@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedtide.core.asks import Node, nodes_of, read_asks
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Flag, Text, Whole
 from fedtide.core.errors import FedtideError
-from fedtide.core.explain import explained
-from fedtide.core.strict import Strict
+from fedtide.core.strict import Strict, checked
 from fedtide.deploy import certificates
 from fedtide.deploy.files import read_bytes
 from fedtide.deploy.site import Site
@@ -74,11 +73,9 @@ class Status(Strict):
             return None
         try:
             values = json.loads(read_bytes(path, LARGEST))
-            return Status.model_validate(values)
-        except ValidationError as error:
-            raise FedtideError(f"{path}: {explained(error, Status, values)}") from None
         except (ValueError, RecursionError) as error:
             raise FedtideError(f"{path}: damaged or not JSON ({error})") from None
+        return checked(Status, values, str(path))
 
     def age(self, now: datetime) -> float:
         """Return the seconds since this was written."""

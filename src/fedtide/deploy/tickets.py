@@ -36,9 +36,6 @@ SCHEME: Literal[1] = 1
 """Version of tickets and of what travels between nodes and server."""
 LARGEST = 2_000_000
 """Bytes of a ticket: a study with its classes and columns."""
-NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
-VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,39}")
-"""The version of a package: people paste it into a command, so it can be nothing else."""
 TOLD: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
     "data": ("split", "transforms"),
@@ -49,22 +46,13 @@ KEPT = ("init_from", "shift")
 """Keys of a method that a node is not told: the server sends weights, and time goes by itself."""
 
 
-def _name(value: str) -> str:
-    if not NODE.fullmatch(value):
-        raise ValueError(f"found {shown(value)}, allowed: 1 to 40 of a-z, 0-9 and -, with - in the middle alone")
-    return value
+def _spelled(pattern: str, allowed: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}")
+        return value
 
-
-def _digest(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{16}", value):
-        raise ValueError(f"found {shown(value)}, allowed: 16 of 0-9 and a-f")
-    return value
-
-
-def _version(value: str) -> str:
-    if not VERSION.fullmatch(value):
-        raise ValueError(f"found {shown(value)}, allowed: a version such as 2.13.0, of 1 to 40 characters")
-    return value
+    return AfterValidator(check)
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -73,9 +61,12 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-NodeName = Annotated[str, AfterValidator(_name)]
-Digest = Annotated[str, AfterValidator(_digest)]
-Versions = Annotated[dict[Text, Annotated[str, AfterValidator(_version)]], Field(max_length=20)]
+NAME = _spelled("[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", "1 to 40 of a-z, 0-9 and -, with - in the middle alone")
+VERSION = _spelled("[0-9][0-9A-Za-z.+-]{0,39}", "a version such as 2.13.0, of 1 to 40 characters")
+"""The version of a package: people paste it into a command, so it can be nothing else."""
+NodeName = Annotated[str, NAME]
+Digest = Annotated[str, _spelled("[0-9a-f]{16}", "16 of 0-9 and a-f")]
+Versions = Annotated[dict[Text, Annotated[str, VERSION]], Field(max_length=20)]
 Ids = Annotated[tuple[Annotated[Whole, Field(le=10_000_000)], ...], Field(min_length=1), AfterValidator(_distinct)]
 Names = Annotated[tuple[Text, ...], Field(max_length=100_000), AfterValidator(_distinct)]
 READ = {"csv": ("label", "cuts", "time", "missing"), "npz": ("names",)}

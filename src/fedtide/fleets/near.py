@@ -53,11 +53,7 @@ class NearCarrier:
 
 
 def near_fleet(
-    host: Host,
-    nodes: int,
-    home: Path,
-    carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier,
-    **options: Any,
+    host: Host, nodes: int, home: Path, carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier, **options: Any
 ) -> RemoteFleet:
     """Build a fleet of nodes in this process, which share the clients of a simulation.
 

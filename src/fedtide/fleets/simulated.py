@@ -16,18 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import children, is_node, same
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Shard, Slot, State, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.ask import (
-    Ask,
-    BlockResult,
-    Query,
-    Replay,
-    Replayed,
-    ScoreOptions,
-    Scoring,
-    check,
-    put,
-    put_scoring,
-)
+from fedtide.fleets.ask import Ask, BlockResult, Query, Replay, Replayed, ScoreOptions, Scoring, check, put, put_scoring
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host

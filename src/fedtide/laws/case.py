@@ -147,9 +147,7 @@ class Watched:
     """
 
     def __init__(
-        self,
-        fleet: SimulatedFleet,
-        change: Callable[[Tensor, Slot | None], tuple[Tensor, Slot | None]] | None = None,
+        self, fleet: SimulatedFleet, change: Callable[[Tensor, Slot | None], tuple[Tensor, Slot | None]] | None = None
     ) -> None:
         self._fleet, self._change = fleet, change
         self.asks: list[Question] = []

@@ -122,10 +122,7 @@ def played(
     memory = memory or MemoryStore(None)
     host = replace(host or host_of(experiment, experiment.method[0], seed, memory), memory=memory)
     simulated = SimulatedFleet(
-        host.population,
-        engine(host),
-        reveals=() if sums_only else None,
-        unless_changed=host.algorithm.unless_changed,
+        host.population, engine(host), reveals=() if sums_only else None, unless_changed=host.algorithm.unless_changed
     )
     seen = fleet(simulated)
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)

@@ -103,10 +103,7 @@ class Stacking:
         self, nets: Networks, models: Sequence[Weights], private: Sequence[Weights]
     ) -> list[tuple[Task, Weights]]:
         """Return the received models, and the client's local and fine-tuned ones if it has them."""
-        return [
-            *((nets.task, each) for each in models),
-            *zip((nets.of(self.model), nets.task), private, strict=False),
-        ]
+        return [*((nets.task, each) for each in models), *zip((nets.of(self.model), nets.task), private, strict=False)]
 
 
 def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:

@@ -28,16 +28,7 @@ from fedtide.report.alarms import alarms
 from fedtide.report.environment import NANO, environment_line
 from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
-from fedtide.report.render import (
-    Part,
-    Picture,
-    anchor,
-    render,
-    save_pictures,
-    save_tables,
-    swatch,
-    to_pictures,
-)
+from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
 VERDICTS = (

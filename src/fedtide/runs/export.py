@@ -31,12 +31,7 @@ CHECKED = 64
 
 
 def export(
-    trained: Trained,
-    out: Path,
-    format: Format,
-    *,
-    client: int | None = None,
-    cluster: int | None = None,
+    trained: Trained, out: Path, format: Format, *, client: int | None = None, cluster: int | None = None
 ) -> str:
     """Write the network by which rows are predicted to a file, and say what it is.
 

@@ -131,11 +131,7 @@ def _found(root: Path, search: Search, trials: Sequence[Trial]) -> list[tuple[Pl
 
 
 def _played(
-    tuning: _Tuning,
-    stage: Sequence[Search],
-    first: int,
-    found: Sequence[tuple[Place, Any]],
-    trials: list[Trial],
+    tuning: _Tuning, stage: Sequence[Search], first: int, found: Sequence[tuple[Place, Any]], trials: list[Trial]
 ) -> list[Trial]:
     """Return all trials after playing the rest of a batch of each method; not in order after a stop."""
     batch = [each for search in stage for each in _batch(search, first, trials, tuning.tune)]

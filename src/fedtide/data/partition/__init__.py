@@ -24,20 +24,10 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.saved import Saved
 
 Partition = Annotated[
-    IID
-    | DirichletClass
-    | Dirichlet
-    | Pachinko
-    | LabelShards
-    | Majority
-    | Resample
-    | Natural
-    | Rotation
-    | ByGroup
-    | Saved
-    | Python,
+    IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority | Resample | Natural | Rotation | ByGroup
+    | Saved | Python,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 
 def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
