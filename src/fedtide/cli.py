@@ -47,7 +47,8 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
-    fedtide export runs/study      write a model for other programs; predict rows
+    fedtide export runs/study      write a model for other programs
+    fedtide predict runs/study ... predict the rows of a file
     fedtide check mine:fednova     check your own algorithm against the laws
     fedtide algorithms             list the algorithms; models and keys likewise
     fedtide deploy study.toml ...  make a site for real clients, who join it

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
 from fedtide.cli import app
 from helpers.shell import done
@@ -24,7 +25,15 @@ COMMANDS = [
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_of_the_page_can_be_typed(line):
-    app.parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
+    _, name, *words = shlex.split(line)
+    command, *_ = app.parse_args([name, *words], exit_on_error=False, print_error=False)  # or it raises
+    assert command.__name__ == name
+
+
+def test_a_command_that_is_none_cannot_be_typed():
+    for line in ("serv site", "admit site", "join berlin.ticket --rows mine.csv", "serve site --helth 8301"):
+        with pytest.raises(CycloptsError):
+            app.parse_args(shlex.split(line), exit_on_error=False, print_error=False)
 
 
 def test_commands_of_containers_can_be_typed():

@@ -166,12 +166,12 @@ def _with_public_samples(line: str, public_samples: int) -> str:
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
-    public = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
+    public = saved["public"]
     if public_samples not in (0, len(public)):
         raise refused("data.public_samples", public_samples, f"0, or as many as in {partition.path}, {len(public)}")
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
     clients = saved["group"], tuple(saved["group_names"]), saved["registered"]
-    names = tuple(saved.get("names", ()))
+    names = tuple(saved["names"])
     return Population(rows, parts, *clients, shift, seed, names=names, public=public[:public_samples])
 
 

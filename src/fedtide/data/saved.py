@@ -103,7 +103,7 @@ def check(population: Any, path: Path) -> None:
 
 
 def labels_of(path: Path) -> dict[str, Any] | None:
-    """Return the label counts that `save` wrote, without reading the rows; None in a file of an older version."""
+    """Return the label counts that `save` wrote, without reading the rows; None without any."""
     found = codec.piece(path, "labels")
     if found is None:
         return None
@@ -118,7 +118,7 @@ def groups_of(path: Path) -> list[str]:
 
 
 def domains_of(path: Path) -> list[str]:
-    """Return the names of the domains of its source; none in a file of an older version."""
+    """Return the names of the domains of its source."""
     return _names(path, "domain_names")
 
 

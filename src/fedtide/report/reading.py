@@ -105,7 +105,7 @@ class RunRecord:
 
     @property
     def domain_names(self) -> list[str]:
-        """Names of the domains of the source; empty where the shift was not saved, or by an older version."""
+        """Names of the domains of the source; empty where the shift was not saved."""
         return domains_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
@@ -157,7 +157,7 @@ class RunRecord:
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
     def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the curve of the share of the commonest class among the judged rows; empty in older records."""
+        """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
         return self.curve(view, lambda scores: scores.get("commonest"))
 
     def other_way(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -462,7 +462,7 @@ def _are_names(found: Any) -> bool:
 
 def _is_apart(found: Any) -> bool:
     """Tell whether `found` has the form of `fedtide.runs.runner.heterogeneity`; null without clients in a cluster."""
-    names = {"within", "all"}  # `shared` is missing in older records
+    names = {"within", "all"}
     return isinstance(found, dict) and names <= found.keys() and all(map(_may_be_number, found.values()))
 
 

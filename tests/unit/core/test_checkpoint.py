@@ -104,7 +104,7 @@ def crashes(*given, **named):
 
 @pytest.mark.parametrize("at", [
     "fedtide.core.codec.to_file", "fedtide.core.memory.MemoryStore.save", "pathlib.Path.write_text",
-    "fedtide.core.checkpoint._flush", "pathlib.Path.rename",
+    "fedtide.core.checkpoint.flush", "pathlib.Path.rename",
 ])  # fmt: skip
 def test_a_crash_before_the_end_leaves_the_old_one(tmp_path, monkeypatch, at):
     saved(tmp_path, 3)
