@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ import pytest
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
+
+import httpx
 
 from fedtide.core.errors import FedtideError
 from fedtide.deploy import certificates
@@ -195,6 +198,100 @@ def test_an_answer_that_is_too_large_is_its_nodes_fault(federation):
     response = federation.ask("berlin", {"times": 10}, os.urandom(10**6), largest=10**6)
     assert response.error.startswith("sent more than the ")
     assert federation.ask("berlin", {}).error == ""
+
+
+@pytest.fixture(scope="module")
+def mallory(federation):
+    """A node that is admitted, and whose program is its own: its number, and its line to the server."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    federation.keys["mallory"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    ca = (federation.authority / "ca.crt").read_bytes()
+    signed = [NodeAuthHttpInterceptor(key, key.public_key())]
+    with FleetHttpClient.from_server_address(f"127.0.0.1:{federation.port}", False, ca, signed) as line:
+
+        def activated():
+            with suppress(httpx.HTTPStatusError):  # not admitted yet
+                wanted = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=1800)
+                return line.ActivateNode(wanted).node_id
+
+        number = until(activated, GONE)
+        until(lambda: "mallory" in federation.carrier.present(), GONE)
+        yield number, line
+        del federation.keys["mallory"]
+        until(lambda: "mallory" not in federation.carrier.present(), GONE)
+
+
+def pushed(mallory, about, pieces, **changes):
+    """Push a message of these pieces, the last of which is the message itself; return what the server wants of it."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.recorddict_pb2 import RecordDict
+
+    number, line = mallory
+    *others, root = [hashlib.sha256(piece).hexdigest() for piece in pieces]
+    told = {"src_node_id": number, "dst_node_id": 1, "reply_to_message_id": about.message_id} | changes
+    told |= {"run_id": about.run_id, "message_id": root, "message_type": about.message_type, "group_id": about.group_id}
+    head = Message(metadata=Metadata(**told, created_at=time.time(), ttl=about.ttl - 60), content=RecordDict())
+    tree = ObjectTree(object_id=root, children=[ObjectTree(object_id=each) for each in others])
+    wanted = PushMessagesRequest(node=Node(node_id=number), messages_list=[head], message_object_trees=[tree])
+    return line.PushMessages(wanted)
+
+
+def asked(federation, mallory, seconds):
+    """Ask the node something; what it needs to know to answer."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+    from flwr.proto.node_pb2 import Node
+
+    number, line = mallory
+    federation.push("mallory", {}, seconds=seconds)
+    wanted = PullMessagesRequest(node=Node(node_id=number))
+    return until(lambda: line.PullMessages(wanted).messages_list, GONE)[0].metadata
+
+
+def test_a_node_asks_nobody_and_answers_for_itself_alone(federation, mallory):
+    about = asked(federation, mallory, 30.0)
+    berlin = federation.carrier._nodes["berlin"][0]
+    for changes in (
+        {"reply_to_message_id": ""},
+        {"reply_to_message_id": "", "src_node_id": 1},
+        {"reply_to_message_id": "", "src_node_id": 1, "dst_node_id": berlin},
+        {"src_node_id": berlin},
+    ):
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            pushed(mallory, about, [b"x"], **changes)
+    assert federation.pull().error == "late: no answer within its 30 s"
+    assert federation.ask("berlin", {}).error == ""
+
+
+def test_what_a_node_makes_up_or_keeps_back_holds_nobody_up(federation, mallory):
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.proto.node_pb2 import Node
+
+    number, line = mallory
+    relay = federation.carrier._relays
+    about = asked(federation, mallory, 120.0)
+    piece = b"Message  7\x00garbage"  # a whole one, by its hash and its head
+    session = pushed(mallory, about, [piece]).session_id
+    told = {"node": Node(node_id=number), "run_id": about.run_id, "session_id": session}
+    assert line.PushObject(
+        PushObjectRequest(**told, object_id=hashlib.sha256(piece).hexdigest(), object_content=piece)
+    ).stored
+    assert federation.pull().error.startswith("sent something else than an answer (")
+    about = asked(federation, mallory, 150.0)
+    pushed(mallory, about, [b"never", b"comes"])
+    federation.push("berlin", {}, seconds=GONE)
+    first, second = federation.pull(), federation.pull()
+    assert (first.node, first.error) == ("berlin", "")
+    assert (second.node, second.error) == ("mallory", "late: no answer within its 150 s")
+    assert federation.carrier._relays == relay
 
 
 @pytest.mark.parametrize(
