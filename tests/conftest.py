@@ -44,13 +44,14 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect without garbage collection: all that is made stays, and later collections need not look at it."""
+    """Collect without garbage collection: all that is made stays, and what comes later is looked at less often."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(20_000)
 
 
 LONG = ("actors", "pool", "test_recipes", "test_kills", "test_killed")

@@ -282,7 +282,7 @@ def test_the_other_names_and_half_a_period_later_give_the_mirrored_result(kind, 
 @pytest.mark.parametrize(
     ("identical", "seed"),
     [
-        pytest.param(True, 1, id="identical components"),
+        pytest.param(True, 1, id="identical components", marks=pytest.mark.thorough),  # in test_three_groups.py, three
         pytest.param(False, 0, id="random components", marks=pytest.mark.thorough),
     ],
 )

@@ -19,15 +19,19 @@ from fedtide.report.reading import read_experiment
 from fedtide.report.render import swatch
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
+from helpers import studies
 from helpers.pages import Page
 from helpers.studies import MOMENTUM, STEADY, A, run_of, study
 
 
 def finished(root: Path, *methods: dict, **changes) -> Path:
-    experiment = study(*methods, **changes)
-    folder.create(experiment, root)
-    assert execute(experiment, root, workers=1)
-    return root
+    return studies.finished(root, study(*methods, **changes))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Without pictures, which take longer than all else."""
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +139,14 @@ def test_the_same_folder_gives_the_same_page(text, root):
     assert write_report([root]).read_text(encoding="utf-8") == text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_may_go_elsewhere(root, tmp_path):
     path = write_report([root], tmp_path / "page.html")
     assert path == tmp_path / "page.html"
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_crash_while_it_is_written_leaves_the_old_page(root, tmp_path, monkeypatch):
     (tmp_path / "page.html").write_text("the old page")
 
@@ -182,6 +188,7 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_refused_answers_are_told_above_everything(tmp_path):
     root = finished(tmp_path / "run", {**A, "local": {"lr": 1e38}}, rounds=2)
     page = Page(write_report([root]).read_text(encoding="utf-8"))
@@ -190,11 +197,13 @@ def test_refused_answers_are_told_above_everything(tmp_path):
     assert "No method was trained as it should be." in page.text["p"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_without_a_title_is_called_by_its_name(tmp_path):
     root = finished(tmp_path / "my study", A, rounds=2)
     assert Page(write_report([root]).read_text(encoding="utf-8")).text["h1"] == "my study"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_that_was_named_by_a_dot_has_a_name(tmp_path, monkeypatch):
     root = finished(tmp_path / "named", A, rounds=2)
     monkeypatch.chdir(root)
@@ -239,6 +248,7 @@ def test_any_experiment_has_a_page(tmp_path, case):
     assert "table" in page.tags
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_claims_no_swing_where_every_period_was_judged_once(tmp_path):
     root = finished(tmp_path / "run", A, STEADY, rounds=8, eval_every=4)
     page = Page(write_report([root]).read_text(encoding="utf-8"))
@@ -273,6 +283,7 @@ def test_groups_may_have_any_name(tmp_path):
     assert "day, cloudy" in page.text["text"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_are_not_finished_are_told(tmp_path):
     experiment = study({**A, "name": "a"}, MOMENTUM, seeds=[0, 1])
     folder.create(experiment, tmp_path)
@@ -306,6 +317,7 @@ def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, t
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(tmp_path):
     root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.lr": [0.001, 0.1, 0.2, 0.3, 1.0]})
     page = Page(write_report([root]).read_text(encoding="utf-8"))
@@ -380,6 +392,7 @@ def test_pictures_and_tables_are_saved_as_files_and_on_the_page(root, tmp_path):
     assert saved["methods.tex"].read_text().startswith("\\begin{tabular}{lrrrr}")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_nano_run_says_that_it_means_nothing_and_has_no_verdicts(tmp_path):
     claim = {"text": "A learns", "method": "A", "bound": 0.0}
     experiment = study(A, rounds=2, claim=[claim])
