@@ -1,5 +1,6 @@
 """The carrier over Flower, with a relay that is played here."""
 
+import itertools
 import json
 import os
 import stat
@@ -170,6 +171,25 @@ def test_what_died_is_asked_again(carrier, monkeypatch, how):
     relay.answer("q")
     (response,) = until(carrier.pull)
     assert response.error == ""
+
+
+def test_a_node_that_dies_all_the_time_is_sent_its_question_ever_more_seldom(carrier, monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 0.1)
+    relay = Relay(carrier)
+    relay.nodes(berlin="0")
+    until(carrier.present)
+    carrier.push([ask("q")])
+    sent, end = 0, time.monotonic() + 1.0  # after 0.1, 0.3, 0.7 seconds
+    for life in itertools.count(1):
+        relay.nodes(berlin=str(life))
+        time.sleep(0.005)
+        assert carrier.pull() == []
+        while relay.line.poll(0):
+            relay.order()
+            sent += 1
+        if time.monotonic() > end:
+            break
+    assert 2 <= sent <= 5
 
 
 @pytest.mark.parametrize(

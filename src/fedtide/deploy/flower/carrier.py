@@ -24,7 +24,7 @@ from fedtide.fleets.carrier import Question, Response
 SILENCE = 15.0
 """Seconds without a word of the relay after which nobody counts as present."""
 PAUSE = 2.0
-"""Seconds until a question is sent again whose worker or process died."""
+"""Seconds until a question is sent again, at least; twice as many each time, as a node may say often that it died."""
 ATTEMPTS = 3
 """Workers or processes of a node that one question may take down."""
 LOST, DIED = (-1, 3, 4, 5), (8,)
@@ -39,12 +39,21 @@ WORKER_DIED = "its worker died"
 
 @dataclass
 class Open:
-    """A question without an answer. asked: when; sent: to which life of its node and relay; again: not before."""
+    """A question without an answer.
+
+    Attributes:
+        question: what is asked.
+        asked: when.
+        sent: to which life of its node and relay.
+        times: how often it was sent.
+        deaths: how many workers or processes it took down.
+        again: when it may be sent again.
+    """
 
     question: Question
     asked: float
     sent: tuple[int, str] | None = None
-    reached: bool = False
+    times: int = 0
     deaths: int = 0
     again: float = 0.0
 
@@ -124,7 +133,7 @@ class FlowerCarrier:
         for waiting in late:
             allowed = f"within its {waiting.question.expires:g} s"
             never = f"cannot be reached: was not there {allowed}"
-            done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.reached else never))
+            done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.times else never))
         if late or removed:
             self._order({"kind": "drop", "questions": [waiting.question.id for waiting in (*removed, *late)]})
         self._send()
@@ -156,7 +165,8 @@ class FlowerCarrier:
             question, node = waiting.question, nodes.get(waiting.question.node)
             if node is None or waiting.sent == node or now < waiting.again or waiting.left <= 0:
                 continue
-            waiting.sent, waiting.reached = node, True
+            waiting.sent, waiting.again = node, now + PAUSE * 2**waiting.times
+            waiting.times += 1
             if id(question.payload) not in payloads:
                 payloads[id(question.payload)] = len(blobs)
                 blobs.append(question.payload)
@@ -173,12 +183,12 @@ class FlowerCarrier:
             return None
         error, code = told["error"], told["code"]
         if code in LOST and not told["own"]:
-            waiting.sent, waiting.again = None, time.monotonic() + PAUSE
+            self._again(waiting)
             return None
         if code in (*LOST, *DIED) or error.startswith(WORKER_DIED):
             waiting.deaths += 1
             if waiting.deaths < ATTEMPTS:
-                waiting.sent, waiting.again = None, time.monotonic() + PAUSE
+                self._again(waiting)
                 return None
             return self._close(waiting, error=f"died {ATTEMPTS} times on this question ({error})")
         if error:
@@ -188,6 +198,10 @@ class FlowerCarrier:
         except FedtideError as reason:
             return self._close(waiting, error=f"sent what cannot be read ({reason})")
         return self._close(waiting, header, payload)
+
+    def _again(self, waiting: Open) -> None:
+        """Have a question sent again."""
+        waiting.sent, waiting.again = None, max(waiting.again, time.monotonic() + PAUSE)
 
     def _close(
         self, waiting: Open, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = ""
