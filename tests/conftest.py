@@ -16,6 +16,7 @@ from _pytest.doctest import DoctestModule
 
 from fedtide.fleets.pool import Pool, cores
 from fedtide.fleets.ray_pool import RayPool
+from helpers.shell import Shell
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,21 +55,24 @@ def pytest_collection() -> Iterator[None]:
         gc.set_threshold(20_000)
 
 
-LONG = ("actors", "pool", "test_recipes", "test_kills", "test_killed")
+SHARED = ("actors", "pool", "shell")
+"""Fixtures of the session that take seconds to begin."""
+
+LONG = ("actors", "shell", "pool", "test_recipes")
 """Groups of tests that take longest, which begin first, so that none of them is alone at the end."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes: an algorithm's laws in one, all of Ray and all with workers in one each, as they share
-    those, and the other tests of a file in one. Long groups first, then those with many tests."""
+    """With several processes: an algorithm's laws in one, all that share what takes seconds to begin in one, and the
+    other tests of a file in one. Long groups first, then those with many tests."""
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     group = {}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
-        shared = [name for name in ("actors", "pool") if name in getattr(item, "fixturenames", ())]
+        shared = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
         group[item] = mark.args[0] if mark else (shared or [item.path.stem])[0]
         if mark is None:
             item.add_marker(pytest.mark.xdist_group(group[item]))
@@ -92,6 +96,15 @@ def actors() -> Iterator[RayPool]:
         pytest.skip("Ray is not installed")
     with RayPool(2) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Starts commands; it has loaded what they would load late."""
+    late = ("fedtide.runs.parallel", "fedtide.report.page", "optuna", "torch.fx.experimental.symbolic_shapes")
+    made = Shell(tmp_path_factory.mktemp("shell"), late)
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

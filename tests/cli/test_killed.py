@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,19 +19,12 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.memory import MemoryStore
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, load
-from helpers.shell import Command, Shell, done, written
+from helpers.shell import Command, done, written
 from helpers.studies import SCAFFOLD, A, record_of
 
 REMEMBERING = {**A, "name": "remembering", "algorithm": "helpers.deadly:remembering"}
 LARGE = {"kind": "mlp", "hidden": [600]}
 """A model whose copy in a client's memory is a file."""
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(tmp_path_factory.mktemp("shell"), ["fedtide.runs.parallel", "fedtide.report.page", "optuna"])
-    yield made
-    made.close()
 
 
 def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:

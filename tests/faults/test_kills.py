@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Local, to_toml
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
-from helpers.shell import Command, Shell, contents, done
+from helpers.shell import Command, contents, done
 from helpers.studies import SCAFFOLD, A
 from helpers.toys import toy
 from helpers.tunings import tunable
@@ -59,15 +59,6 @@ DEATHS = 5
 """Deaths of workers in one experiment."""
 
 RAY_KILLS = 4
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory) -> Iterator[Shell]:
-    made = Shell(
-        tmp_path_factory.mktemp("shell"), ["torch.fx.experimental.symbolic_shapes", "fedtide.report.page", "optuna"]
-    )
-    yield made
-    made.close()
 
 
 @pytest.fixture
