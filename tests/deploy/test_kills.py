@@ -24,11 +24,12 @@ from fedtide.deploy.rehearse import Running, Server, compared, home_of, prepared
 from fedtide.deploy.replay import replay
 from fedtide.deploy.site import Roster, make_site
 from helpers.hospitals import hospitals
-from helpers.processes import number_in, offspring, running
+from helpers.processes import children, number_in, running
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
-KINDS = ("worker", "supernode", "node's keeper", "server", "superlink", "relay", "gate", "server's keeper")
+OF_NODES = ("worker", "supernode", "node's tasks", "node's keeper")
+KINDS = (*OF_NODES, "server", "superlink", "server's tasks", "relay", "gate", "server's keeper")
 MOMENT = 8.0
 """Seconds after the beginning of a round, or after the kill before, within which the next one is."""
 DEADLINE = "30m"
@@ -58,7 +59,7 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
                 time.sleep(draw.uniform(0, MOMENT))
                 assert server.process.poll() is None, "all rounds were over before all kills were done"
                 name = draw.choice(list(nodes))
-                log.say("kill", f"killing {kind} {name if kind in KINDS[:3] else ''}")
+                log.say("kill", f"killing {kind} {name if kind in OF_NODES else ''}")
                 _kill(kind, server, nodes[name], home_of(there.root, name), there.flower / "server")
                 done[kind] += 1
             server.watch(())
@@ -96,8 +97,12 @@ def _kill(kind: str, server: Server, node: Running, home: Path, flower: Path) ->
         node.restart()
     elif kind == "server's keeper":
         _end(os.kill, *running("supervise.py", str(flower / "processes.json")))
+    elif kind == "node's tasks":
+        _end(os.kill, *children(number_in(home / "run", "supernode")))
+    elif kind == "server's tasks":
+        _end(os.kill, *children(number_in(flower, "superlink")))
     elif kind == "relay":
-        _end(os.kill, *(n for n, line in offspring(number_in(flower, "superlink")).items() if "server_app.py" in line))
+        _end(os.kill, *children(*children(number_in(flower, "superlink"))))
     elif kind in ("worker", "supernode"):
         _end(os.killpg, number_in(home / "run", kind))
     else:

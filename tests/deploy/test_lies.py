@@ -44,9 +44,10 @@ def test_what_a_lying_node_sends_does_not_count(tmp_path):
             serving.join(name)
         large = lying_worker.LIES.index("large")
         server.wait_for(f"round {large} of {rounds}")
-        before = {number: used(number, "VmHWM") for number in offspring(server.process.pid)}
+        own = server.process.pid
+        before = {number: used(number, "VmHWM") for number in (own, *offspring(own))}
         server.wait_for(f"round {large + 1} of {rounds}")
-        lines = offspring(server.process.pid)
+        lines = {own: "fedtide serve"} | offspring(own)
         grown = {lines[number]: used(number, "VmHWM") - before[number] for number in before if number in lines}
         server.wait_for("report: ")
     finally:

@@ -23,19 +23,23 @@ def running(*words: str) -> list[int]:
     return [number for number, line in commands() if all(word in line for word in words)]
 
 
-def offspring(first: int) -> dict[int, str]:
-    """Return number and command line of a process and of those that it, or one of them, started."""
-    lines, parents = dict(commands()), dict[int, int]()
-    for number in lines:
+def children(*parents: int) -> dict[int, str]:
+    """Return number and command line of the processes that some started."""
+    found = {}
+    for number, line in commands():
         try:
-            parents[number] = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+            parent = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found, grown = {first}, True
-    while grown:
-        more = {number for number, parent in parents.items() if parent in found} - found
-        found, grown = found | more, bool(more)
-    return {number: lines[number] for number in found if number in lines}
+        if parent in parents:
+            found[number] = line
+    return found
+
+
+def offspring(*first: int) -> dict[int, str]:
+    """Return number and command line of the processes that some started, and those started, and so on."""
+    found = children(*first)
+    return found | offspring(*found) if found else {}
 
 
 def number_in(folder: Path, name: str) -> int:

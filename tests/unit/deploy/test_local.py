@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 from fedtide.deploy.flower.processes import at_socket
 
 SERVED = """
-import socket, sys, uvicorn
+import socket, subprocess, sys, uvicorn
 
 async def app(scope, receive, send):
     if scope["type"] == "http":
@@ -30,6 +30,8 @@ async def app(scope, receive, send):
 
 if sys.argv[1:] == ["port"]:
     opened = socket.create_server(("127.0.0.1", 0))
+if sys.argv[1:] == ["task"]:
+    subprocess.Popen([sys.executable, "-c", "pass", "flower-superexec"])
 uvicorn.run(app, host="127.0.0.1", port=9, log_level="warning", lifespan="off")
 """
 ASKING = """
@@ -103,3 +105,11 @@ def test_a_program_that_opens_a_port_is_ended(tmp_path):
     said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert said.returncode == 4
     assert "Flower listens on port " in said.stderr
+
+
+@pytest.mark.slow
+def test_a_program_whose_tasks_nobody_hands_out_any_more_is_ended(tmp_path):
+    command = [*at_socket(tmp_path / "s", program(tmp_path / "served", SERVED)), "task"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 5
+    assert "what hands out Flower's tasks has ended" in said.stderr

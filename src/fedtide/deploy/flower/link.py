@@ -36,7 +36,11 @@ CONNECTION = "site"
 FORMAT = 1
 """Version of the file that says what Flower knows of keys."""
 START = 180.0
-"""Seconds that Flower may take until our relay is there."""
+"""Seconds that a command of Flower's may take."""
+RELAY = 60.0
+"""Seconds that our relay may take from when Flower is told to run it; then Flower is told so again."""
+PATIENCE = 600.0
+"""Seconds that all of it may take until nodes are let in."""
 LOOK = 1.0
 """Seconds between two looks at who is admitted."""
 DAY = 86_400.0
@@ -135,7 +139,7 @@ class Link:
         )
         threading.Thread(target=self._listen, args=(self._keeper,), daemon=True).start()
 
-    def wait(self, seconds: float = START) -> None:
+    def wait(self, seconds: float = PATIENCE) -> None:
         """Wait until the relay is there and nodes are let in."""
         end = time.monotonic() + seconds
         while not (self._carrier.connected and self._admitted is not None):
@@ -215,7 +219,7 @@ class Link:
             try:
                 if not self._carrier.connected:
                     self._flwr("run", str(self._home / "app"), CONNECTION)
-                    end = time.monotonic() + START
+                    end = time.monotonic() + RELAY
                     while not (self._carrier.connected or self._closing.is_set() or time.monotonic() > end):
                         time.sleep(0.1)
                 self._admit()

@@ -7,9 +7,11 @@ nor Flower. Its arguments are the socket, the address HOST:PORT that stands for 
 
 import os
 import runpy
+import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import httpcore
 import uvicorn
 
 LOOK = 1.0
-"""Seconds between two looks for ports."""
+"""Seconds between two looks for ports, and at what was started."""
+GRACE = 5.0
+"""Seconds that Flower may take to end."""
 
 
 def reach(socket: str, address: str) -> None:
@@ -34,14 +38,31 @@ def reach(socket: str, address: str) -> None:
 
 def serve(socket: str) -> None:
     """Let what this process serves be served at the socket, and end the process if it opens a port all the same."""
-    configure = uvicorn.Config.__init__
+    configure, start = uvicorn.Config.__init__, subprocess.Popen.__init__
+    started: list[subprocess.Popen[bytes]] = []
     here = {"uds": socket, "proxy_headers": False, "ws": "none", "access_log": False}
 
     def configures(config: Any, *args: Any, **options: Any) -> None:
-        threading.Thread(target=_end_with_ports, daemon=True).start()
+        for work in (_end_with_ports, partial(_end_without, started)):
+            threading.Thread(target=work, daemon=True).start()
         configure(config, *args, **options | here)
 
+    def starts(process: Any, command: Any, *args: Any, **options: Any) -> None:
+        start(process, command, *args, **options)
+        if "flower-superexec" in command:
+            started.append(process)
+
     uvicorn.Config.__init__ = configures  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = starts  # type: ignore[method-assign]
+
+
+def _end_without(started: list[subprocess.Popen[bytes]]) -> None:
+    """End once what hands out tasks is gone, which Flower starts but once: both are started again together."""
+    while all(child.poll() is None for child in started):
+        time.sleep(LOOK)
+    time.sleep(GRACE)  # this process may be ending, and have ended it
+    print("what hands out Flower's tasks has ended; all of it is started again", file=sys.stderr, flush=True)
+    os._exit(5)
 
 
 def _end_with_ports() -> None:

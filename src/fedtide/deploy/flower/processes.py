@@ -59,8 +59,8 @@ TAKEN = (
 )
 """What Flower's processes and the gate are told of the environment: no settings of Flower, of Python or of TLS."""
 
-PROGRAMS = {"client_app": ("flower-superexec", "FEDTIDE_WORKER"), "server_app": ("flwr-serverapp", "FEDTIDE_RELAY")}
-"""What Flower calls the programs that ours stand for, and where these read the name of their socket."""
+PROGRAMS = {"client_app": "FEDTIDE_WORKER", "server_app": "FEDTIDE_RELAY"}
+"""Our programs, which stand for Flower's SuperExec, and where they read the name of their socket."""
 
 CAUSES = (
     (
@@ -129,20 +129,16 @@ def environment(home: Path, program: str, local: Path, socket: Path) -> dict[str
     bins = home / "bin"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     bins.mkdir(exist_ok=True)
-    ours = {PROGRAMS[program][0]: at_socket(local, str(HERE / f"{program}.py"))}
-    if program == "server_app":
-        ours["flower-superexec"] = at_socket(local, binary("flower-superexec"))
-    for name, command in ours.items():
-        script = bins / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-        script.chmod(0o700)
+    script = bins / "flower-superexec"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(at_socket(local, str(HERE / f"{program}.py")))} "$@"\n')
+    script.chmod(0o700)
     around = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
     direct = ",".join(filter(None, [around, "127.0.0.1", "localhost"]))
     return {
         **_around(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-        PROGRAMS[program][1]: str(socket),
+        PROGRAMS[program]: str(socket),
         "PATH": str(bins),
         "PYTHONUNBUFFERED": "1",
         "NO_PROXY": direct,

@@ -7,20 +7,29 @@ run.
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
+from queue import Queue
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.cli import flower_superexec
+from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.superexec.executor import LaunchResult
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+
+handing_out: Any = import_module("flwr.supercore.superexec.run_superexec")  # packages have functions of these names
+flower: Any = import_module("flwr.superlink.runtime.run_serverapp")
 
 SOCKET = "FEDTIDE_RELAY"
 """The environment variable that names the socket of the serving process."""
@@ -201,6 +210,39 @@ def _forget(grid: Any, reply: Coming) -> None:
     )
 
 
+class Forks:
+    """Starts the relay as a copy of this process, in which all that it needs is imported.
+
+    Flower gives up what has not spoken half a minute after it was told to start, and a busy machine takes longer to
+    start Python. The app that somebody sends is never run: what runs is the relay.
+    """
+
+    def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        """Return what is started here: the relay."""
+        return {kind for kind in supported if kind == TaskType.SERVER_APP}, set()
+
+    def launch(self, spec: Any) -> Any:
+        """Start the relay."""
+        if spec.task_type != TaskType.SERVER_APP:
+            return LaunchResult.failed("only the relay is started here")
+        parent = os.getpid()
+        if os.fork() == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+                certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
+                flower.run_serverapp(spec.runtime_api_address, Queue(), spec.token, spec.insecure, certificates)
+            finally:
+                os._exit(0)
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Do nothing: there is no pool."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def _end_with(parent: int) -> None:
     """End at once when the process is gone that started this one; Flower would try to reach it for minutes."""
     while os.getppid() == parent:
@@ -209,11 +251,13 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Run Flower's process of a server with the app of this file."""
-    from flwr.superlink.cli import flwr_serverapp
-
-    flower: Any = import_module("flwr.superlink.runtime.run_serverapp")  # the package has a function of the same name
-    known = ((flower, "install_from_fab"), (flower, "run_"), (flower.HttpGrid, "_runtime_client"))
+    """Run what Flower calls its SuperExec: it has the app of this file run."""
+    known = (
+        (handing_out, "get_executor"),
+        (flower, "install_from_fab"),
+        (flower, "run_"),
+        (flower.HttpGrid, "_runtime_client"),
+    )
     if not all(hasattr(module, name) for module, name in known):
         sys.exit("this version of flwr is not known here: install fedtide with the extra 'deploy'")
 
@@ -222,8 +266,10 @@ def main() -> None:
         return context
 
     flower.run_ = run
+    handing_out.get_executor = lambda *_, **__: Forks()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    flwr_serverapp()
+    flower_superexec()
 
 
 if __name__ == "__main__":
