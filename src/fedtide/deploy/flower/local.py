@@ -53,7 +53,7 @@ def serve(socket: str) -> None:
             started.append(process)
 
     uvicorn.Config.__init__ = configures  # type: ignore[method-assign]
-    subprocess.Popen.__init__ = starts  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = starts  # type: ignore[assignment, method-assign]
 
 
 def _end_without(started: list[subprocess.Popen[bytes]]) -> None:
