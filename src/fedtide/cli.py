@@ -16,9 +16,9 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args, get_origin
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -63,6 +63,7 @@ app = App(
     version=lambda: fedtide.__version__,
     group_commands=commands,
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative=()),  # what is not asked for needs no option of its own
 )
 app["--help"].group = "About"
 app["--version"].group = "About"
@@ -174,7 +175,7 @@ def check(
     algorithm: str,
     /,
     *,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
+    set_: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
 ) -> int:
     """Check an algorithm against the laws on a toy federation; exit status 1 where one does not hold.
 
@@ -543,7 +544,7 @@ def main(arguments: list[str] | None = None) -> None:
     except FedtideError as error:
         status = _fail(str(error))
     except CycloptsError as error:
-        status = _fail(" ".join(str(error).split()))
+        status = _fail(_of_option(error))
     except KeyboardInterrupt:
         status = _fail("interrupted", status=130)
     except ValueError as error:
@@ -561,6 +562,20 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _of_option(error: CycloptsError) -> str:
+    """Say what is wrong with an option or argument in the words of all other errors."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        command = " ".join(["fedtide", *(error.command_chain or ())])
+        return f"{error.keyword or error.argument.name}: no value given; {command} --help says what it is"
+    if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
+        name, found = error.token.keyword or error.argument.name, error.token.value
+        if get_origin(error.target_type) is Literal:
+            return str(unknown(name, found, get_args(error.target_type)))
+        if error.target_type is int:
+            return str(refused(name, found, "a whole number"))
+    return " ".join(str(error).split())
 
 
 def _check_text(arguments: list[str]) -> None:

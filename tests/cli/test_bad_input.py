@@ -964,6 +964,22 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
     assert err == "fedtide: x/somewhere: No space left on device; make room, and run the same command again\n"
 
 
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["run", "x.toml", "--workers", "two"], "--workers: found 'two', allowed: a whole number"),
+    (["run", "x.toml", "--fleet", "rai"],
+     "--fleet: found 'rai', allowed: local, workers, ray, stacked, auto; did you mean 'ray'?"),
+    (["run", "x.toml", "--workers"], "--workers: no value given; fedtide run --help says what it is"),
+    (["run"], "EXPERIMENT: no value given; fedtide run --help says what it is"),
+    (["deploy", "x.toml", "--nodes", "a"], "--method: no value given; fedtide deploy --help says what it is"),
+    (["export", "x", "--format", "onxn"],
+     "--format: found 'onxn', allowed: safetensors, onnx, torch-export; did you mean 'onnx'?"),
+    (["join", "x", "--data", "y", "--no-dry"], "Unknown option: --no-dry. Did you mean --dry?"),
+    (["run", "."], ".: is a folder, allowed: a TOML file"),
+])  # fmt: skip
+def test_a_wrong_option_or_argument_is_said_as_everything_else(capsys, here, arguments, line):
+    assert refused(capsys, here, *arguments) == line
+
+
 def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkeypatch):
     def broken(*given, **named):
         raise OSError(5, "Input/output error")

@@ -43,6 +43,8 @@ def seed_list(text: str) -> str:
     for part in text.strip("[] ").split(","):
         first, _, last = (end.strip() for end in part.partition("-"))
         spans = first.isdecimal() and last.isdecimal()
+        if not spans and not part.strip().isdecimal():
+            raise refused("--seeds", text, "whole numbers of 0 or more, such as 0,1,2 or 0-4")
         if spans and not 0 <= int(last) - int(first) < SEEDS:
             raise refused("--seeds", text, f"the first seed, and at most {SEEDS} up to the last, such as 0-4")
         out += [str(seed) for seed in range(int(first), int(last) + 1)] if spans else [part.strip()]

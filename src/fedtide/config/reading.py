@@ -56,8 +56,11 @@ def read(
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise FedtideError(f"{path}: {why}") from None
+        kinds: dict[type[Exception], str] = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: "is a folder, allowed: a TOML file",
+        }
+        raise FedtideError(f"{path}: {kinds.get(type(error), str(error))}") from None
     try:
         raw = tomllib.loads(text)
     except ValueError as error:  # also a number with thousands of digits

@@ -167,7 +167,8 @@ def check(folder: Path, *, config: str | None) -> About | None:
     if config not in (None, about.config):
         raise FedtideError(
             f"{written[-1]}: this checkpoint belongs to another configuration (digest {about.config}, "
-            f"now it is {config}); restore config.toml and the files that it names, or start a new run folder"
+            f"now it is {config}); restore config.toml and the files that it names, take the version of fedtide that "
+            "began it (environment.json), or start a new run folder"
         )
     return about
 

@@ -127,7 +127,9 @@ class Rows:
 def check_classes(rows: Rows) -> None:
     """Raise if every row has the same label, as there is nothing to learn."""
     if rows.steps is None and bool((rows.y == rows.y[0]).all()):
-        raise refused(f"{rows.name}: labels", int(rows.y[0]), "two or more", "that is the label of every row")
+        label = int(rows.y[0])
+        found = rows.label_names[label] if rows.label_names else label
+        raise refused(f"{rows.name}: labels", found, "two or more", "that is the label of every row")
 
 
 def _check_labels(name: str, y: Tensor, classes: int) -> None:

@@ -14,7 +14,8 @@ from fedtide.core.errors import printable
 from fedtide.request import Scale, recipe
 from fedtide.terminal import console, say
 
-Sets = Annotated[list[str], Parameter(name="--set", negative=())]
+Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
+Kills = Annotated[bool, Parameter(negative="--no-kills")]
 
 
 def deploy(
@@ -177,7 +178,7 @@ def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -
     return play(Site.read(site), log=Log(log_json), health=health)
 
 
-def rehearse(site: Path, /, *, rounds: int = 3, kills: bool = True, log_json: bool = False) -> int:
+def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: bool = False) -> int:
     """Play some rounds with a server and nodes on this machine, and compare the weights with those of a simulation.
 
     Exit status 1 where they differ.

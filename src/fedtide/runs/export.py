@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ import fedtide
 from fedtide.config import resolved
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, unknown
-from fedtide.runs.predict import names_of_classes
+from fedtide.runs.predict import check_free, names_of_classes
 from fedtide.runs.trained import Trained, module_of
 
 Format = Literal["safetensors", "onnx", "torch-export"]
@@ -51,8 +52,7 @@ def export(
     """
     if format not in get_args(Format):
         raise unknown("--format", format, get_args(Format))
-    if out.exists():
-        raise FedtideError(f"{out}: is there already, allowed: a new file")
+    check_free(out)
     if format == "onnx":
         check_onnx()
     parts = trained.parts(client, cluster)
@@ -63,8 +63,11 @@ def export(
             raise FedtideError(f"--format: safetensors holds the weights of one network, and this is {but}")
         ((weights, _),) = parts
         arrays = {name: value.contiguous().clone() for name, value in (weights.params | weights.buffers).items()}
-        with replacing(out) as file:
-            save_file(arrays, file, metadata=about)
+        try:
+            with replacing(out) as file:
+                save_file(arrays, file, metadata=about)
+        except SafetensorError as error:
+            raise FedtideError(f"{out}: cannot be written ({error})") from None
         return f"weights of {sum(array.numel() for array in arrays.values()):,} numbers in {len(arrays)} arrays"
     program = Predicting(module_of(trained.task, parts)).eval()
     rows = trained.rows(CHECKED)

@@ -55,9 +55,11 @@ def predict_file(
 
 
 def check_free(out: Path) -> None:
-    """Raise where something is at the place of a new file."""
+    """Raise where something is at the place of a new file, or where it would have no folder."""
     if out.exists():
         raise FedtideError(f"{out}: is there already, allowed: a new file")
+    if not out.parent.is_dir():
+        raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
 
 
 def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
@@ -86,7 +88,7 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
         FedtideError: there is no such file, or its rows are others.
     """
     if not path.is_file():
-        raise FedtideError(f"{path}: no such file")
+        raise FedtideError(f"{path}: " + ("is no file, allowed: CSV or NPZ" if path.exists() else "no such file"))
     x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
     if tuple(x.shape[1:]) != shape:
         raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")

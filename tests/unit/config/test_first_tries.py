@@ -136,6 +136,10 @@ def test_seeds_are_asked_for_as_a_list_or_as_first_and_last():
     for text in ("4-0", "0-99999999999"):
         with pytest.raises(FedtideError, match=r"--seeds: found .*, allowed: the first seed, and at most 1000"):
             seed_list(text)
+    for text in ("0,a", "", "-1", "0,,1", "[0,1.5]"):
+        with pytest.raises(FedtideError) as error:
+            seed_list(text)
+        assert str(error.value) == f"--seeds: found {text!r}, allowed: whole numbers of 0 or more, such as 0,1,2 or 0-4"
 
 
 @pytest.mark.parametrize("word", ["Lr", " lr", "LEARNING-RATE", "learning rate"])

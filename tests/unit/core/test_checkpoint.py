@@ -162,7 +162,8 @@ def test_the_memory_of_an_old_checkpoint_survives_a_crash(tmp_path, monkeypatch)
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     saved(tmp_path, 3, config="abc")
     with pytest.raises(
-        FedtideError, match=r"00000003: this checkpoint belongs to another configuration \(digest abc.*xyz"
+        FedtideError,
+        match=r"00000003: this checkpoint belongs to another configuration \(digest abc.*xyz.*the version of fedtide",
     ):
         loaded(tmp_path, "xyz")
 

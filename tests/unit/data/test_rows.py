@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.ragged import Ragged
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, check_classes
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 lists = st.lists(st.lists(st.integers(0, 50), unique=True, max_size=8), max_size=8)
@@ -29,6 +29,13 @@ def test_a_label_out_of_range_names_the_row(label, row):
     y[row] = label
     with pytest.raises(FedtideError, match=f"^toy: row {row}: label: found {label}, allowed: 0 to 2$"):
         rows(y=y)
+
+
+@pytest.mark.parametrize(("names", "found"), [((), "1"), (("no", "yes"), "'yes'")])
+def test_a_label_that_every_row_has_is_named_as_the_source_does(names, found):
+    alone = rows(y=torch.ones(4, dtype=torch.int64), label_names=names)
+    with pytest.raises(FedtideError, match=f"^toy: labels: found {found}, but that is the label of every row; allowed"):
+        check_classes(alone)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -242,7 +242,8 @@ WRONG = {
     "no-feature": ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
     "label-only": ("label\n0\n", {}, "no feature columns left beside label"),
     "header-only": ("a,b,label\n", {}, "no rows below the header"),
-    "empty": ("", {}, "no rows below the header"),
+    "empty": ("", {}, "is empty, allowed: a header, and rows below it"),
+    "semicolons": ("a;b;label\n1;2;0\n", {}, "header: found 'a;b;label', allowed: names divided by commas"),
     "negative-label": ("a,b,label\n1,2,0\n1,2,-1\n", {}, "row 3: label: found '-1'"),
     "no-time": ("t,a,label\nmonday,1,0\n", {"time": "t"}, "row 2: time: found 'monday', allowed: seconds or ISO 8601"),
     "nan-time": ("t,a,label\nnan,1,0\n", {"time": "t"}, "row 2"),
@@ -274,6 +275,12 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
     (tmp_path / "data.csv.gz").write_bytes(gzip.compress(b"a,label\n1,0\n")[:-3])
     with pytest.raises(FedtideError, match=r"data.csv.gz: damaged or not a CSV file"):
         CSV("data.csv.gz").load(tmp_path, 0)
+
+
+def test_a_folder_is_no_table(tmp_path):
+    (tmp_path / "data.csv").mkdir()
+    with pytest.raises(FedtideError, match=r"data.csv: is a folder, allowed: a CSV file$"):
+        CSV("data.csv").load(tmp_path, 0)
 
 
 def test_a_changed_byte_of_a_zipped_csv_is_found(tmp_path):

@@ -67,6 +67,8 @@ def reading(where: object, what: str, *besides: type[Exception]) -> Iterator[Non
     """
     try:
         yield
+    except IsADirectoryError:
+        raise FedtideError(f"{where}: is a folder, allowed: {what}") from None
     except DAMAGED + besides as error:
         raise FedtideError(f"{where}: damaged or not {what} ({error})") from None
 

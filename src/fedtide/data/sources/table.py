@@ -162,6 +162,8 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the header, and every row with its line number in the file; blank lines are left out."""
     with reading(path, "a CSV file"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         lines = [(row, line) for row, line in enumerate(csv.reader(file), start=1) if line]
+    if not lines:
+        raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
     if len(lines) < 2:
         raise FedtideError(f"{path}: no rows below the header")
     header = [column.strip() for column in lines[0][1]]
@@ -179,6 +181,8 @@ def places(path: object, header: list[str], columns: Sequence[str]) -> list[int]
     at = {column: place for place, column in enumerate(header)}
     for column in columns:
         if column not in at:
+            if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+                raise refused(f"{path}: header", header[0], "names divided by commas, as all cells are")
             raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
     return [at[column] for column in columns]
 
