@@ -470,7 +470,7 @@ def test_nothing_is_left_to_do(monkeypatch):
     (["run", "study.toml", "--workers"], "--workers"),
     (["run", "study.toml", "--set", "rounds"], "--set: found 'rounds', allowed: key=value"),
     (["run", "study.toml", "--set"], "--set"),
-    (["run", "study.toml", "--seeds", "a"], "seeds: found '.a.', allowed: a list"),
+    (["run", "study.toml", "--seeds", "a"], "--seeds: found 'a', allowed: whole numbers of 0 or more"),
     (["run", "study.toml", "--seeds", "0,0"], "seeds: found 0 twice"),
     (["run", "study.toml", "--seeds", ""], "seeds: found"),
     (["run", "study.toml", "--seeds", "-1"], "seeds"),
