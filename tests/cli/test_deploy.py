@@ -53,6 +53,8 @@ def test_looking_before_joining_changes_nothing(here, capsys):
         "ticket: berlin (client 0)",
         "seal: ",
         "rows: berlin.csv: ",
+        "columns: berlin.csv: reads label, pulse, age, weight; leaves alone hospital",
+        "study: 4 rounds; what is asked and sent will stand in berlin/asked.jsonl",
         "asks: train",
         "keeps here",
         "will be refused",

@@ -6,7 +6,9 @@ and equal rows are never on both sides.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,8 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
+from fedtide.data.sources.files import opened
+from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
 
@@ -55,6 +59,18 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
     elif rows.classes > about.classes:
         raise refused(f"{path}: label", int(rows.y.max()), f"0 to {about.classes - 1}, as in the study")
     return replace(rows, classes=about.classes, domain=None, client=None, client_names=(), domain_names=("all",))
+
+
+def columns_in_words(path: Path, about: RowsAbout) -> str | None:
+    """Say which columns of a file are read and which are left alone; None where rows have no columns."""
+    source = about.source_at(path.absolute())
+    if not isinstance(source, CSV):
+        return None
+    with io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
+        header = [column.strip() for column in next(line for line in csv.reader(file) if line)]
+    read = source.named(header)
+    rest = [column for column in header if column not in read]
+    return f"reads {', '.join(read)}; leaves alone {', '.join(rest) or 'nothing'}"
 
 
 def divided(rows: Rows, split: Split) -> tuple[Tensor, dict[str, Tensor]]:

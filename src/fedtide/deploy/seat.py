@@ -24,7 +24,7 @@ from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.deploy import certificates
 from fedtide.deploy.files import check_own
 from fedtide.deploy.policy import Policy
-from fedtide.deploy.rows import PARTS, FileRows
+from fedtide.deploy.rows import PARTS, FileRows, columns_in_words
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
 from fedtide.runs.build import algorithm_of, task_of
@@ -33,6 +33,8 @@ NO_RULES = Path("none")
 """What a person says in place of a file of rules to drop those that a node had."""
 RULES = "policy.path"
 """File in a node's folder that says where its rules are."""
+RECORD = "asked.jsonl"
+"""File in a node's folder with what was asked and sent."""
 NUMBERS = 1_000_000_000
 """Parameters of a network that a ticket may name."""
 THREADS = 64
@@ -154,6 +156,9 @@ class Seat:
         for path, client in zip(self.data, ticket.clients, strict=True):
             counts = self.rows.counts(client)
             yield f"rows: {path}: {', '.join(f'{counts[part]} {part}' for part in PARTS)}"
+            if columns := columns_in_words(path, ticket.rows):
+                yield f"columns: {path}: {columns}"
+        yield f"study: {ticket.experiment.rounds} rounds; what is asked and sent will stand in {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
         if self.policy.fewest > ticket.registered:
             yield (

@@ -158,10 +158,12 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> It
     for name in {**shown, **dict.fromkeys(algorithm.reveals)}:
         yield f"shows the server, for each client by itself: {shown.get(name, f'{name}, of which a trial saw nothing')}"
     if not shown and not algorithm.reveals:
-        yield "shows the server: nothing but sums, of which it receives each answer by itself"
+        yield "shows the server, for each client by itself: what score sends, and no extra values of the method"
+    yield "sums: the server makes them, so it receives the answer of each client by itself; nothing hides it"
     kept = max((term.keeps for term in works), default=0)
-    yield f"keeps here: {f'{_bytes(kept)} for each client, in the folder of the node' if kept else 'nothing'}"
-    yield "never leaves: rows, labels, and what is kept"
+    memory = f"{_bytes(kept)} for each client" if kept else "nothing of the method"
+    yield f"keeps here, in the node's folder: {memory}, its key, the last model that it scored, what was asked and sent"
+    yield "never leaves: rows, labels, and what is kept; what is sent tells of them, the more the fewer rows there are"
     for term in terms:
         if why := policy.objection(term.question, term.shown):
             yield f"will be refused: {term.question}, as {why}"

@@ -15,10 +15,10 @@ from fedtide.core.memory import MemoryStore
 from fedtide.deploy.flower.worker import say, serve
 from fedtide.deploy.log import Health
 from fedtide.deploy.policy import Owner
-from fedtide.deploy.seat import Seat
+from fedtide.deploy.seat import RECORD, Seat
 from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
-from fedtide.fleets.node import Node, NoRules, Rules
+from fedtide.fleets.node import REFUSED, Node, NoRules, Rules
 from fedtide.runs.build import host_of
 
 
@@ -64,22 +64,46 @@ class Watch:
     Args:
         node: answers.
         since: when it was ready.
+        record: file with a line for each question: what was asked, what became of it, and how much was sent.
         answered: how many questions it has answered since.
         last: the last one, and when its answer was ready.
     """
 
     node: Node
     since: datetime
+    record: Path
     answered: int = 0
     last: dict[str, Any] | None = None
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        """Answer a question."""
+        """Answer a question; nothing is sent of a client that is not written down."""
         told, sent = self.node.handle(header, payload)
+        if told.get("clients"):
+            try:
+                self._note(header, told, len(payload), len(sent))
+            except OSError:
+                but = f"{REFUSED}the node cannot write down what it sends; see whether its disk is full"
+                words = {client: w if w.startswith(REFUSED) else but for client, w in told["clients"].items()}
+                told, sent = {**told, "clients": words, "kept": []}, b""
         asked = {key: str(header.get(key))[:100] for key in ("kind", "question")}
         self.last = {"at": datetime.now(UTC).isoformat(), "seconds": told["seconds"], **asked}
         self.answered += 1
         return told, sent
+
+    def _note(self, header: Mapping[str, Any], told: Mapping[str, Any], received: int, sent: int) -> None:
+        """Write down a question and what is sent to the server."""
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "round": header["moment"]["round"],
+            **{key: header[key] for key in ("kind", "question", "reveal")},
+            "members": header.get("members", 0),
+            "clients": told["clients"],
+            "received": received,
+            "sent": sent,
+        }
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.record, "a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps(line))  # after what a kill may have left half
 
     def status(self) -> dict[str, Any]:
         """Return how the node is, in plain JSON."""
@@ -89,7 +113,7 @@ class Watch:
 def main(path: Path, socket: Path) -> None:
     """Answer questions on a socket, as what a file says."""
     told = json.loads(path.read_text(encoding="utf-8"))
-    watch = Watch(node_of(told), datetime.now(UTC))
+    watch = Watch(node_of(told), datetime.now(UTC), Path(told["home"]) / RECORD)
     with ExitStack() as stack:
         if (port := told.get("health")) is not None:
             say(f"health: {stack.enter_context(Health(port, watch.status)).address}")

@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.groups import Split
 from fedtide.data.transforms import Standardize
-from fedtide.deploy.rows import FileRows, divided, read_rows
+from fedtide.deploy.rows import FileRows, columns_in_words, divided, read_rows
 from fedtide.deploy.tickets import RowsAbout
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 
@@ -74,6 +74,20 @@ def test_rows_that_are_not_those_of_the_study_are_refused(tmp_path, old, new, sa
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(FedtideError, match=said):
         read_rows(path, ABOUT)
+
+
+def test_a_comma_in_a_number_is_told(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_text('pulse,age,weight,label\n"1,5",2,3,calm\n')
+    with pytest.raises(FedtideError, match=r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"):
+        read_rows(path, ABOUT)
+
+
+def test_columns_that_are_left_alone_are_named(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_text("name,pulse,age,weight,label\nAnna,1,2,3,calm\n")
+    assert columns_in_words(path, ABOUT) == "reads label, pulse, age, weight; leaves alone name"
+    assert columns_in_words(pictures(tmp_path / "berlin.npz"), PICTURES) is None
 
 
 def test_pictures_come_as_arrays(tmp_path):

@@ -24,15 +24,17 @@ def test_a_method_that_reveals_nothing():
     assert said("fedavg") == [
         "asks: train: receives 172 B, sends 196 B: delta (43 numbers in 4 arrays), loss (1 number)",
         "asks: score: receives 172 B, sends of each client by itself: rows, hits, mean loss to three digits",
-        "shows the server: nothing but sums, of which it receives each answer by itself",
-        "keeps here: nothing",
-        "never leaves: rows, labels, and what is kept",
+        "shows the server, for each client by itself: what score sends, and no extra values of the method",
+        "sums: the server makes them, so it receives the answer of each client by itself; nothing hides it",
+        "keeps here, in the node's folder: nothing of the method, its key, the last model that it scored, what was "
+        "asked and sent",
+        "never leaves: rows, labels, and what is kept; what is sent tells of them, the more the fewer rows there are",
     ]
 
 
 def test_a_method_with_memory():
     lines = said("scaffold")
-    assert "keeps here: 172 B for each client, in the folder of the node" in lines
+    assert any(line.startswith("keeps here, in the node's folder: 172 B for each client, its key, ") for line in lines)
 
 
 def test_a_method_that_reveals_and_an_owner_who_does_not():

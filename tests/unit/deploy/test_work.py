@@ -166,9 +166,9 @@ def test_a_question_that_is_late_already_is_answered(ask):
 # -- as others see it --------------------------------------------------------------------------------------------------
 
 
-def test_a_node_says_how_it_is():
+def test_a_node_says_how_it_is(tmp_path):
     node = SimpleNamespace(run="0123456789abcdef", handle=lambda header, sent: ({"seconds": 0.5}, b""))
-    watch = Watch(node, datetime.now(UTC))
+    watch = Watch(node, datetime.now(UTC), tmp_path / "asked.jsonl")
     with Health(0, watch.status) as health:
         assert json.load(urllib.request.urlopen(health.address, timeout=5))["answered"] == 0
         watch.handle({"kind": "ask", "question": "train", "clients": [0]}, b"")
@@ -179,6 +179,33 @@ def test_a_node_says_how_it_is():
         "question": "train",
         "seconds": 0.5,
     }
+
+
+def asked(node: SimpleNamespace, record: Path) -> tuple[dict, bytes]:
+    header = {"kind": "ask", "question": "train", "reveal": ["count"], "members": 3, "clients": [0]}
+    return Watch(node, datetime.now(UTC), record).handle({**header, "moment": {"round": 7}}, b"model")
+
+
+def test_what_a_node_is_asked_and_sends_is_written_down(tmp_path):
+    words = {"0": "answered"}
+    node = SimpleNamespace(run="", handle=lambda header, sent: ({"clients": words, "seconds": 0.5}, b"delta!"))
+    for _ in range(2):
+        assert asked(node, tmp_path / "asked.jsonl")[1] == b"delta!"
+    lines = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().split("\n") if line]
+    assert [line.pop("at")[:2] for line in lines] == ["20", "20"]
+    want = {"round": 7, "kind": "ask", "question": "train", "reveal": ["count"], "members": 3, "clients": words}
+    assert lines == [want | {"received": 5, "sent": 6}] * 2
+
+
+def test_nothing_is_sent_that_cannot_be_written_down(tmp_path):
+    words = {"0": "answered", "1": "refused: its owner says so"}
+    node = SimpleNamespace(
+        run="", handle=lambda header, sent: ({"clients": words, "kept": [0], "seconds": 0.5}, b"delta!")
+    )
+    (tmp_path / "asked.jsonl").mkdir()  # in place of a full disk
+    told, sent = asked(node, tmp_path / "asked.jsonl")
+    assert (sent, told["kept"], told["clients"]["1"]) == (b"", [], "refused: its owner says so")
+    assert told["clients"]["0"].startswith("refused: the node cannot write down what it sends; see whether its disk")
 
 
 def test_a_node_that_talks_much_does_not_fill_the_record():

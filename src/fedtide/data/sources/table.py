@@ -25,6 +25,9 @@ from fedtide.data.sources.files import Loading, find, opened, reading
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""
 
+DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
+"""A number with a comma where a point is wanted."""
+
 Column = list[tuple[int, str]]
 """Cells of a column, each with its row number."""
 
@@ -113,6 +116,10 @@ class CSV(Loading):
     def _features(self, header: list[str]) -> tuple[str, ...]:
         return self.features or tuple(column for column in header if column not in self._taken)
 
+    def named(self, header: list[str]) -> list[str]:
+        """Return the columns that are read of a file; others are left alone."""
+        return [*self._taken, *self._features(header)]
+
     @property
     def _times(self) -> tuple[str, ...]:
         return self.time if isinstance(self.time, tuple) else (self.time,) if isinstance(self.time, str) else ()
@@ -126,7 +133,7 @@ class CSV(Loading):
         """Read the values of a file by row: numbers of "x", "label", and if present "client", "domain", "time"."""
         header, lines = read_table(path)
         times, taken, features = self._times, self._taken, self._features(header)
-        named = [*taken, *features]
+        named = self.named(header)
         at = dict(zip(named, places(path, header, named), strict=True))
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
@@ -205,8 +212,13 @@ def _western(cell: Any) -> bool:
 
 
 def _feature(where: str, column: str, cell: str) -> float:
-    missing = "; data.source.missing = 'drop' leaves such rows out"
-    return number(where, column, cell, hint=missing if _lacks(cell) else "; data.source.features names the columns")
+    if _lacks(cell):
+        hint = "; data.source.missing = 'drop' leaves such rows out"
+    elif DECIMAL_COMMA.fullmatch(cell):
+        hint = " with a point, such as 1.5"
+    else:
+        hint = "; data.source.features names the columns"
+    return number(where, column, cell, hint=hint)
 
 
 def labels_of(path: Path, column: Column, hint: str = "") -> np.ndarray | list[str]:
