@@ -358,7 +358,7 @@ def pictures(folder: Path, count: int = 80) -> None:
 def test_rows_of_one_class_are_nothing_to_learn(capsys, here):
     (here / "one.csv").write_text("a,label\n" + "1,cat\n" * 60)
     on(here, "csv:one.csv")
-    assert "one.csv: labels: found 0, but that is the label of every row; allowed: two or more" in run(capsys, here)
+    assert "one.csv: labels: found 'cat', but that is the label of every row; allowed: two or more" in run(capsys, here)
 
 
 def test_a_model_without_parameters(capsys, here, monkeypatch):
@@ -766,7 +766,7 @@ WAKING = "client,start,end\n0,0,10\n"
 
 @pytest.mark.parametrize(("name", "text", "more", "said"), [
     ("awake.csv", None, {}, "shift.who.path: no such file or folder: awake.csv; set data.directory"),
-    ("awake.csv", "", {}, "awake.csv: no rows below the header"),
+    ("awake.csv", "", {}, "awake.csv: is empty, allowed: a header, and rows below it"),
     ("awake.csv", "client,from,end\n0,0,10\n", {}, "awake.csv: no column 'start'; allowed: client, from, end"),
     ("awake.csv", "client,start,end\n0,9,9\n", {}, "awake.csv: row 2: end: found '9', allowed: more than start, 9"),
     ("awake.csv", "client,start,end\n0,-1,9\n", {}, "awake.csv: row 2: start: found '-1', allowed: a number of 0"),
@@ -947,7 +947,7 @@ def test_a_report_in_the_place_of_a_folder(capsys, here, half, first):
         "pathlib.Path.mkdir",
         "pathlib.Path.write_text",
         "fedtide.core.record.Record._append",
-        "fedtide.core.checkpoint._flush",
+        "fedtide.core.checkpoint.flush",
     ],
 )
 def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):

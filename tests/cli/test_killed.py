@@ -144,7 +144,7 @@ def test_killed_between_any_two_writes_of_a_checkpoint(tmp_path, monkeypatch):
             return run
 
         patch.setattr(codec, "to_file", counted(codec.to_file))
-        patch.setattr(checkpoint, "_flush", counted(checkpoint._flush))
+        patch.setattr(checkpoint, "flush", counted(checkpoint.flush))
         patch.setattr(Path, "rename", counted(Path.rename))
         patch.setattr(Path, "replace", counted(Path.replace))
         patch.setattr(MemoryStore, "settle", counted(MemoryStore.settle))

@@ -137,7 +137,7 @@ def test_from_python_with_a_budget_as_on_the_command_line(here):
         ({"tune": None}, ["--trials", 3], "study.toml: tune: missing; allowed: a table"),
         ({}, ["--trials", 0], "--trials: found 0, allowed: 1 or more"),
         ({}, ["--workers", 0], "--workers: found 0, allowed: 1 or more"),
-        ({}, ["--seeds", "0,x"], "tune.seeds"),
+        ({}, ["--seeds", "0,x"], "--seeds: found '0,x'"),
         ({}, ["--out", "taken"], "taken: already exists"),
         ({"model": "cnn"}, [], "needs pictures"),
     ],

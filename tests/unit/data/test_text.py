@@ -323,7 +323,7 @@ def test_half_a_character_names_a_client_all_the_same(tmp_path):
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(FedtideError, match=r"no such file or folder: .*nothing.jsonl"):
         Text(("nothing.jsonl",)).load(tmp_path, 0)
-    with pytest.raises(FedtideError, match="damaged or not a file of JSON lines"):
+    with pytest.raises(FedtideError, match="is a folder, allowed: a file of JSON lines"):
         Text((".",)).load(tmp_path, 0)
 
 
