@@ -331,7 +331,7 @@ def report(
         check_runs(runs)
         left = sum(not run.finished for run in runs)
         if left:
-            _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: fedtide resume {root}")
+            _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}")
     _say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
     return 0
 

@@ -30,6 +30,7 @@ from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, read_study, write_summary
+from fedtide.runs.folder import go_on
 
 VERDICTS = (
     "What this study set out to see. A claim holds, or does not, where the 95 % confidence interval of its number over "
@@ -179,7 +180,7 @@ class _Root:
     def read(root: Path) -> _Root:
         study = read_study(root)
         if not any(summary.methods for summary in study.summaries):
-            raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
+            raise FedtideError(f"{root}: no run is finished yet; go on with: {go_on(root)}")
         return _Root(root, root.resolve().name, study)
 
 

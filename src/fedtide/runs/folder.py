@@ -116,10 +116,16 @@ def shift_file(root: Path, method: Method, seed: int) -> Path:
     return root / "shift" / f"{seed}{own}.safetensors"
 
 
+def go_on(root: Path) -> str:
+    """Return the command that goes on with a run folder, or with a tuning: that of real clients is its site's."""
+    site = root.resolve().parent
+    return f"fedtide serve {site}" if (site / "roster.toml").is_file() else f"fedtide resume {root}"
+
+
 def free(root: Path) -> None:
     """Raise if there is already something at `root`; it is left as it is."""
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        hint = f"; go on with: fedtide resume {root}" if (root / "config.toml").is_file() else ""
+        hint = f"; go on with: {go_on(root)}" if (root / "config.toml").is_file() else ""
         raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
 
 

@@ -27,7 +27,7 @@ from fedtide.fleets.tally import decision_units
 from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import known_digest_of
-from fedtide.runs.folder import Planned, load, plan
+from fedtide.runs.folder import Planned, go_on, load, plan
 
 ROWS = 256
 """How many rows of clients, and how many made-up ones, tell whether a network predicts as the method does."""
@@ -74,7 +74,7 @@ class Trained:
         folder = run.folder / "checkpoints"
         about = checkpoint.check(folder, config=known_digest_of(run.experiment, run.method, run.seed))
         if about is None:
-            raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: fedtide resume {root}")
+            raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: {go_on(root)}")
         newest = checkpoint.check_files(folder, about)
         memory = MemoryStore(run.folder / "memory")
         memory.read_index(newest / "memory.safetensors")

@@ -98,3 +98,11 @@ def test_without_a_version_a_package_has_none():
 def test_a_processor_has_a_name_even_without_proc(monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda path: False)
     assert isinstance(folder._processor(), str)
+
+
+def test_a_run_of_real_clients_goes_on_at_its_site(tmp_path):
+    root = tmp_path / "site" / "run"
+    root.mkdir(parents=True)
+    assert folder.go_on(root) == f"fedtide resume {root}"
+    (root.parent / "roster.toml").touch()
+    assert folder.go_on(root) == f"fedtide serve {root.parent}"
