@@ -143,6 +143,17 @@ def test_admit_and_status(here, capsys):
     assert "is a private key" in refused(capsys, here, "admit", "site", "lyon", "lyon.key")
     assert "not a site" in refused(capsys, here, "admit", here, "lyon", "lyon.pub")
     assert "not a site" in refused(capsys, here, "status", here)
+    assert "not a site" in refused(capsys, here, "serve", "berlin.csv")
+    assert "no such folder" in refused(capsys, here, "replay", "site/run")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_a_site_that_others_can_look_into_is_not_served(here, capsys):
+    (here / "site").chmod(0o755)
+    try:
+        assert "site: mode: found '0755', allowed: 0700" in refused(capsys, here, "serve", "site")
+    finally:
+        (here / "site").chmod(0o700)
 
 
 def test_what_is_missing_is_named(here, capsys, monkeypatch):

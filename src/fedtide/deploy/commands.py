@@ -174,8 +174,9 @@ def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -
     from fedtide.deploy.serve import serve as play
     from fedtide.deploy.site import Site
 
+    found = Site.read(site)
     check_own(site)
-    return play(Site.read(site), log=Log(log_json), health=health)
+    return play(found, log=Log(log_json), health=health)
 
 
 def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: bool = False) -> int:

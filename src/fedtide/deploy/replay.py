@@ -64,6 +64,8 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     Raises:
         FedtideError: it is no run of real clients, has no checkpoint yet, or the rows are not those of its clients.
     """
+    if not root.is_dir():
+        raise FedtideError(f"{root}: no such folder")
     for verdict in verify(root):
         if verdict.wrong is not None:
             raise FedtideError(verdict.wrong)

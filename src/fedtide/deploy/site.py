@@ -208,6 +208,7 @@ class Site:
                 f"{path}: was changed, and nodes have tickets of what it was (digest {self.digest}); only [deploy] may "
                 "change; for another study make another site with: fedtide deploy"
             )
+        check_fewest(self.deploy, self.roster.clients, str(path))
 
     @property
     def method(self) -> Method:
@@ -331,6 +332,7 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
     deploy = experiment.deploy or Deploy()
+    check_fewest(deploy, clients, where)
     data = experiment.data
     if data.public_samples:
         raise refused(f"{where}: data.public_samples", data.public_samples, "0, as tickets carry no rows to nodes")
@@ -351,6 +353,12 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     }
     made = experiment.model_copy(update=changes)
     return from_dict(tomllib.loads(to_toml(made)), where=where, timed=False)  # as the file of the site will be read
+
+
+def check_fewest(deploy: Deploy, clients: int, where: str) -> None:
+    """Raise where a round waits for more clients than there are, and so for ever; `where` begins the error."""
+    if deploy.fewest > clients:
+        raise refused(f"{where}: deploy.fewest", deploy.fewest, f"1 to {clients}, as many clients as there are")
 
 
 def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> RowsAbout:

@@ -141,7 +141,7 @@ class Node:
         asked = question_of(header)
         if isinstance(asked, WhoHeader):
             return self.about, b""
-        model = hashlib.blake2b(payload, digest_size=16).hexdigest()
+        model = hashlib.sha256(payload).hexdigest()
         why = self._objection(asked) or self.rules.refuses(header, model)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""

@@ -95,8 +95,10 @@ class NodeMemory:
         for _, left in sorted(kept)[: max(len(kept) - MOST, 0)]:
             left.unlink(missing_ok=True)
         partial = file.with_name("new")
-        codec.to_file(partial, {"format": FORMAT, "row": row})
-        _flush(partial)
+        with open(partial, "wb") as new:
+            new.write(codec.to_bytes({"format": FORMAT, "row": row}))  # faster than a file written array by array
+            new.flush()
+            os.fsync(new.fileno())
         partial.replace(file)
         _flush(file.parent)
 

@@ -134,6 +134,8 @@ def simulated(**changes):
         ({"deploy": {"every": "1 hour"}}, "a,b,c", "SCAFFOLD", "deploy.every: found '1 hour', allowed: a number and s"),
         ({"deploy": {"deadline": "0s"}}, "a,b,c", "SCAFFOLD", "deploy.deadline: found '0s', allowed: 1s to 366d"),
         ({"deploy": {"fewest": 0}}, "a,b,c", "SCAFFOLD", "deploy.fewest: found 0"),
+        ({"deploy": {"fewest": 4}}, "a,b,c", "SCAFFOLD", "deploy.fewest: found 4, allowed: 1 to 3"),
+        ({"deploy": {"heaviest": 0.0}}, "a,b,c", "SCAFFOLD", "deploy.heaviest: found 0.0"),
         ({"deploy": {"evry": "1h"}}, "a,b,c", "SCAFFOLD", "deploy.evry: unknown key.*did you mean 'every'"),
     ],
 )
