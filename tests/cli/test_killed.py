@@ -99,6 +99,7 @@ def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, met
     assert not list((tmp_path / "x").rglob("writing-*"))
 
 
+@pytest.mark.thorough  # the recipe of a million is played, and fewer clients are killed above
 def test_a_crowd_of_a_million_that_is_killed_goes_on(shell, tmp_path, monkeypatch):
     """Generated clients, judged by a sample: resumed bit for bit, and nothing written grows with who is registered."""
     data = {
