@@ -202,8 +202,9 @@ def setting(record: ExperimentRecord) -> str:
 
 
 SAME_RUN = (
-    "the same run as {}, to the last digit at every seed: often because every client makes a single local step in a "
-    "round (local.batch_size, epochs), in which a pull or a correction of later steps does nothing"
+    "the same run as {}, to the last digit at every seed: often because there was nothing to cluster, so that one "
+    "model was left, or because every client makes a single local step in a round (local.batch_size, epochs), in "
+    "which a pull or a correction of later steps does nothing"
 )
 """What is said of two methods that are one, with the likely reason."""
 

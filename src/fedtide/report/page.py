@@ -105,7 +105,7 @@ def write_report(
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     text = render(
         "page.html",
-        title=listed([each.study.records[0].experiment.title or each.name for each in made]),
+        title=listed([each.study.summaries[0].title for each in made]),
         about=made[0].study.records[0].experiment.description if len(made) == 1 else "",
         nano=[each.name for each in made if each.study.nano],
         warning=NANO,
