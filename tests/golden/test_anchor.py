@@ -91,10 +91,13 @@ def test_that_of_branches_and_of_fedgmm_is_fedavgs_model_too_and_leaves_the_othe
     assert same(replace(ours.state, anchor=None), plain.state)
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_fedgmm_too(name):
-    """With the weights sent, what is predicted and what the server adds up are the same."""
-    options = {"local": LOCAL, "cohort": "everyone", "anchor": True, **BESIDE[name]}
+@pytest.mark.parametrize(("name", "more"), [*BESIDE.items(), ("fedem", {"components": 2})])
+def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_too(name, more):
+    """With the weights sent, what is predicted and what the server adds up are the same.
+
+    In FedEM each client's mixture is what it kept of its training, by the posteriors of its training rows.
+    """
+    options = {"local": LOCAL, "cohort": "everyone", "anchor": True, **more}
     run = played(toy(name, options, shift={"who": {"kind": "always"}}), rounds=3)
     algorithm, population = run.host.algorithm, run.host.population
     payload, _ = algorithm.serve(run.steps[1].state, population.clients)
@@ -109,27 +112,6 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_fedgmm_too
         ]
         p, q, mixed = (each.logp.exp()[places, val.y] for each in told)
         torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
-        sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
-    assert run.steps[2].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
-
-
-def test_its_weight_in_fedem_is_that_of_highest_likelihood_under_each_clients_own_mixture():
-    """Each client's mixture is what it kept of its training, by the posteriors of its training rows."""
-    options = {"local": LOCAL, "cohort": "everyone", "components": 2, "anchor": True}
-    run = played(toy("fedem", options, shift={"who": {"kind": "always"}}), rounds=3)
-    algorithm, population = run.host.algorithm, run.host.population
-    payload, _ = algorithm.serve(run.steps[1].state, population.clients)
-    sums = torch.zeros(11).double()
-    for client in population.clients.tolist():
-        val = population.shard(client, run.steps[2].moment, "val")
-        owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
-        memory = run.fleet.engine.memory.read(client, (9, 0))
-        p, q = (
-            algorithm.predict(
-                {**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner
-            ).logp.exp()[places, val.y]
-            for share in (0.0, 1.0)
-        )
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
     assert run.steps[2].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
 

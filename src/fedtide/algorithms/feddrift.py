@@ -451,7 +451,7 @@ def cross_losses(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tupl
     if reply.total:
         past = reply.total["past"].value
         sums, rows = sums + past["bad"][old][:, there[old]], rows + past["rows"][there[old]]
-    known = (rows >= 1).nonzero().flatten()  # numbers of samples, whoever says them: a quotient stays finite
+    known = (rows >= 1).nonzero().flatten()  # numbers of samples are what clients say: a quotient stays finite
     return sums[known][:, known] / rows[known], known
 
 

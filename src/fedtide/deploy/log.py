@@ -45,7 +45,7 @@ class Log:
         with self._lock:
             try:
                 print(line, file=self.file or sys.stdout, flush=True)
-            except (OSError, ValueError):  # nobody reads any more, or the disk is full
+            except (OSError, ValueError):  # no reader is left, or the disk is full
                 return
 
 

@@ -131,7 +131,7 @@ class Kill:
     """A kill: of a node, or of the server (""), once so many rounds are over."""
 
     after: int
-    whom: str
+    node: str
 
 
 def _plan(site: Site, kills: bool) -> list[Kill]:
@@ -234,7 +234,7 @@ class Server:
                 rounds, moved = status.round, time.monotonic()
             if left and rounds >= left[0].after and status.phase == "playing":
                 time.sleep(MIDST)
-                self._kill(left.pop(0).whom, rounds + 1)
+                self._kill(left.pop(0).node, rounds + 1)
                 moved = time.monotonic()
         self._check()
 
@@ -242,10 +242,10 @@ class Server:
         if self.process.poll():
             raise FedtideError(f"the server ended with status {self.process.returncode}; see the lines above")
 
-    def _kill(self, whom: str, number: int) -> None:
-        if whom:
-            self._log.say("kill", f"killing node {whom} in round {number}: it is back in a minute or two")
-            _kill_node(home_of(self._site.root, whom))
+    def _kill(self, node: str, number: int) -> None:
+        if node:
+            self._log.say("kill", f"killing node {node} in round {number}: it is back in a minute or two")
+            _kill_node(home_of(self._site.root, node))
             return
         self._log.say("kill", f"killing the server in round {number}")
         self.restart()

@@ -199,7 +199,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         site: its folder.
         log: takes what happens.
         health: a port of this machine at which programs can ask how the server is; None opens none.
-        rehearsed: nodes have the rows of the study, and those take part whom its simulation draws.
+        rehearsed: nodes have the rows of the study, and those take part that its simulation draws.
 
     Raises:
         FedtideError: it cannot be served.
@@ -258,7 +258,7 @@ def without_failures(
 
     Args:
         algorithm: as simulations play it.
-        fleet: whom it asks.
+        fleet: the clients that it asks.
         fail: is told the last question, the round and the error.
     """
 

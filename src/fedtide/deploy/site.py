@@ -454,7 +454,7 @@ def admit(root: Path, name: str, public: Path) -> tuple[Node, str]:
 
     Args:
         root: the site.
-        name: of the node. What stands in the file is the word of whoever sent it, and has only to agree.
+        name: of the node. What stands in the file is the word of its sender, and has only to agree.
         public: the file NAME.pub that the node made.
 
     Raises:

@@ -26,7 +26,7 @@ ROOM = 10_000
 """Bytes of a message beside the answers in it, and of what a client tells when it is judged."""
 
 MOST = 2**31
-"""Bytes of an answer of which nobody knows how it looks."""
+"""Bytes of an answer whose form is not known."""
 
 WORDS = 160
 """Letters of a reason that are kept: it stands in the record for each client and each question."""

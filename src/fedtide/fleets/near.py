@@ -30,7 +30,7 @@ class NearCarrier:
         self._questions: deque[tuple[Question, float]] = deque()
 
     def removed(self) -> frozenset[str]:
-        """Return nobody."""
+        """Return no name."""
         return frozenset()
 
     def present(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core import codec
+from fedtide.core.atomic import flush
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.types import Memory
@@ -100,7 +101,7 @@ class NodeMemory:
             new.flush()
             os.fsync(new.fileno())
         partial.replace(file)
-        _flush(file.parent)
+        flush(file.parent)
 
     def file(self, client: int, version: Version) -> Path:
         """Return the place of what a client kept."""
@@ -128,14 +129,6 @@ def _fault(path: Path) -> str:
         if codec.piece(path, "format") != FORMAT:
             return "is of another version of fedtide; install the one that wrote it"
     return "is damaged at the node; restore its folder"
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_what_a_process_leaves_behind_ends_with_it(keep, tmp_path):
     keeper = keep(process("node", script))
     keeper.stdout.readline()
     child = int((tmp_path / "kept" / "node.log").read_text().split()[0])
-    until(lambda: not alive(child))
+    assert until(lambda: not alive(child))
 
 
 def test_the_cause_is_said_in_one_line_and_once(keep, tmp_path):

@@ -52,7 +52,7 @@ class Known:
     """What Flower knows of keys.
 
     Args:
-        registered: its number of each key, which it says once; None where nobody heard it.
+        registered: its number of each key, which it says once; None until it is heard.
         removed: keys that were let in once, and never are again: Flower takes no key twice.
     """
 

@@ -1,6 +1,6 @@
 """Runs one of Flower's programs such that it is served, and reached, at a socket in place of a port of this machine.
 
-Every user of a machine reaches its ports, and Flower asks nobody on the loopback for a key. The socket lies in a folder
+Every user of a machine reaches its ports, and on the loopback Flower asks for no key. The socket lies in a folder
 that is its owner's alone, and the system keeps others out. This is a program of its own that imports neither Fedtide
 nor Flower. Its arguments are the socket, the address HOST:PORT that stands for it, and a program with its arguments.
 """

@@ -145,7 +145,7 @@ def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str
 
 
 def _begun(grid: Any, waiting: dict[str, Asked]) -> list[Coming]:
-    """Return the answers that have begun to come; nobody waits for a message that answers nothing.
+    """Return the answers that have begun to come; a message that answers nothing is left out.
 
     What an answer answers is what Flower checked, and not what is written in it.
     """
