@@ -18,6 +18,7 @@ from fedtide.algorithms.options import options_of
 from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import FleetSettings, Local
 from fedtide.config.tune import Tune
+from fedtide.config.wire import WireSettings
 from fedtide.core.config_types import Count, Distinct, Finite, Flag, Fraction, Positive, Spelled, Text, Whole
 from fedtide.core.errors import refused, unknown
 from fedtide.core.strict import Strict
@@ -254,6 +255,7 @@ class Experiment(Strict):
         model: the network.
         devices: how long clients take on the simulated clock; None means a second a round.
         fleet: what runs the clients' work.
+        wire: how sums pass from clients to the server; None adds them in floating point, as they are sent.
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
         sweep: a grid: dotted keys, each with a list of values. Keys that change together stand side by side,
@@ -283,6 +285,7 @@ class Experiment(Strict):
     model: Annotated[Model, Spelled] = SmallCNN()
     devices: Annotated[Devices, Spelled] | None = None
     fleet: FleetSettings = Local()
+    wire: WireSettings | None = None
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
     sweep: dict[str, Annotated[tuple[Any, ...], Distinct]] = Field(default_factory=dict)

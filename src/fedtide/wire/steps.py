@@ -1,0 +1,84 @@
+"""The wire: what clients do to a vector before it is rounded and masked, and what the server does to a sum it opened.
+
+A step is a pure function on vectors of one form, the same in simulation and deployment:
+
+    client: as_vector -> step.sent, each in order -> quantized -> masks
+    server: sum of masked -> opened -> step.received, each in order -> as_total
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedtide.core.memory import Version
+from fedtide.core.trees import Tree
+from fedtide.wire.vector import Form, as_total, as_vector, opened, quantized
+
+FEWEST = 3
+"""Clients below which no sum is opened, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the server knows of a sum that it opens.
+
+    Args:
+        question: what was asked.
+        version: (round, number of the ask in it).
+        slot: the slot that its clients were asked in; None where there are none.
+        clients: ids of those in the sum, sorted.
+        form: of its vector.
+    """
+
+    question: str
+    version: Version
+    slot: int | None
+    clients: tuple[int, ...]
+    form: Form
+
+
+class Step(Protocol):
+    """A step of the wire. It draws from what it holds itself, never from torch's global generator."""
+
+    def sent(self, vector: Tensor, form: Form) -> Tensor:
+        """Return what a client sends in place of its vector (size,), float64."""
+
+    def received(self, total: Tensor, opening: Opening) -> Tensor:
+        """Return what the algorithm is given in place of an opened sum (size,), float64."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How sums pass from clients to the server.
+
+    Args:
+        secure: whether vectors are masked on their way; a simulation adds them in the same fixed point.
+        fewest: clients below which no sum is opened.
+        steps: in the order of the client; the server takes them in the same order.
+    """
+
+    secure: bool = True
+    fewest: int = FEWEST
+    steps: Sequence[Step] = ()
+
+    def send(self, form: Form, total: Tree) -> Tensor:
+        """Return what a client sends, in fixed point.
+
+        Raises:
+            FedtideError: the total is of another form, or (`TooLarge`) one of its numbers does not fit.
+        """
+        vector = as_vector(form, total)
+        for step in self.steps:
+            vector = step.sent(vector, form)
+        return quantized(vector, form.people)
+
+    def receive(self, total: Tensor, opening: Opening, like: Tree, optional: frozenset[str] = frozenset()) -> Tree:
+        """Return a sum in fixed point as the algorithm reads it; `like` and `optional` as of `as_total`."""
+        vector = opened(total)
+        for step in self.steps:
+            vector = step.received(vector, opening)
+        return as_total(opening.form, vector, like, optional)
