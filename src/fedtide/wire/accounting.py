@@ -1,0 +1,156 @@
+"""How much a run tells of one client: epsilon and delta of noise, and the noise for an epsilon.
+
+Without amplification by sampling all releases of a run are one Gaussian mechanism, with the sensitivity of the rounds
+that one client is in: Balle, Wang: *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, Theorem 8.
+Where participants are drawn uniformly, without replacement, and nobody but the server knows who was: Wang, Balle,
+Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the library dp-accounting.
+
+| symbol | meaning |
+| --- | --- |
+| `z` | noise multiplier |
+| `mu` | how far one client moves all that is released, in deviations of its noise |
+
+Choices:
+    Neighbors are two runs of which in one the client's answers are zeros instead: that it was asked, and when, is not
+    hidden. Sampling is accounted for by replacement, a change of up to twice the length. Where clients come by the
+    clock their sample is not uniform, and nothing is gained. What is said is never below the truth: numbers are
+    rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.special import log_ndtr, ndtr
+
+from fedtide.core.errors import FedtideError
+from fedtide.wire.banded import sensitivity
+
+PRECISE = 1e-10
+"""Relative width at which a search ends."""
+
+LARGEST = 1e6
+"""Largest epsilon, and noise multiplier, that is looked for."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Uniform draws without replacement.
+
+    Args:
+        drawn: participants of a round.
+        clients: of how many.
+    """
+
+    drawn: int
+    clients: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases of a run.
+
+    Args:
+        rounds: T.
+        times: most rounds that a client is in.
+        distance: least rounds from one of these to the next.
+        bands: of the noise; 1 is fresh noise in each round.
+        releases: sums that a client is in, in each of its rounds.
+        sampling: draws that make it less likely that a client is in a round at all; then every round may have it.
+    """
+
+    rounds: int
+    times: int
+    distance: int = 1
+    bands: int = 1
+    releases: int = 1
+    sampling: Sampling | None = None
+
+    def epsilon(self, z: float, delta: float) -> float:
+        """Return epsilon of the whole run."""
+        if self.sampling is not None:
+            return sampled_epsilon(z, self.sampling, self.rounds * self.releases, delta)
+        return epsilon_of(self.moved / z, delta)
+
+    def noise(self, epsilon: float, delta: float) -> float:
+        """Return the least noise multiplier at which the whole run has at most this epsilon."""
+        if self.sampling is not None:
+            return _least(lambda z: self.epsilon(z, delta) <= epsilon, width=1e-4)
+        return self.moved / mu_of(epsilon, delta)
+
+    @property
+    def moved(self) -> float:
+        """How far one client of length 1 moves all that is released, in deviations of noise of multiplier 1."""
+        return math.sqrt(self.releases) * sensitivity(self.bands, self.rounds, self.times, self.distance)
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """Return delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+
+    >>> round(delta_of(1.0, 0.0), 6), round(delta_of(1.0, 1.0), 6)
+    (0.382925, 0.126937)
+    """
+    if mu == 0:
+        return 0.0
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)), 700)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the least epsilon for which `mu` has at most this delta.
+
+    >>> round(epsilon_of(1.0, 1e-5), 3)
+    4.377
+    """
+    if delta_of(mu, 0.0) <= delta:
+        return 0.0
+    return _least(lambda epsilon: delta_of(mu, epsilon) <= delta)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu that has at most this epsilon and delta.
+
+    >>> round(mu_of(epsilon_of(1.0, 1e-5), 1e-5), 6)
+    1.0
+    """
+    return 1 / _least(lambda inverse: delta_of(1 / inverse, epsilon) <= delta)
+
+
+def sampled_epsilon(z: float, sampling: Sampling, times: int, delta: float) -> float:
+    """Return epsilon of so many sums over participants that are drawn uniformly.
+
+    Raises:
+        FedtideError: dp-accounting is not installed.
+    """
+    try:
+        import dp_accounting
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError:
+        raise FedtideError(
+            "wire.privacy: a uniform cohort is accounted for by dp-accounting, which is not installed; "
+            "pip install 'fedtide[privacy]'"
+        ) from None
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    # Another client in one's place moves the sum by up to twice the length.
+    release = dp_accounting.SampledWithoutReplacementDpEvent(
+        sampling.clients, sampling.drawn, dp_accounting.GaussianDpEvent(z / 2)
+    )
+    accountant.compose(release, times)
+    return float(accountant.get_epsilon(delta))
+
+
+def _least(holds: Callable[[float], bool], width: float = PRECISE) -> float:
+    """Return the least positive number for which something holds that holds for all larger ones, rounded up."""
+    high = 1.0
+    while not holds(high):
+        high *= 2
+        if high > LARGEST:
+            raise FedtideError(f"wire.privacy: found no number up to {LARGEST:g} that would do, allowed: more noise")
+    low = high / 2
+    while holds(low) and low > 1 / LARGEST:
+        high, low = low, low / 2
+    while high - low > width * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

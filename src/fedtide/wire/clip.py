@@ -1,0 +1,133 @@
+"""Bounds on how far one client can move a sum, leaf by leaf.
+
+McMahan, Ramage, Talwar, Zhang: *Learning Differentially Private Recurrent Language Models*, ICLR 2018; McMahan, Andrew,
+et al.: *A General Approach to Adding Differential Privacy to Iterative Training Procedures*, 2018 (leaves as groups);
+bounds that adapt: Andrew, Thakkar, McMahan, Ramaswamy: *Differentially Private Learning with Adaptive Clipping*,
+NeurIPS 2021.
+
+| symbol | meaning |
+| --- | --- |
+| `v_k`, `w_k` | value and weight of a leaf, in slot k where it has slots |
+| `p_k` | share of slot k in the client's weights, `w_k / sum w`; 1 without slots |
+| `C` | bound of the leaf |
+
+A client sends `f p_k v_k` and the weight `p_k`, with `f = min(1, C / |(p_k v_k)_k|)`. So what it adds to the values of
+a leaf is at most C long, over all slots together, and what it adds to the weights is at most 1 long, as these are
+positive and add up to 1.
+
+Choices:
+    Every client counts once, whatever its number of samples: then the sum of weights of a leaf without slots is the
+    number of answers, which is no secret, needs no noise, and is a good divisor. A leaf of weight zero sends zeros and
+    counts, too. Buffers are part of their leaf. What fixed point rounds is taken off the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, unknown
+from fedtide.wire.steps import Opening
+from fedtide.wire.vector import BITS, Form
+
+ROUNDED = 2.0 ** -(BITS + 1)
+"""How far fixed point moves a number at most."""
+
+INSIDE = 1 - 2.0**-30
+"""Sum of a client's weights in slots: of 1000 rounded ones, too, the length is at most 1."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The step of the wire that bounds what a client sends.
+
+    Args:
+        bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
+    """
+
+    bounds: Mapping[str, float]
+
+    def sent(self, vector: Tensor, form: Form) -> Tensor:
+        """Return a client's vector within the bounds."""
+        return clipped(vector, form, self.bounds)
+
+    def received(self, total: Tensor, opening: Opening) -> Tensor:
+        """Return the sum as it is."""
+        return total
+
+
+def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
+    """Return a client's vector with every leaf within its bound, and weights that add up to 1.
+
+    Raises:
+        FedtideError: a leaf has no bound, or a weight is negative.
+
+    >>> import torch
+    >>> from fedtide.wire.vector import Leaf
+    >>> form = Form((Leaf("delta", 2), Leaf("models", 1, slots=2)), people=3)
+    >>> vector = torch.tensor([30.0, 40.0, 10.0, 6.0, 3.0, 2.0, 1.0])  # (3, 4) of weight 10; 2 and 2 of weights 3 and 1
+    >>> clipped(vector, form, {"delta": 2.5, "models": 9.0})
+    tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
+    """
+    sent = vector.clone()
+    for name, table in form.tables(sent).items():
+        values, weights = table[:, :-1], table[:, -1]
+        whole = float(weights.sum())
+        if bool((weights < 0).any()):
+            raise FedtideError(f"{name or WHOLE}: found a negative weight, allowed: 0 or more, as the sum is private")
+        if whole > 0:
+            table *= (INSIDE if len(table) > 1 else 1.0) / whole
+        else:
+            values.zero_()
+        if len(table) == 1:
+            weights.fill_(1.0)
+        most = bound_of(name, bounds) - ROUNDED * math.sqrt(values.numel())
+        length = float(values.norm())
+        if not length <= most:  # what is not finite stays so, and is refused
+            values *= most / length
+    return sent
+
+
+def adapted(bound: float, share: float, quantile: float, rate: float) -> float:
+    """Return the next bound: C <- C * exp(-rate * (share - quantile)), Andrew et al. 2021, section 2.
+
+    Args:
+        bound: C.
+        share: share of the clients that were within it, with its noise.
+        quantile: of the lengths, which the bound approaches.
+        rate: how fast.
+
+    >>> adapted(2.0, share=0.5, quantile=0.5, rate=0.2), adapted(1.0, share=1.0, quantile=0.0, rate=math.log(2))
+    (2.0, 0.5)
+    """
+    return bound * math.exp(-rate * (share - quantile))
+
+
+WHOLE = "total"
+"""Name, among bounds, of a total that is a single leaf."""
+
+
+def bound_of(name: str, bounds: Mapping[str, float]) -> float:
+    """Return the bound of a leaf.
+
+    Raises:
+        FedtideError: it has none.
+    """
+    key = name or WHOLE
+    if key not in bounds:
+        known = ", ".join(bounds)
+        raise FedtideError(f"wire.privacy.clip: no bound of '{key}', which clients send too; there are: {known}")
+    return bounds[key]
+
+
+def check_bounds(form: Form, bounds: Mapping[str, float]) -> None:
+    """Raise if a leaf has no bound, or a bound no leaf."""
+    names = [leaf.name or WHOLE for leaf in form.leaves]
+    for name in names:
+        bound_of(name, bounds)
+    for name in bounds:
+        if name not in names:
+            raise unknown("wire.privacy.clip", name, names)

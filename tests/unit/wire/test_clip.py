@@ -1,0 +1,174 @@
+"""Bounds and noise of sums: golden numbers, a naive implementation, and properties of random totals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Slotted, Weighted
+from fedtide.wire.clip import adapted, check_bounds, clipped
+from fedtide.wire.noise import Group, deviations, groups_of, noised
+from fedtide.wire.vector import Form, Leaf, as_total, as_vector, form_of, opened, quantized
+
+BOUNDS = {"delta": 1.0, "models": 2.0, "loss": 5.0}
+
+
+def naive(total, bounds):
+    """What a client sends, leaf by leaf: lists of (numbers, weight) by slot."""
+    sent = {}
+    for name, leaf in total.items():
+        parts = {0: leaf} if isinstance(leaf, Weighted) else leaf.parts
+        whole = sum(part.weight for part in parts.values())
+        pairs = {}
+        for k, part in parts.items():
+            share = part.weight / whole if whole else 0.0
+            pairs[k] = ([share * x for x in np.asarray(part.value, float).ravel()], share)
+        length = math.sqrt(sum(x * x for values, _ in pairs.values() for x in values))
+        factor = min(1.0, bounds[name] / length) if length else 1.0
+        scaled = {k: ([factor * x for x in values], share) for k, (values, share) in pairs.items()}
+        sent[name] = {0: (scaled[0][0], 1.0)} if isinstance(leaf, Weighted) else scaled
+    return sent
+
+
+numbers = st.floats(-1e3, 1e3, width=32)
+weights = st.sampled_from([0.0, 0.5, 1.0, 7.0, 300.0])
+
+
+@st.composite
+def totals(draw):
+    delta = Weighted(torch.tensor(draw(st.lists(numbers, min_size=3, max_size=3))), draw(weights))
+    slots = draw(st.lists(st.integers(0, 3), unique=True, max_size=4))
+    models = {k: Weighted(torch.tensor([draw(numbers), draw(numbers)]), draw(weights)) for k in slots}
+    return {"delta": delta, "models": Slotted(models, 4), "loss": Weighted(draw(numbers), draw(weights))}
+
+
+FORM = Form((Leaf("delta", 3), Leaf("models", 2, slots=4), Leaf("loss", 1)), people=10)
+
+
+@settings(deadline=None, derandomize=True)
+@given(totals())
+def test_clipped_as_by_hand_and_never_beyond_a_bound(total):
+    sent = clipped(as_vector(FORM, total), FORM, BOUNDS)
+    tables = FORM.tables(sent)
+    for name, parts in naive(total, BOUNDS).items():
+        expected = torch.zeros_like(tables[name])
+        for k, (values, weight) in parts.items():
+            expected[k] = torch.tensor([*values, weight])
+        torch.testing.assert_close(tables[name], expected, rtol=1e-8, atol=1e-8)
+    for name, table in FORM.tables(opened(quantized(sent, 10))).items():  # what is added, after rounding
+        assert float(table[:, :-1].norm()) <= BOUNDS[name]
+        assert float(table[:, -1].norm()) <= 1.0
+
+
+def test_a_client_by_hand():
+    """Lengths 5 and 0.5; in slots (3, 0) with 1/4 and (0, 4) with 3/4: (.75, 3), of length 3.0923."""
+    total = {
+        "delta": Weighted(torch.tensor([0.0, 3.0, 4.0]), 4.0),
+        "models": Slotted({1: Weighted(torch.tensor([3.0, 0.0]), 1), 3: Weighted(torch.tensor([0.0, 4.0]), 3)}, 4),
+        "loss": Weighted(0.5, 2.0),
+    }
+    tables = FORM.tables(clipped(as_vector(FORM, total), FORM, BOUNDS))
+    assert tables["delta"].tolist() == [pytest.approx([0.0, 0.6, 0.8, 1.0])]
+    f = 2 / math.hypot(0.75, 3.0)
+    assert tables["models"].tolist() == [
+        [0, 0, 0], pytest.approx([0.75 * f, 0.0, 0.25]), [0, 0, 0], pytest.approx([0.0, 3 * f, 0.75]),
+    ]  # fmt: skip
+    assert tables["loss"].tolist() == [[0.5, 1.0]]
+
+
+def test_a_mean_of_short_updates_is_their_mean():
+    total = {"delta": Weighted(torch.tensor([0.3, 0.4]), 17.0)}
+    form = form_of(total, 3)
+    sent = sum(clipped(as_vector(form, total), form, {"delta": 1.0}) for _ in range(3))
+    made = as_total(form, sent, total)["delta"]
+    assert made.weight == 3.0
+    torch.testing.assert_close(made.value, torch.tensor([0.9, 1.2], dtype=torch.float64))
+
+
+def test_what_is_not_finite_stays_so():
+    form = Form((Leaf("delta", 2),), 1)
+    for bad in (math.nan, math.inf):
+        assert not clipped(torch.tensor([bad, 1.0, 1.0]), form, {"delta": 1.0}).isfinite().all()
+
+
+def test_every_leaf_needs_a_bound_and_every_bound_a_leaf():
+    with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
+        check_bounds(FORM, {"delta": 1.0, "models": 1.0})
+    with pytest.raises(FedtideError, match=r"wire.privacy.clip: .*'detla'"):
+        check_bounds(FORM, {**BOUNDS, "detla": 1.0})
+    check_bounds(Form((Leaf("", 1),), 1), {"total": 1.0})
+    with pytest.raises(FedtideError, match="negative weight"):
+        clipped(torch.tensor([1.0, 1.0, -1.0]), Form((Leaf("delta", 2),), 1), {"delta": 1.0})
+
+
+def test_a_bound_finds_its_quantile():
+    """Lengths 1 to 100: three quarters of them are within 75 or a little more."""
+    lengths, bound = np.arange(1, 101), 0.1
+    for _ in range(200):
+        bound = adapted(bound, float(np.mean(lengths <= bound)), 0.75, 0.2)
+    assert 74 <= bound <= 77
+
+
+def test_deviations_make_one_multiplier_and_waste_least():
+    """1/z^2 = sum C^2/s^2, and no other such deviations have a smaller sum of relative errors."""
+    groups = {"delta": Group(1000, 1.0), "loss": Group(1, 5.0), "models#": Group(2, 1.0)}
+    z = 1.7
+    ours = deviations(groups, z)
+    assert sum((g.bound / ours[name]) ** 2 for name, g in groups.items()) == pytest.approx(1 / z**2)
+
+    def relative(deviation):
+        return sum(s * math.sqrt(g.size) / g.bound for s, g in zip(deviation, groups.values(), strict=True))
+
+    def of(logits):  # any parts that add up to one
+        parts = np.exp(logits) / np.exp(logits).sum()
+        return [z * g.bound / math.sqrt(part) for g, part in zip(groups.values(), parts, strict=True)]
+
+    best = minimize(lambda logits: relative(of(logits)), np.zeros(3))
+    assert relative(ours.values()) == pytest.approx(best.fun, rel=1e-4)
+    one_for_all = z * math.sqrt(sum(g.bound**2 for g in groups.values()))
+    assert ours["delta"] < one_for_all / 3
+
+
+def test_noise_by_hand():
+    """Groups of 3, 8, 4 and 1: every number gets its deviation times what was drawn, a weight without slots nothing."""
+    bounds, z = BOUNDS, 0.1
+    sizes = {"delta": 3, "models": 8, "models#": 4, "loss": 1}
+    assert {name: group.size for name, group in groups_of(FORM, bounds).items()} == sizes
+    whole = sum(size ** (1 / 3) for size in sizes.values())
+    s = {
+        name: z * bound * math.sqrt(whole / sizes[name] ** (1 / 3))
+        for name, bound in {**bounds, "models#": 1.0}.items()
+    }
+    total = torch.zeros(FORM.size, dtype=torch.float64)
+    FORM.tables(total)["models"][:, -1] = torch.tensor([10.0, 2.9, 3.1, 0.0]) * s["models#"]
+    FORM.tables(total)["delta"][:, -1] = 5.0
+    noise = torch.ones_like(total)
+    FORM.tables(noise)["models"][:, -1] = 0.0
+    tables = FORM.tables(noised(total, FORM, bounds, z, noise))
+    torch.testing.assert_close(tables["delta"][0], torch.tensor([s["delta"]] * 3 + [5.0]).double())
+    torch.testing.assert_close(tables["loss"][0], torch.tensor([s["loss"], 0.0]).double())
+    each = s["models"]
+    expected = [[each, each, 10 * s["models#"]], [0, 0, 0], [each, each, 3.1 * s["models#"]], [0, 0, 0]]
+    torch.testing.assert_close(tables["models"], torch.tensor(expected).double())
+
+
+@settings(deadline=None, derandomize=True)
+@given(totals())
+def test_one_client_moves_a_release_by_one_over_z(total):
+    """The distance between sums with and without a client, in deviations of their noise."""
+    z = 2.5
+    scale = deviations(groups_of(FORM, BOUNDS), z)
+    sent = opened(quantized(clipped(as_vector(FORM, total), FORM, BOUNDS), 10))
+    squared = 0.0
+    for name, table in FORM.tables(sent).items():
+        squared += float((table[:, :-1] / scale[name]).square().sum())
+        if len(table) > 1:
+            squared += float((table[:, -1] / scale[f"{name}#"]).square().sum())
+    assert math.sqrt(squared) <= 1 / z * (1 + 1e-12)
