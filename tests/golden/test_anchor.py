@@ -79,6 +79,8 @@ BESIDE = {
     "fedtem": {"prior": {"kind": "linear", "period": 4}, "server": "sgd"},
     "fedtkm": {"prior": {"kind": "linear", "period": 4}, "server": "sgd", "max_update_norm": 0.1},
     "fedgmm": {"features": "network", "components": 2, "gaussians": 2, "gaussian_init": "random"},
+    "ifca": {"clusters": 3, "choose_on": "train"},
+    "min-loss": {"server": "sgd"},
 }
 
 
@@ -160,3 +162,17 @@ def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_besid
 def test_without_validation_rows_it_is_refused_before_anything_runs(name):
     with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
         preflight(toy(name, {"anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))
+
+
+def test_that_of_ifca_is_trained_as_its_own_models_are():
+    """Paper's gradients: the anchor is FedSGD's model; with a pull that of FedProx."""
+    gradient = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
+    pairs = [
+        ({**gradient}, "fedsgd", {"weighting": "uniform"}),
+        ({"mu": 0.5}, "fedprox", {"mu": 0.5}),
+    ]
+    for own, name, other in pairs:
+        every = {"local": {"lr": 0.1, "batch_size": 0}, "cohort": "everyone"}
+        ours = played(toy("ifca", {**every, "clusters": 3, "anchor": True, **own}), rounds=3)
+        theirs = played(toy(name, {**every, **other}), rounds=3)
+        assert same(ours.state.anchor.weights, theirs.state.weights)

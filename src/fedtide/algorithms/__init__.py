@@ -175,7 +175,10 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "min-loss": Entry(
         minloss, "weights down, update and branch up", "branches",
-        variants={"members": {"lam": 0.0, "normalize_by": "members", "choose_per": "client"}},
+        variants={
+            "members": {"lam": 0.0, "normalize_by": "members", "choose_per": "client"},
+            "anchor": {"anchor": True},
+        },
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
@@ -367,6 +370,7 @@ REGISTRY: Mapping[str, Entry] = {
             "head": {"cluster_layer": "head", "clusters": 3, **GRADIENT},
             "hidden": {"hide_choice": True},
             "tries": {"n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam", "mu": 0.1},
+            "anchor": {"clusters": 3, "anchor": True},
         },
         reductions=[
             Reduction({"clusters": 1}, "fedavg"),

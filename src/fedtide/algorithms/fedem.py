@@ -43,7 +43,6 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, ModelCount, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -63,7 +62,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, log_probabilities, mix, needs_val, step_anchor, train_anchor
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
@@ -114,21 +113,20 @@ def fedem(
     """
     weighs_rows(task.loss, "FedEM")
     refuse_equal_start(task, components)
+    beside = Anchoring(anchor, task, local, server, weighting)
     plain, task = task, with_branches(task, component_layer, components, key="component_layer")
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         whole = component_layer == WHOLE
         weights = join_models(init_models(plain, rng, components), WHOLE) if whole else task.init(rng)
-        beside = Anchor.start(plain.init(rng), server) if anchor else None
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
         everyone = 0.0 if known is None else known["rows"].weight
-        return State(weights, server.init(weights), everyone, beside, cohort.init(fleet))
+        return State(weights, server.init(weights), everyone, beside.start(rng), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        sent = {"weights": state.weights}
-        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
+        return {"weights": state.weights, **beside.sent(state)}
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -144,24 +142,17 @@ def fedem(
         weights, pi = payload["weights"], even if memory is None else memory["pi"]
         joints, q = e_step(losses_of(task, weights, shard), pi)
         pi = q.mean(0)
+        parts = beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
         fitted = local(task, Blended(q, task.loss), weights, shard, moment, rng)
         if not fitted.steps:
             return None
-        # The anchor may be trained in the same memory.
-        delta = detached(fitted.delta) if anchor else fitted.delta
         weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))
         total = {
-            "delta": Weighted(delta, weight),
+            "delta": Weighted(fitted.delta, weight),
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, weight),
         } | mixture_notes(q, joints)
-        if anchor:
-
-            def mixed(x: Tensor) -> Tensor:
-                return blend_branches(task, weights, x, pi.expand(len(x), -1))[0]
-
-            total |= train_anchor(plain, local, payload["anchor"], shard, moment, rng, weight, mixed)
-        return Answer(total, memory={"pi": pi}, notes=notes, update=delta)
+        return Answer(total | parts, memory={"pi": pi}, notes=notes, update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
@@ -173,7 +164,7 @@ def fedem(
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = step_server(state, server, got)
         facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
-        moved, weighed = step_anchor(moved, server, reply.total)
+        moved, weighed = beside.step(moved, reply.total)
         return moved, {**facts, **weighed}
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -185,23 +176,16 @@ def fedem(
             pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
         logp, _ = blend_branches(task, payload["weights"], x, pi)
-        if not anchor:
-            return Prediction(logp, pi.argmax(1), pi)
-        share, other = payload["anchor"]["share"], log_probabilities(plain, payload["anchor"]["weights"], x)
-        shares = torch.cat([pi * (1 - share), torch.full((len(x), 1), share, dtype=torch.float64)], 1)
-        labels = {"components": logp.argmax(-1), "anchor": other.argmax(-1)}
-        return Prediction(mix(logp, other, share), shares.argmax(1), shares, labels)
-
-    def trained(rows: Tensor) -> Tensor:
-        return (models + anchor) * local.samples(rows)
+        return Prediction(logp, pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    serve, check = to_everyone(broadcast), needs_val if anchor else None
-    made = Algorithm("fedem", init, works, round, serve, predict, adapt=adapt, check=check)
+    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
+    made = Algorithm("fedem", init, works, round, serve, predict, adapt=adapt, check=beside.check)
+    trained = beside.trained(lambda rows: models * local.samples(rows))
     return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

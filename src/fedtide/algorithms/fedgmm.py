@@ -38,7 +38,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +47,6 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -70,7 +68,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, mix_in, needs_val, step_anchor, train_anchor
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import (
     init_models,
@@ -143,6 +141,7 @@ def fedgmm(
     """
     weighs_rows(task.loss, "FedGMM")
     refuse_equal_start(task, components)
+    beside = Anchoring(anchor, task, local, server, weighting)
     whole = with_branches(task, component_layer, components, key="component_layer")
     setup = GaussianSetup(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
     extract, diagonal = setup.extract, max(rho, LEAST_VARIANCE)
@@ -151,12 +150,12 @@ def fedgmm(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, component_layer)
         mu, cov = setup.initial(models[0], rng)
-        memos, beside = tuple(map(server.init, models)), Anchor.start(models[0], server) if anchor else None
-        return State(models, memos, mu, cov, Collected.nothing(), beside, cohort.init(fleet))
+        memos = tuple(map(server.init, models))
+        return State(models, memos, mu, cov, Collected.nothing(), beside.start(rng), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        sent = {"models": send_models(state.weights, component_layer), "mu": state.mu, "cov": state.spread}
-        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
+        models = send_models(state.weights, component_layer)
+        return {"models": models, "mu": state.mu, "cov": state.spread, **beside.sent(state)}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -179,24 +178,24 @@ def fedgmm(
             pi = g.mean(0)
             mu, cov = fit_full_gaussians(z, g.sum(2), rho)
         q = g.sum(1)
+        parts = beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
         trained = local(whole, Blended(q, task.loss), together, shard, moment, rng)
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
-        delta = detached(trained.delta) if anchor else trained.delta  # the anchor may be trained in the same memory
-        parts = split_models(delta, models[0], component_layer, components)
+        deltas = split_models(trained.delta, models[0], component_layer, components)
         total = {
-            "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(components)}, components),
+            "delta": Slotted(
+                {k: Weighted(delta, n * float(pi[:, k].sum())) for k, delta in enumerate(deltas)}, components
+            ),
             "gaussians": Slotted(
                 {k: Weighted({"mu": mu[k], "cov": cov[k]}, n * float(pi[k].sum())) for k in range(gaussians)}, gaussians
             ),
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
         } | mixture_notes(q, scores)
-        if anchor:
-            mixed = partial(own_mixture, payload, pi)
-            total |= train_anchor(task, local, payload["anchor"], shard, moment, rng, n, mixed)
-        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=dict(enumerate(parts)))
+        update = dict(enumerate(deltas))
+        return Answer(total | parts, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -210,10 +209,9 @@ def fedgmm(
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
-        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
-        state, weighed = step_anchor(state, server, reply.total)
-        facts |= weighed
-        return replace(state, mu=mu, spread=cov), facts
+        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
+        state, weighed = beside.step(state, reply.total)
+        return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0), **weighed}
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -234,28 +232,17 @@ def fedgmm(
         logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    def own_mixture(payload: Any, pi: Tensor, x: Tensor) -> Tensor:
-        return by_mixture(payload, [{"pi": pi}], x, torch.zeros(len(x), dtype=torch.int64)).logp
-
-    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        found = by_mixture(payload, memories, x, owner)
-        return mix_in(found, task, payload["anchor"], x) if anchor else found
-
     def check(held: Holdings) -> None:
         enough_rows_for(components=components, gaussians=gaussians)(held)
-        if anchor:
-            needs_val(held)
-
-    def trained_on(rows: Tensor) -> Tensor:
-        return (models + anchor) * local.samples(rows)
+        beside.check(held)
 
     works = {"collect": setup.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     forward = {"train": models + once, "collect": once, "loss": 2 * (models + once)}
-    serve = to_everyone(broadcast)
+    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
     made = Algorithm(
-        "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before,
-        check=check,
+        "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before, check=check
     )  # fmt: skip
-    return with_cohort(made, cohort, task, local, forward=forward, trained=trained_on)
+    trained = beside.trained(lambda rows: models * local.samples(rows))
+    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

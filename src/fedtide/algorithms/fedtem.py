@@ -50,7 +50,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -61,7 +60,6 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -82,7 +80,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, mix_in, needs_val, step_anchor, train_anchor, with_trained
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -171,7 +169,8 @@ def fedtem(
             training. "false" is the paper.
     """
     prior.check(branches)
-    plain, task = task, with_branches(task, branch_layer, branches, feature, vectors=True)
+    beside = Anchoring(anchor, task, local, server, weighting)
+    task = with_branches(task, branch_layer, branches, feature, vectors=True)
     reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
@@ -179,13 +178,12 @@ def fedtem(
         weights = task.init(rng)
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         none, var = torch.zeros(branches, dtype=torch.bool), torch.ones_like(mu)
-        memo, beside = server.init(weights), Anchor.start(plain.init(rng), server) if anchor else None
-        return State(weights, memo, mu, var, uniform, None, none, none, beside, cohort.init(fleet))
+        memo, joined = server.init(weights), cohort.init(fleet)
+        return State(weights, memo, mu, var, uniform, None, none, none, beside.start(rng), joined)
 
     def broadcast(state: State) -> Payload:
         var = floor_variances(state.var, var_floor)
-        sent = {"weights": state.weights, "mu": state.mu, "var": var, "pi": state.pi}
-        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
+        return {"weights": state.weights, "mu": state.mu, "var": var, "pi": state.pi, **beside.sent(state)}
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         weights, mixture = payload["weights"], (payload["mu"], payload["var"], payload["pi"])
@@ -193,6 +191,7 @@ def fedtem(
             return None
         # Line 7: the branch, by the received network (Eq. 5).
         k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
+        parts = beside.train(by_branch, {**payload, "pi": uniform}, None, shard, moment, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -206,12 +205,8 @@ def fedtem(
             "pi": gamma.mean(0), "odds": joint.mean(0) - joint.mean(0)[0], "mu": own_mean, "var": own_var, "n": n,
         }  # fmt: skip
         likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
-        total = branch_update(fitted, k, branches, shard, weighting)
+        total = branch_update(fitted, k, branches, shard, weighting) | parts
         total["modes"] = Weighted(likeliest / len(shard), len(shard))
-        if anchor:
-            total["delta"] = detached(total["delta"])  # the anchor is trained in the same memory
-            weight, chosen = total["delta"].weight, partial(own_branch, {**payload, "pi": uniform})
-            total |= train_anchor(plain, local, payload["anchor"], shard, moment, rng, weight, chosen)
         return Answer(total, rows, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -222,7 +217,7 @@ def fedtem(
         # Lines 10 and 11: the network.
         got, rows = mean(reply.total), reply.rows
         state, _ = step_branches(state, server, got, lam)
-        state, weighed = step_anchor(state, server, reply.total)
+        state, weighed = beside.step(state, reply.total)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
         q = prior.shares(fleet.moment, branches, float(got["modes"][0]), state.expected)
         own = rows["pi"].argmax(1)
@@ -242,23 +237,16 @@ def fedtem(
         state = replace(state, mu=mu, var=var, pi=pi, expected=expected, started=started, moved=a > 0)
         return state, facts if q is None else facts | {"prior": q}
 
-    def by_branch(payload: Payload, x: Tensor, owner: Tensor) -> Prediction:
+    def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
         gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
         return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
-    def own_branch(payload: Payload, x: Tensor) -> Tensor:
-        return by_branch(payload, x, torch.zeros(len(x), dtype=torch.int64)).logp
-
-    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        found = by_branch(payload, x, owner)
-        return mix_in(found, plain, payload["anchor"], x) if anchor else found
-
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    check = needs_val if anchor else None
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, check=check)
+    works, predict = {"train": train}, beside.mixed(by_branch)
+    made = Algorithm("fedtem", init, works, round, serve, predict, reveals=reveals, check=beside.check)
     # Features before training and after it.
-    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=with_trained(local, anchor))
+    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=beside.trained())
 
 
 def carry_along(

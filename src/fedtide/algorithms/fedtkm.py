@@ -38,7 +38,6 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -71,7 +70,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, mix_in, needs_val, step_anchor, train_anchor, with_trained
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -148,18 +147,19 @@ def fedtkm(
     prior.check(branches)
     if isinstance(alpha, PerPeriod) and not prior.timed:
         raise refused("alpha", alpha.kind, f"'leaky' or 'integral' with prior = '{prior.kind}', which has no period")
-    plain, task = task, with_branches(task, branch_layer, branches, feature, vectors=True)
+    beside = Anchoring(anchor, task, local, server, weighting)
+    task = with_branches(task, branch_layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        beside = Anchor.start(plain.init(rng), server) if anchor else None
-        return State(weights, server.init(weights), centers, zero, None, started, beside, cohort.init(fleet))
+        memo, joined = server.init(weights), cohort.init(fleet)
+        return State(weights, memo, centers, zero, None, started, beside.start(rng), joined)
 
     def broadcast(state: State) -> Payload:
-        sent = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
-        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
+        mixture = {"centers": state.centers, "log_alpha": state.log_alpha}
+        return {"weights": state.weights, **mixture, **beside.sent(state)}
 
     def distances(z: Tensor, payload: Payload) -> Tensor:
         """Return alpha_k times the distance of rows to centers (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
@@ -172,6 +172,7 @@ def fedtkm(
             return None
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
         k = nearest(distances(features(task, weights, shard.x), payload).mean(0))
+        parts = beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
         # Line 9: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, int(k), lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -184,16 +185,11 @@ def fedtkm(
         if max_update_norm is not None:
             trained = detached(trained)  # what it trained, before it is clipped in place
             clip(list(total["delta"].value.params.values()), max_update_norm)
-        total |= {
+        total |= parts | {
             "modes": Weighted(r, 1.0),
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
-        if anchor:
-            trained = detached(trained)  # the anchor is trained in the same memory
-            total["delta"] = detached(total["delta"])
-            weight, chosen = total["delta"].weight, partial(own_branch, at_inference(payload))
-            total |= train_anchor(plain, local, payload["anchor"], shard, moment, rng, weight, chosen)
         return Answer(total, notes=Notes(branch=k), update=trained)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -214,29 +210,22 @@ def fedtkm(
         centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
         # Line 15: the network.
         state, _ = step_branches(state, server, got, lam)
-        state, weighed = step_anchor(state, server, reply.total)
+        state, weighed = beside.step(state, reply.total)
         facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | weighed
         facts |= {} if q is None else {"prior": q}
         return replace(state, centers=centers, log_alpha=log_alpha, expected=expected, started=started), facts
 
-    def by_branch(payload: Payload, x: Tensor, owner: Tensor) -> Prediction:
+    def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
         return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
-
-    def own_branch(payload: Payload, x: Tensor) -> Tensor:
-        return by_branch(payload, x, torch.zeros(len(x), dtype=torch.int64)).logp
-
-    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        found = by_branch(payload, x, owner)
-        return mix_in(found, plain, payload["anchor"], x) if anchor else found
 
     def at_inference(payload: Payload) -> Payload:
         return payload if rescale else {**payload, "log_alpha": torch.zeros_like(payload["log_alpha"])}
 
-    serve, check = to_everyone(lambda state: at_inference(broadcast(state))), needs_val if anchor else None
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, check=check)
+    serve = to_everyone(lambda state: at_inference(broadcast(state)))
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, beside.mixed(by_branch), check=beside.check)
     # Features before training and after it.
-    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=with_trained(local, anchor))
+    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=beside.trained())
 
 
 def nearest(far: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ Choices:
     `variant = "gradient"` with `normalize_by = "participants"` and `weighting = "uniform"`; their recorded loss is that
     of training mode. With `cluster_layer` the models differ in one layer and share all others, as in the paper's
     FEMNIST: the shared layers move by the mean over all participants. With `mu` clients train as in FedProx.
+    The `anchor` is ours, and off as it needs validation samples: FedAvg's model beside the K models, mixed into what a
+    client's own predicts, with one weight for all that these samples choose (`fedtide.multi.anchor`). It is weighed
+    beside the model that a client trains, which is chosen on training samples. No client trains another model for it.
 """
 
 from __future__ import annotations
@@ -43,13 +46,27 @@ from fedtide.core.config_types import Flag, ModelCount, Positive
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Payload, Shard, Weighted, Weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Holdings,
+    Memory,
+    Moment,
+    Notes,
+    Payload,
+    Shard,
+    Weighted,
+    Weights,
+)
 from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.models.branched import WHOLE
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.clusters import (
     ChooseOn,
     Divisor,
@@ -72,11 +89,15 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimizer's memo of each, and how many clients have trained each so far (K,)."""
+    """The models, the optimizer's memo of each, and how many clients have trained each so far (K,).
+
+    anchor: the model of all samples, if any.
+    """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     members: Tensor
+    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -92,6 +113,7 @@ def ifca(
     cluster_layer: str = WHOLE,
     hide_choice: Flag = False,
     mu: Pull = 0.0,
+    anchor: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -111,6 +133,8 @@ def ifca(
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
         cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
+            training. "false" is the paper.
     """
     if init_noise is None:
         refuse_equal_start(task, clusters, ", or `init_noise`")
@@ -118,19 +142,23 @@ def ifca(
     if mu and variant == "gradient":
         raise refused("mu", mu, "0 with variant 'gradient', as one gradient is taken where the pull is zero")
     extra = Proximal(mu) if mu else None
+    beside = Anchoring(anchor, task, local, server, weighting, variant, extra)
+    by_cluster = predict_by_cluster(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo: Any = cohort.init(fleet)
         keys = [rng.at("set", place) if place else rng for place in range(n_init)]
         sets = [init_models(task, key, clusters, cluster_layer, init_noise) for key in keys]
         models = best_set(fleet, cohort.pick(memo, fleet, rng, None), sets) if n_init > 1 else sets[0]
-        return State(models, tuple(map(server.init, models)), torch.zeros(clusters, dtype=torch.float64), memo)
+        none = torch.zeros(clusters, dtype=torch.float64)
+        return State(models, tuple(map(server.init, models)), none, beside.start(rng), memo)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         models = receive_models(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
+        parts = beside.train(by_cluster, {**payload, "models": models, "usual": j}, None, shard, moment, rng)
         update = local_update(task, local, variant, models[j], shard, moment, rng, extra)
         if update is None:
             return None
@@ -140,25 +168,28 @@ def ifca(
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
-        return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
+        return Answer(total | parts, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        payload = {"models": send_models(state.weights, cluster_layer)}
+        payload = {"models": send_models(state.weights, cluster_layer), **beside.sent(state)}
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {}
         state = step_models(state, server, reply.total["delta"], normalize_by, cluster_layer)
+        state, weighed = beside.step(state, reply.total)
         members = reply.total["members"].value
-        facts = {"loss": mean(reply.total)["loss"], "members": members}
+        facts = {"loss": mean(reply.total)["loss"], "members": members, **weighed}
         return replace(state, members=state.members + members), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return {"models": state.weights, "usual": state.members.argmax()}, None
+        return {"models": state.weights, "usual": state.members.argmax(), **beside.sent(state)}, None
+
+    def check(held: Holdings) -> None:
+        at_most_registered(clusters)(held)
+        beside.check(held)
 
     # Every participant evaluates all models; one gradient is one pass.
-    once = None if variant == "averaging" else lambda rows: rows
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
     works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
-    predict, check = predict_by_cluster(task), at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, predict, adapt, check=check)
-    return with_cohort(made, cohort, task, local, forward=forward, trained=once)
+    made = Algorithm("ifca", init, works, round, serve, beside.mixed(by_cluster), adapt, check=check)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=beside.trained())

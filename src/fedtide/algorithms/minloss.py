@@ -12,23 +12,41 @@ Choices:
     participants, as the paper's mean does; "members" by the samples of those that trained it. An untrained branch that
     has no gradient (lam = 0) is not stepped, nor do its moments move. With "members" and lam > 0 the gradients on a
     branch from clients that did not choose it are divided by the members' samples too.
+    The `anchor` is ours, and off as it needs validation samples: see FedTEM.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Fraction, NonNegative
+from fedtide.core.config_types import Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Notes,
+    Payload,
+    Prediction,
+    Shard,
+    Weights,
+    to_everyone,
+)
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import (
     BranchDivisor,
     BranchLoss,
@@ -43,6 +61,16 @@ from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
 
 
+@dataclass(frozen=True)
+class State:
+    """The network, the optimizer's memo, the model of all samples, if any, and the memo of the cohort."""
+
+    weights: Weights
+    server: Any
+    anchor: Anchor | None = None
+    cohort: Any = None
+
+
 def minloss(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
@@ -52,6 +80,7 @@ def minloss(
     eps: Fraction = 0.5,
     normalize_by: BranchDivisor = "participants",
     choose_per: ChoosePer = "row",
+    anchor: Flag = False,
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -62,21 +91,45 @@ def minloss(
         branch_layer: the layer to repeat.
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
+        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
+            training. "false" is the paper.
     """
     refuse_equal_start(task, branches)
+    beside = Anchoring(anchor, task, local, server, weighting)
     task = with_branches(task, branch_layer, branches)
+    certain = predict_by_certainty(task, choose_per)
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights), beside.start(rng), cohort.init(fleet))
+
+    def broadcast(state: State) -> Payload:
+        return {"weights": state.weights, **beside.sent(state)}
+
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        k = least_loss(task, payload, shard)
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
+        weights = payload["weights"]
+        parts, k = beside.train(by_branch, payload, None, shard, moment, rng), least_loss(task, weights, shard)
+        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
             return None
-        total = branch_update(fitted, k, branches, shard, weighting)
+        total = branch_update(fitted, k, branches, shard, weighting) | parts
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
-    forward = {"train": 1}  # of all branches
-    predict = predict_by_certainty(task, choose_per)
-    return average_updates("min-loss", task, local, server, cohort, train, step, predict=predict, forward=forward)
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
+        if reply.total is None:
+            return state, {}
+        state, facts = step_branches(state, server, mean(reply.total), lam, normalize_by)
+        state, weighed = beside.step(state, reply.total)
+        return state, {**facts, **weighed}
+
+    def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        found: Prediction = certain(payload["weights"], memories, x, owner)
+        return found
+
+    serve, predict = to_everyone(broadcast), beside.mixed(by_branch)
+    made = Algorithm("min-loss", init, {"train": train}, round, serve, predict, check=beside.check)
+    # One pass of all branches.
+    return with_cohort(made, cohort, task, local, forward={"train": 1}, trained=beside.trained())

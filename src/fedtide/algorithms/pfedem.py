@@ -48,6 +48,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -79,7 +80,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, log_probabilities, mix, needs_val, step_anchor, train_anchor
+from fedtide.multi.anchor import Anchor, Anchoring
 from fedtide.multi.branches import blend_branches, with_branches
 from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
@@ -153,6 +154,7 @@ def pfedem(
         anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
             paper, and needed without such samples.
     """
+    beside = Anchoring(anchor, task, local, server, weighting)
     whole = with_branches(task, component_layer, components, key="component_layer")
     setup = GaussianSetup(gaussian_init, task, features, components)
     extract = setup.extract
@@ -162,13 +164,11 @@ def pfedem(
         models = init_models(task, rng, components, component_layer)
         mu, var = setup.initial(models[0], rng)
         memos = tuple(map(server.init, models))
-        beside = Anchor.start(models[0], server) if anchor else None
-        return State(models, memos, mu, var, even, Collected.nothing(), beside, cohort.init(fleet))
+        return State(models, memos, mu, var, even, Collected.nothing(), beside.start(rng), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = send_models(state.weights, component_layer)
-        sent = {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
-        return sent if state.anchor is None else {**sent, "anchor": state.anchor.payload}
+        models, var = send_models(state.weights, component_layer), floor_variances(state.spread, var_floor)
+        return {"models": models, "mu": state.mu, "var": var, "pi": state.pi, **beside.sent(state)}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
@@ -185,6 +185,8 @@ def pfedem(
         models = receive_models(payload["models"])
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
+        kept = {"pi": pi}
+        parts = beside.train(by_mixture, payload, kept, shard, moment, rng)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
@@ -198,22 +200,14 @@ def pfedem(
             gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * (n_k / n))
         if not deltas:
             return None
-        kept = {"pi": pi}
         total = {
             "delta": Slotted(deltas, components),
             "gaussians": Slotted(gaussians, components),
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
-        if anchor:
-
-            def mixed(x: Tensor) -> Tensor:
-                shares, _, _ = weigh(payload, [kept], extract(models[0], x), torch.zeros(len(x), dtype=torch.int64))
-                return blend_branches(whole, join_models(models, component_layer), x, shares)[0]
-
-            total |= train_anchor(task, local, payload["anchor"], shard, moment, rng, weight, mixed)
         updates, notes = {k: part.value for k, part in deltas.items()}, Notes(component=component)
-        return Answer(total, memory=kept if keep_mixture else None, notes=notes, update=updates)
+        return Answer(total | parts, memory=kept if keep_mixture else None, notes=notes, update=updates)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -232,7 +226,7 @@ def pfedem(
                 var[k] += steps[k] * (found["var"] - var[k])
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
-        state, weighed = step_anchor(state, server, reply.total)
+        state, weighed = beside.step(state, reply.total)
         facts = {**{name: got[name] for name in ("loss", "entropy", "log_likelihood")}, "pi": pi, **weighed}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
@@ -253,30 +247,22 @@ def pfedem(
         shares = others.pop(inference)  # "global" is Eq. 15
         return shares, others, joints.logsumexp(1)
 
-    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         models = receive_models(payload["models"])
         shares, others, density = weigh(payload, memories, extract(models[0], x), owner)
         joined = join_models(models, component_layer)
         logp, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
-        if not anchor:
-            return Prediction(logp, shares.argmax(1), shares, labels, density)
-        share, other = payload["anchor"]["share"], log_probabilities(task, payload["anchor"]["weights"], x)
-        labels = {**labels, "components": logp.argmax(-1), "anchor": other.argmax(-1)}
-        weights = torch.cat([shares * (1 - share), torch.full((len(x), 1), share, dtype=torch.float64)], 1)
-        return Prediction(mix(logp, other, share), weights.argmax(1), weights, labels, density)
-
-    def trained(rows: Tensor) -> Tensor:
-        return split_samples(local, components, rows) + (local.samples(rows) if anchor else 0)
+        return Prediction(logp, shares.argmax(1), shares, labels, density)
 
     def check(held: Holdings) -> None:
         enough_rows_for(components=components)(held)
-        if anchor:
-            needs_val(held)
+        beside.check(held)
 
     works, once = {"collect": setup.work, "train": train}, int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}
-    serve = to_everyone(broadcast)
+    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before, check=check
     )  # fmt: skip
+    trained = beside.trained(partial(split_samples, local, components))
     return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

@@ -18,10 +18,11 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
-from fedtide.core.types import Holdings, Moment, Prediction, Shard, Sum, Weighted, Weights
-from fedtide.learn.local import LocalTrainer
+from fedtide.core.types import Holdings, Memory, Moment, Prediction, Shard, Sum, Weighted, Weights
+from fedtide.learn.local import LocalTrainer, LocalUpdate, Term, local_update
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
+from fedtide.parts.weighting import Weighting, client_weight
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 """Weights of the anchor that are tried."""
@@ -31,6 +32,9 @@ LEAST = -1e6
 
 S = TypeVar("S", bound=Any)
 """State of a method: a dataclass with its `anchor`, or None."""
+
+Predict = Callable[[Any, Any, Tensor, Tensor], Prediction]
+"""The `predict` of an algorithm: (payload, memories, inputs, owner of each row) -> prediction."""
 
 
 @dataclass(frozen=True)
@@ -49,63 +53,112 @@ class Anchor:
             best = float(WEIGHTS[int(likelihoods.value.argmax())])
         return Anchor(weights, memo, best)
 
-    @classmethod
-    def start(cls, weights: Weights, server: Server) -> Anchor:
-        """Return the anchor before any training."""
-        return cls(weights, server.init(weights))
 
-    @property
-    def payload(self) -> dict[str, Any]:
-        """What clients receive."""
-        return {"weights": self.weights, "share": self.share}
-
-
-def train_anchor(
-    task: Task,
-    local: LocalTrainer,
-    sent: dict[str, Any],
-    shard: Shard,
-    moment: Moment,
-    rng: Rng,
-    weight: float,
-    logp_of: Callable[[Tensor], Tensor],
-) -> dict[str, Any]:
-    """Train the anchor on a client's samples, and weigh it on its validation samples.
+@dataclass(frozen=True)
+class Anchoring:
+    """What a method does for its anchor, on the server and at clients; nothing if it has none.
 
     Args:
+        on: whether there is an anchor.
         task: the task of a single model.
         local: local training.
-        sent: the anchor's payload.
-        shard: the client's samples.
-        moment: the round.
-        rng: the client's key.
-        weight: weight of the client.
-        logp_of: inputs -> log-probabilities of the method's own prediction, by the models that were received.
-
-    Returns:
-        Parts of the client's sums. What was trained before in the task's memory must have been copied.
+        server: the server optimizer.
+        weighting: weight of a client.
+        variant: kind of local update.
+        extra: gradient term of local training.
     """
-    fitted = local(task, task.loss, sent["weights"], shard, moment, rng)
-    total = {"anchor": Weighted(detached(fitted.delta), weight)}
-    if shard.val is not None and len(shard.val):
-        other = log_probabilities(task, sent["weights"], shard.val.x)
-        total["likelihoods"] = likelihoods_of(logp_of(shard.val.x), other, shard.val)
-    return total
 
+    on: bool
+    task: Task
+    local: LocalTrainer
+    server: Server
+    weighting: Weighting
+    variant: LocalUpdate = "averaging"
+    extra: Term | None = None
 
-def step_anchor(state: S, server: Server, total: dict[str, Any]) -> tuple[S, dict[str, Any]]:
-    """Take the server's step of the anchor, and weigh it anew; return the state, and the weight as a fact."""
-    if state.anchor is None:
-        return state, {}
-    beside = state.anchor.step(server, total["anchor"], total.get("likelihoods"))
-    return replace(state, anchor=beside), {"anchor": beside.share}
+    def start(self, rng: Rng) -> Anchor | None:
+        """Return the anchor before any training, which begins as FedAvg's model does."""
+        if not self.on:
+            return None
+        weights = self.task.init(rng)
+        return Anchor(weights, self.server.init(weights))
 
+    def sent(self, state: Any) -> dict[str, Any]:
+        """Return what clients receive besides the payload of a method."""
+        anchor = state.anchor
+        return {} if anchor is None else {"anchor": {"weights": anchor.weights, "share": anchor.share}}
 
-def mix_in(found: Prediction, task: Task, sent: dict[str, Any], x: Tensor) -> Prediction:
-    """Mix the anchor into a prediction; what both predict alone is told beside."""
-    other = log_probabilities(task, sent["weights"], x)
-    labels = {**found.others, "components": found.logp.argmax(-1), "anchor": other.argmax(-1)}
-    return replace(found, logp=mix(found.logp.double(), other, sent["share"]), others=labels)
+    def train(
+        self, predict: Predict, payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng
+    ) -> dict[str, Any]:
+        """Train the anchor on a client's samples, and weigh it on its validation samples.
+
+        Called before a method trains its own models, which may be in the same memory.
+
+        Args:
+            predict: the method's own prediction, for one client.
+            payload: what the client received, as for inference.
+            memory: what the client knows for inference.
+            shard: the client's samples.
+            moment: the round.
+            rng: the client's key.
+
+        Returns:
+            Parts of the client's sums.
+        """
+        if not self.on:
+            return {}
+        weights = payload["anchor"]["weights"]
+        made = local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
+        if made is None:
+            return {}
+        total = {"anchor": Weighted(detached(made[0]), client_weight(shard, self.weighting))}
+        val = shard.val
+        if val is not None and len(val):
+            own = predict(payload, [memory], val.x, torch.zeros(len(val), dtype=torch.int64)).logp
+            total["likelihoods"] = likelihoods_of(own, log_probabilities(self.task, weights, val.x), val)
+        return total
+
+    def step(self, state: S, total: dict[str, Any]) -> tuple[S, dict[str, Any]]:
+        """Take the server's step of the anchor, and weigh it anew; return the state, and the weight as a fact."""
+        if not self.on:
+            return state, {}
+        anchor = state.anchor.step(self.server, total["anchor"], total.get("likelihoods"))
+        return replace(state, anchor=anchor), {"anchor": anchor.share}
+
+    def mixed(self, predict: Predict) -> Predict:
+        """Mix the anchor into a method's own prediction; what both predict alone is told beside.
+
+        Of a mixture the anchor is one more component.
+        """
+
+        def mixing(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+            found, share = predict(payload, memories, x, owner), payload["anchor"]["share"]
+            other = log_probabilities(self.task, payload["anchor"]["weights"], x)
+            choice, weights = found.choice, found.weights
+            if weights is not None:
+                last = torch.full((len(x), 1), share, dtype=torch.float64)
+                weights = torch.cat([weights * (1 - share), last], 1)
+                choice = weights.argmax(1)
+            labels = {**found.others, "components": found.logp.argmax(-1), "anchor": other.argmax(-1)}
+            logp = mix(found.logp.double(), other, share)
+            return replace(found, logp=logp, choice=choice, weights=weights, others=labels)
+
+        return mixing if self.on else predict
+
+    def check(self, held: Holdings) -> None:
+        """Refuse an anchor where no client has validation samples to weigh it by."""
+        if self.on and not held.has_val:
+            raise refused("anchor", True, "false without validation samples (data.split.val)")
+
+    def trained(self, own: Callable[[Tensor], Tensor] | None = None) -> Callable[[Tensor], Tensor]:
+        """Return samples held -> samples that "train" trains on, for the clock.
+
+        Args:
+            own: the same of the method's own models; None for one model like the anchor.
+        """
+        once = (lambda rows: rows) if self.variant == "gradient" else self.local.samples
+        return lambda rows: (own or once)(rows) + self.on * once(rows)
 
 
 def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
@@ -138,14 +191,3 @@ def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard) -> Weighted:
     found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
     rows = found.shape[1]
     return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)
-
-
-def with_trained(local: LocalTrainer, anchor: bool) -> Callable[[Tensor], Tensor] | None:
-    """Return the samples that "train" trains on, for the clock, of a method that trains one model beside the anchor."""
-    return (lambda rows: 2 * local.samples(rows)) if anchor else None
-
-
-def needs_val(held: Holdings) -> None:
-    """Refuse an anchor where no client has validation samples to weigh it by."""
-    if not held.has_val:
-        raise refused("anchor", True, "false without validation samples (data.split.val)")

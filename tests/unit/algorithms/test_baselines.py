@@ -266,7 +266,7 @@ def test_min_loss_by_hand_for_one_client():
     """One full-batch step on the chosen branch; without lam the other one gets nothing."""
     algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
     weights, shard = begun(algorithm).weights, rows()
-    answer = trained_by(algorithm, weights, shard)
+    answer = trained_by(algorithm, {"weights": weights}, shard)
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
     k = losses.index(min(losses))

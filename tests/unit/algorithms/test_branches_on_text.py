@@ -75,5 +75,5 @@ def test_padding_does_not_say_which_branch_is_surer(sure):
     params["model.head.copies.1.weight"][0, 0] = -10.0
     params["model.head.copies.1.bias"][0] = 10.0
     x = torch.tensor([[1, 2, 3, 1, 2], [3, 0, 0, 0, 0]])  # without padding, and one word
-    made = algorithm.predict(Weights(params), [None, None], x, torch.arange(2))
+    made = algorithm.predict({"weights": Weights(params)}, [None, None], x, torch.arange(2))
     assert made.choice.tolist() == [0, 0]
