@@ -22,7 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from fedtide.core.errors import FedtideError
@@ -30,6 +33,9 @@ from fedtide.wire.banded import sensitivity
 
 PRECISE = 1e-10
 """Relative width at which a search ends."""
+
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
+"""Orders of Renyi divergences: any of them gives a bound, and what is said is the least."""
 
 LARGEST = 1e6
 """Largest epsilon, and noise multiplier, that is looked for."""
@@ -77,8 +83,12 @@ class Plan:
     def noise(self, epsilon: float, delta: float) -> float:
         """Return the least noise multiplier at which the whole run has at most this epsilon."""
         if self.sampling is not None:
-            return _least(lambda z: self.epsilon(z, delta) <= epsilon, width=1e-4)
+            return _least(lambda z: self.epsilon(z, delta) <= epsilon, width=1e-3)
         return self.moved / mu_of(epsilon, delta)
+
+    def spent(self, squared: float, z: float, delta: float) -> float:
+        """Return epsilon for a client that moved C x by this squared length, at most the whole run's."""
+        return epsilon_of(min(math.sqrt(squared), self.moved) / z, delta) if squared else 0.0
 
     @property
     def moved(self) -> float:
@@ -97,6 +107,7 @@ def delta_of(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)), 700)))
 
 
+@lru_cache(maxsize=1024)
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the least epsilon for which `mu` has at most this delta.
 
@@ -124,20 +135,27 @@ def sampled_epsilon(z: float, sampling: Sampling, times: int, delta: float) -> f
         FedtideError: dp-accounting is not installed.
     """
     try:
-        import dp_accounting
-        from dp_accounting.rdp import RdpAccountant
+        from dp_accounting.rdp import compute_epsilon
     except ImportError:
         raise FedtideError(
             "wire.privacy: a uniform cohort is accounted for by dp-accounting, which is not installed; "
             "pip install 'fedtide[privacy]'"
         ) from None
-    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    if not times:
+        return 0.0
+    return float(compute_epsilon(ORDERS, times * _sampled(z, sampling), delta)[0])
+
+
+@lru_cache(maxsize=64)
+def _sampled(z: float, sampling: Sampling) -> NDArray[np.float64]:
+    """Return the Renyi divergence of one such sum at each of `ORDERS`."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE)
     # Another client in one's place moves the sum by up to twice the length.
-    release = dp_accounting.SampledWithoutReplacementDpEvent(
-        sampling.clients, sampling.drawn, dp_accounting.GaussianDpEvent(z / 2)
-    )
-    accountant.compose(release, times)
-    return float(accountant.get_epsilon(delta))
+    accountant.compose(SampledWithoutReplacementDpEvent(sampling.clients, sampling.drawn, GaussianDpEvent(z / 2)))
+    return np.array(accountant._rdp)
 
 
 def _least(holds: Callable[[float], bool], width: float = PRECISE) -> float:

@@ -23,7 +23,7 @@ Choices:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ def coefficients(bands: int) -> Vector:
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
 
 
-def correlated(fresh: Vector, before: Sequence[Vector], c: Vector) -> Vector:
+def correlated(fresh: Vector, before: Iterable[Vector], c: Vector) -> Vector:
     """Return the noise of a round: n_t = z_t - sum_j c_j n_(t-j), which is row t of C n = z.
 
     Args:

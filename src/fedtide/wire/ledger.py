@@ -1,0 +1,172 @@
+"""The ledger: a line for each noised sum, on the disk before anybody reads the sum.
+
+It is what a run knows of its budget: who was in which round, and so who may be in the next. A round that is played once
+more, after a kill, comes to the same sum and finds its line; another sum in its place is an error, as it would be a
+second release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from fedtide.core.atomic import naming
+from fedtide.core.errors import FedtideError
+from fedtide.core.strict import checked
+from fedtide.wire.accounting import Plan
+from fedtide.wire.banded import coefficients
+
+LEDGER = "ledger.jsonl"
+
+
+class Line(BaseModel):
+    """A release.
+
+    Args:
+        round: when.
+        ask: number of the question in the round.
+        question: what was asked.
+        slot: the slot that its clients were asked in, if any.
+        z: noise multiplier.
+        bounds: C of each leaf.
+        clients: ids of those in the sum.
+        epsilon: spent with it by the client that was in most releases.
+        sha256: digest of what was released.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    round: int
+    ask: int
+    question: str
+    slot: int | None
+    z: float
+    bounds: dict[str, float]
+    clients: tuple[int, ...]
+    epsilon: float
+    sha256: str
+
+    @property
+    def place(self) -> tuple[int, int, int | None]:
+        """What no other release has."""
+        return self.round, self.ask, self.slot
+
+
+class Ledger:
+    """The releases of a run.
+
+    Args:
+        plan: that they have to keep.
+        z: noise multiplier.
+        delta: of the budget.
+        path: file of the lines; None keeps them in this process.
+
+    Raises:
+        FedtideError: the file is not what this program writes.
+    """
+
+    def __init__(self, plan: Plan, z: float, delta: float, path: Path | None = None) -> None:
+        self.plan, self.z, self.delta, self.path = plan, z, delta, path
+        self._lines: dict[tuple[int, int, int | None], Line] = {}
+        self._rounds: dict[int, list[int]] = {}
+        self._asked: set[tuple[str, int, int]] = set()
+        self._sampled: set[tuple[str, int]] = set()
+        self._releases: Counter[int] = Counter()
+        self._most = self._after = 0
+        for line in [] if path is None else read(path):
+            self._count(line)
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        """All of them, in order."""
+        return list(self._lines.values())
+
+    def eligible(self, clients: Tensor, number: int) -> Tensor:
+        """Tell which clients (n,) may be in a round, after those before it: bool (n,)."""
+        if self.plan.sampling is not None:
+            return torch.ones(len(clients), dtype=torch.bool)
+        return torch.tensor([self._may(client, number) for client in clients.tolist()], dtype=torch.bool)
+
+    def _may(self, client: int, number: int) -> bool:
+        before = [held for held in self._rounds.get(client, ()) if held < number]
+        return len(before) < self.plan.times and (not before or number - before[-1] >= self.plan.distance)
+
+    def epsilon(self) -> float:
+        """Return what was spent so far, by the client that was in most releases; at most the plan's."""
+        if self.plan.sampling is not None:
+            return Plan(self._after, self._after, releases=self.plan.releases, sampling=self.plan.sampling).epsilon(
+                self.z, self.delta
+            )
+        norm = float((coefficients(self.plan.bands) ** 2).sum())
+        return self.plan.spent(self._most * norm, self.z, self.delta)
+
+    def add(self, line: Line) -> None:
+        """Write a line to the disk, before what it stands for is released; a line that is there is not written again.
+
+        Raises:
+            FedtideError: it is not in the budget.
+        """
+        known = self._lines.get(line.place)
+        if known is not None:
+            if known.sha256 != line.sha256:
+                raise self._refused(line, "was released before with another sum")
+            return
+        late = [client for client in line.clients if not self._may(client, line.round)]
+        if self.plan.sampling is None and late:
+            raise self._refused(line, f"has client {late[0]}, who may not be in it")
+        if any((line.question, line.round, client) in self._asked for client in line.clients):
+            raise self._refused(line, "asks a client twice")
+        if self.plan.sampling is not None and (line.question, line.round) in self._sampled:
+            raise self._refused(line, "is not one draw from all clients")
+        self._count(line)
+        line = line.model_copy(update={"epsilon": self.epsilon()})
+        self._lines[line.place] = line
+        if self.path is not None:
+            with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
+                file.write(line.model_dump_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _count(self, line: Line) -> None:
+        self._lines[line.place] = line
+        self._after = max(self._after, line.round + 1)
+        self._sampled.add((line.question, line.round))
+        for client in line.clients:
+            rounds = self._rounds.setdefault(client, [])
+            if line.round not in rounds:
+                rounds.append(line.round)
+            self._asked.add((line.question, line.round, client))
+            self._releases[client] += 1
+            self._most = max(self._most, self._releases[client])
+
+    def _refused(self, line: Line, why: str) -> FedtideError:
+        where = f"'{line.question}' of round {line.round}"
+        return FedtideError(f"{self.path or 'wire.privacy'}: {where} {why}; allowed: what the budget has")
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a ledger; none where there is no file. What a kill left of a line was never released.
+
+    Raises:
+        FedtideError: a line is not what this program writes.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        os.truncate(path, len(text.encode()) - len(rest.encode()))
+    lines = []
+    for number, each in enumerate(whole.splitlines(), start=1):
+        try:
+            said = json.loads(each)
+        except ValueError:
+            raise FedtideError(f"{path}: line {number}: damaged") from None
+        lines.append(checked(Line, said, f"{path}: line {number}"))
+    return lines

@@ -1,0 +1,159 @@
+"""Noise of a run and its ledger: the same after a kill, never twice, never beyond the plan."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Slotted, Weighted
+from fedtide.wire.accounting import Plan, epsilon_of
+from fedtide.wire.banded import coefficients
+from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.release import Release, simulated_noise
+from fedtide.wire.steps import Opening
+from fedtide.wire.vector import form_of
+
+BOUNDS = {"delta": 1.0, "models": 1.0}
+TOTAL = {"delta": Weighted(torch.zeros(3), 1.0), "models": Slotted({0: Weighted(torch.zeros(2), 1.0)}, 2)}
+FORM = form_of(TOTAL, 5)
+PLAN = Plan(rounds=10, times=3, distance=3, bands=3)
+
+
+def opening(number, clients=(0, 1), ask=0, question="train", slot=None, form=FORM):
+    return Opening(question, (number, ask), slot, clients, form)
+
+
+def line(number, clients=(0,), ask=0, question="train", sha256="a", slot=None):
+    return Line(
+        round=number, ask=ask, question=question, slot=slot, z=1.0, bounds=BOUNDS, clients=clients, epsilon=0.0,
+        sha256=sha256,
+    )  # fmt: skip
+
+
+def releases(step, numbers, clients=lambda number: (number % 3, 5 + number % 3)):
+    zeros = torch.full((FORM.size,), 1e6, dtype=torch.float64)
+    return {number: step.received(zeros, opening(number, clients(number))) - zeros for number in numbers}
+
+
+def test_noise_of_all_rounds_is_c_inverse_times_fresh_noise():
+    made = releases(Release(BOUNDS, Ledger(PLAN, 2.0, 1e-5), simulated_noise(7)), range(8))
+    fresh = [simulated_noise(7)("train/0/None", t, FORM.size).numpy() for t in range(8)]
+    c = np.zeros((8, 8))
+    for j, coefficient in enumerate(coefficients(3)):
+        c += coefficient * np.eye(8, k=-j)
+    noise = np.linalg.solve(c, np.array(fresh))
+    scale = deviations(groups_of(FORM, BOUNDS), 2.0)
+    for t in range(8):
+        tables = FORM.tables(made[t])
+        expected = FORM.tables(torch.from_numpy(noise[t]))
+        torch.testing.assert_close(tables["delta"][0, :3], scale["delta"] * expected["delta"][0, :3], atol=1e-8, rtol=0)
+        assert tables["delta"][0, 3] == 0.0
+        weights = scale["models#"] * expected["models"][:, 2]
+        torch.testing.assert_close(tables["models"][:, 2], weights, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+def test_a_run_that_goes_on_has_the_same_bits_and_writes_nothing_twice(tmp_path, bands):
+    plan, path = Plan(10, 3, 3, bands), tmp_path / "ledger.jsonl"
+
+    def step():
+        return Release(BOUNDS, Ledger(plan, 2.0, 1e-5, path), simulated_noise(0))
+
+    whole = releases(step(), range(9))
+    text = path.read_text()
+    again = releases(step(), range(5, 9))  # from a checkpoint before round 5
+    assert all(torch.equal(again[number], whole[number]) for number in again)
+    assert path.read_text() == text
+    path.write_text("".join(text.splitlines(keepends=True)[:6]))
+    rest = releases(step(), range(6, 9))
+    assert all(torch.equal(rest[number], whole[number]) for number in rest)
+    assert path.read_text() == text
+
+
+def test_two_sums_never_have_the_same_noise():
+    draw = simulated_noise(0)
+    step = Release(BOUNDS, Ledger(Plan(9, 9, releases=9), 1.0, 1e-5), draw)
+    seen = []
+    for number in (0, 1):
+        for ask, question, slot, clients in ((0, "train", None, (0,)), (1, "train", None, (1,)), (2, "other", None, (0,)),
+                                             (3, "slots", 0, (0,)), (3, "slots", 1, (1,))):  # fmt: skip
+            zeros = torch.zeros(FORM.size, dtype=torch.float64)
+            seen.append(step.received(zeros, opening(number, clients, ask, question, slot))[0].item())
+    assert len(set(seen)) == len(seen) == 10
+
+
+def test_a_round_before_the_first_and_another_form_are_refused():
+    step = Release(BOUNDS, Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
+    with pytest.raises(FedtideError, match=r"'train' is asked before round 0"):
+        step.received(torch.zeros(FORM.size, dtype=torch.float64), opening(-1))
+    releases(step, range(2))
+    other = form_of({"delta": Weighted(torch.zeros(4), 1.0)}, 5)
+    with pytest.raises(FedtideError, match=r'changed their form in round 2.*allowed: "plain"'):
+        step.received(torch.zeros(other.size, dtype=torch.float64), opening(2, (9,), form=other))
+
+
+def test_a_line_is_on_the_disk_before_its_sum_is_released(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(PLAN, 1.0, 1e-5, path)
+    releases(Release(BOUNDS, ledger, simulated_noise(0)), range(2))
+    assert [each.round for each in read(path)] == [0, 1]
+    assert read(path) == ledger.lines
+    (tmp_path / "folder").mkdir()
+    broken = Release(BOUNDS, Ledger(PLAN, 1.0, 1e-5), simulated_noise(0))
+    broken.ledger.path = tmp_path / "folder"
+    with pytest.raises(OSError, match="folder"):
+        releases(broken, [0])
+
+
+def test_what_a_kill_left_of_a_line_was_never_released(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(PLAN, 1.0, 1e-5, path)
+    ledger.add(line(0))
+    whole = path.read_text()
+    path.write_text(whole + whole[:20])
+    assert [each.round for each in Ledger(PLAN, 1.0, 1e-5, path).lines] == [0]
+    assert path.read_text() == whole
+    path.write_text('{"round": 0}\n')
+    with pytest.raises(FedtideError, match=r"ledger.jsonl: line 1"):
+        Ledger(PLAN, 1.0, 1e-5, path)
+    path.write_text("nothing\n")
+    with pytest.raises(FedtideError, match=r"ledger.jsonl: line 1: damaged"):
+        Ledger(PLAN, 1.0, 1e-5, path)
+
+
+def test_cap_and_distance():
+    ledger, everyone = Ledger(PLAN, 1.0, 1e-5), torch.arange(3)
+    ledger.add(line(0, (0, 1)))
+    assert ledger.eligible(everyone, 2).tolist() == [False, False, True]
+    assert ledger.eligible(everyone, 3).tolist() == [True, True, True]
+    assert ledger.eligible(everyone, 0).tolist() == [True, True, True]  # a round that is played once more
+    ledger.add(line(3, (0,)))
+    ledger.add(line(6, (0,)))
+    assert ledger.eligible(everyone, 9).tolist() == [False, True, True]  # client 0 was in three rounds
+    for late in (line(9, (0,)), line(8, (1, 0)), line(7, (2, 0))):
+        with pytest.raises(FedtideError, match="has client 0, who may not be in it; allowed: what the budget has"):
+            ledger.add(late)
+    with pytest.raises(FedtideError, match="was released before with another sum"):
+        ledger.add(line(6, (0,), sha256="b"))
+    with pytest.raises(FedtideError, match="asks a client twice"):
+        ledger.add(line(6, (0,), ask=1))
+    ledger.add(line(6, (0,), ask=1, question="other"))
+
+
+def test_epsilon_so_far():
+    ledger = Ledger(PLAN, 4.0, 1e-5)
+    assert ledger.epsilon() == 0.0
+    norm = 1 + 0.25 + 0.375**2
+    for number, clients, times in ((0, (0, 1), 1), (1, (2,), 1), (3, (0,), 2), (4, (1,), 2)):
+        ledger.add(line(number, clients))
+        assert (
+            ledger.epsilon() == ledger.lines[-1].epsilon == pytest.approx(epsilon_of(math.sqrt(times * norm) / 4, 1e-5))
+        )
+    ledger.add(line(9, (0,)))  # its column has one entry, not three
+    assert ledger.epsilon() <= PLAN.epsilon(4.0, 1e-5)
+    assert PLAN.epsilon(4.0, 1e-5) == pytest.approx(epsilon_of(math.sqrt(2 * norm + norm) / 4, 1e-5), rel=0.2)
