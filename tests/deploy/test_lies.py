@@ -61,8 +61,8 @@ def test_what_a_lying_node_sends_does_not_count(tmp_path):
         assert word.startswith(SAID[lie]), lie
         assert word not in ("answered", "at work"), lie
         assert any(f"oslo, client {LIAR}, 'train': {word}"[:100] in line for line in server.lines), lie
-    for client in (0, 1):
-        assert all(told == ["answered"] for told in serving.words(client).values())
+    for client in (0, 1):  # the first round may have begun before one of the two was there
+        assert {word for told in serving.words(client).values() for word in told} == {"answered"}
     assert max(grown.values()) < GROWN, grown
     again = replay(serving.site.run, [tmp_path / f"{name}.csv" for name in ("berlin", "lyon", "oslo")])
     assert again.equal
