@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.codec import DTYPES
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.core.types import Slotted, Weighted, Weights
@@ -30,12 +31,6 @@ HEADER = 8 * 2**20
 
 LONGEST = 2**40
 """Largest dimension of a shape, which matters only where another one is zero."""
-
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-"""Types of numbers that travel."""
 
 FLOATS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """Plain numbers that JSON has no spelling for."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from fedtide.core import codec
 from fedtide.core.atomic import flush
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
@@ -115,10 +117,10 @@ def row_in(path: Path, version: Version) -> Memory:
         MemoryLost: it is damaged, or of another version of this package.
     """
     try:
-        held = codec.from_file(path)
+        held = codec.from_bytes(path.read_bytes())  # faster than a file read array by array
         if held["format"] == FORMAT:
             return held["row"]
-    except (OSError, *UNREADABLE, FedtideError):
+    except (OSError, SafetensorError, *UNREADABLE, FedtideError):
         pass
     raise MemoryLost(f"its memory of round {version[0]} {_fault(path)}")
 
