@@ -59,9 +59,9 @@ def decode(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
     if len(data) < 8 or length > most:
         raise FedtideError(f"message: found a header of {length} bytes, allowed: at most {most}")
     try:
-        header = parse(data[8 : 8 + length], HEADER, "message header")
+        header = _loaded(data[8 : 8 + length], HEADER, "message header")
         _only(header["__metadata__"], {"tree"})
-        skeleton = parse(header.pop("__metadata__")["tree"], HEADER, "message tree", deepest=4 * DEEPEST)
+        skeleton = _loaded(header.pop("__metadata__")["tree"], HEADER, "message tree")
         arrays = _arrays(header, memoryview(data)[8 + length :])
         tree = _decoded(skeleton, arrays, {f"{c.__module__}:{c.__qualname__}": c for c in classes}, DEEPEST)
     except (RuntimeError, *UNREADABLE) as error:
@@ -133,8 +133,8 @@ def _decoded(skeleton: Any, arrays: dict[str, Tensor], classes: Mapping[str, typ
     return kind(**{name: _decoded(fields[name], arrays, classes, deeper - 1) for name in names})
 
 
-def parse(text: str | bytes, most: int, name: str, *, deepest: int = DEEPEST) -> Any:
-    """Return a JSON object that anyone may have written.
+def parse(text: str | bytes, most: int, name: str) -> Any:
+    """Return a JSON value that anyone may have written, nested within bounds.
 
     Numbers are finite and whole ones have 64 bits; no key stands twice.
 
@@ -142,7 +142,6 @@ def parse(text: str | bytes, most: int, name: str, *, deepest: int = DEEPEST) ->
         text: the JSON.
         most: bytes that it may have.
         name: of the text, for messages.
-        deepest: how deep it may be nested.
 
     Raises:
         FedtideError: it is not such JSON. Nothing else is raised.
@@ -154,21 +153,26 @@ def parse(text: str | bytes, most: int, name: str, *, deepest: int = DEEPEST) ->
         ...
     fedtide.core.errors.FedtideError: header: not JSON that is allowed (NaN is no number)
     """
+    value = _loaded(text, most, name)
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [below for each in level for below in _below(each)]
+        if not level:
+            return value
+    raise FedtideError(f"{name}: nested deeper than allowed: {DEEPEST}")
+
+
+def _loaded(text: str | bytes, most: int, name: str) -> Any:
+    """Return a JSON value, nested as deep as Python reads it."""
     if not isinstance(text, str | bytes) or len(text) > most:
         found = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
         raise FedtideError(f"{name}: found {found}, allowed: JSON of at most {most} bytes")
     try:
-        value = json.loads(
+        return json.loads(
             text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
         raise FedtideError(f"{name}: not JSON that is allowed ({error})") from None
-    level = [value]
-    for _ in range(deepest):
-        level = [below for each in level for below in _below(each)]
-        if not level:
-            return value
-    raise FedtideError(f"{name}: nested deeper than allowed: {deepest}")
 
 
 def _below(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ Payloads, answers, memory, server state: everything that is sent, summed or save
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -134,7 +135,7 @@ def all_finite(tree: Tree) -> bool:
         if isinstance(leaf, Tensor):
             if (
                 leaf.is_floating_point()
-                and not torch.isfinite(leaf.sum()).item()
+                and not math.isfinite(leaf.sum().item())
                 and not torch.isfinite(leaf).all().item()
             ):
                 return False
