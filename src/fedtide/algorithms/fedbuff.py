@@ -157,7 +157,10 @@ def fedbuff(
         return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
-    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict)
+    made = Algorithm(
+        "fedbuff", init, works, round, shared_weights, task.predict,
+        unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 
 

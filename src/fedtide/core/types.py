@@ -452,6 +452,8 @@ class Algorithm(Generic[S]):
             `adapt`, `predict` and `own_expert` count.
         unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
             whatever it is sent. A simulation, which knows both, then does not run them.
+        unmaskable: reason why its sums tell what a single client sends, beside what `reveals` says, so that masks
+            would hide nothing; "" where they do not.
     """
 
     name: str
@@ -471,6 +473,7 @@ class Algorithm(Generic[S]):
     deadline: float | None = None
     others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
     unless_changed: tuple[str, ...] = ()
+    unmaskable: str = ""
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

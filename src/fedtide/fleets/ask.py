@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
@@ -12,6 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
 from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Scores, Slot
+from fedtide.wire.vector import Form
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Ask:
         reveal: names of `Answer.rows` that the server gets per client.
         passes: cost for each client on the clock, where the server states it.
         number: how many asks came before it in the round.
+        forms: by slot, or 0, the form of the sum in fixed point; None where sums are in floating point.
     """
 
     question: str
@@ -40,6 +42,7 @@ class Ask:
     reveal: tuple[str, ...] = ()
     passes: float | None = None
     number: int = 0
+    forms: Mapping[int, Form] | None = None
 
     @property
     def version(self) -> Version:
@@ -169,8 +172,10 @@ class BlockResult:
         revealed: values that each counted client revealed, by name.
         kept: ids of the clients that keep something new.
         notes: diagnostics by client.
-        refused: ids of clients whose numbers were not finite.
+        refused: ids of clients whose numbers were not finite, or did not fit the sum's fixed point.
         up: bytes that clients sent.
+        vectors: in place of `total`, by slot, or 0, the sum in fixed point.
+        unopened: ids of clients in whose sums there were too few.
     """
 
     total: Tree
@@ -180,6 +185,8 @@ class BlockResult:
     notes: dict[int, Notes]
     refused: list[int]
     up: int
+    vectors: dict[int, Tensor] = field(default_factory=dict)
+    unopened: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.client import Clients, is_finite
 from fedtide.fleets.scoring import score
 from fedtide.fleets.totals import Block
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import TooLarge
 
 WRITE_UPDATE = "write Answer(..., update=fitted.delta): received + update must be the model that the client trained"
 """Advice for a work whose answers have no update."""
@@ -29,6 +31,7 @@ class Host:
         seed: seed of every random key.
         memory: store of the clients' memory.
         partial_work: probability that a client asked to train does only a part of its local work.
+        wire: how sums pass to the server; None adds them in floating point.
     """
 
     algorithm: Algorithm
@@ -36,6 +39,7 @@ class Host:
     seed: int
     memory: MemoryStore
     partial_work: float = 0.0
+    wire: Wire | None = None
 
     @cached_property
     def clients(self) -> Clients:
@@ -52,7 +56,7 @@ class Host:
         return self._run(ask, payload, careful=True)
 
     def _run(self, ask: Ask, payload: Tree, *, careful: bool) -> BlockResult:
-        block = Block(ask)
+        block = Block(ask, self.wire)
         for client, received in ask.sent(payload):
             answer = self.clients.answer(ask, client, received)
             if answer is None:
@@ -60,7 +64,11 @@ class Host:
             if not is_finite(answer, sums=careful):
                 block.refuse(client)
                 continue
-            block.count(client, answer)
+            try:
+                block.count(client, answer)
+            except TooLarge:
+                block.refuse(client)
+                continue
             if answer.memory is not None:
                 self.memory.stage(client, answer.memory)
         return block.result()

@@ -22,6 +22,7 @@ from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import BLOCKS, blocks_of_clients, bytes_down, join, split_blocks
+from fedtide.fleets.vectors import Vectors
 from fedtide.learn.task import ROWS
 
 
@@ -82,6 +83,7 @@ class SimulatedFleet:
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         unless_changed: questions that a silent client leaves unanswered until its samples or its memory change.
+        vectors: sums in fixed point, as real clients would send them; None adds in floating point.
     """
 
     population: Population
@@ -94,6 +96,7 @@ class SimulatedFleet:
     first: int | None = None
     deadline: float | None = None
     unless_changed: Sequence[str] = ()
+    vectors: Vectors | None = None
 
     def __post_init__(self) -> None:
         self._silent: dict[str, tuple[Population, Moment, Tensor]] = {}
@@ -117,6 +120,7 @@ class SimulatedFleet:
             first=algorithm.first,
             deadline=algorithm.deadline,
             unless_changed=algorithm.unless_changed,
+            vectors=Vectors.of(host.wire, algorithm, host.population.few()),
         )
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -225,10 +229,15 @@ class SimulatedFleet:
             question, clients, payload, self.moment, self.queries, slot=slot, slots=slots, reveal=reveal, passes=passes
         )
         check(ask, self.population.registered, self.reveals)
+        if self.vectors is not None:
+            ask = self.vectors.formed(ask, payload)
         began = None if began is None else began[clients.argsort()]
         race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload))
+        if self.vectors is not None:
+            kept, done = done.kept, self.vectors.opened(ask, payload, done)
+            self.memory.discard(client for client in kept if client in done.unopened)
         reply, seconds = self._reply(ask, race, done)
         self._close(ask, race, reply, seconds, done, payload)
         return reply
@@ -273,7 +282,7 @@ class SimulatedFleet:
         """Return the server's reply and the seconds that it waited, now that the size of answers is known."""
         clients = ask.clients
         answered, refused = (torch.tensor(ids, dtype=torch.int64) for ids in (done.clients, done.refused))
-        whole = self.clock.answers(ask, race.rows, race.each, done.up // max(len(answered), 1))
+        whole = self.clock.answers(ask, race.rows, race.each, done.up // max(len(answered) + len(done.unopened), 1))
         seconds = (whole - race.ahead).clamp(0, race.deadline)
         waited = race.waited(seconds)
         due = race.counts
@@ -287,7 +296,9 @@ class SimulatedFleet:
             torch.where(race.ahead > 0, whole, seconds)[here],
             Cost(race.down, done.up),
             refused,
-            clients[due & ~torch.isin(clients, torch.cat([answered, refused]))],
+            clients[
+                due & ~torch.isin(clients, torch.tensor(done.clients + done.refused + done.unopened, dtype=torch.int64))
+            ],
         )
         return reply, _longest(seconds[here]) if waited is None else waited
 
@@ -299,7 +310,8 @@ class SimulatedFleet:
             self._silent[question] = people, before, silent[~torch.isin(silent, kept)]
         if ask.question in self.unless_changed:
             asked = ask.clients[race.counts]
-            silent = asked[~torch.isin(asked, torch.cat([reply.clients, reply.refused]))]
+            heard = torch.cat([reply.clients, reply.refused, torch.tensor(done.unopened, dtype=torch.int64)])
+            silent = asked[~torch.isin(asked, heard)]
             self._silent[ask.question] = self.population, self.moment, silent
         held = payload if self.moment.round in self.replayable else None
         query = Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, done.notes, held)

@@ -22,6 +22,7 @@ from fedtide.fleets.local import LocalEngine, threads
 from fedtide.learn.stack import Fit, Stack, train_stacked, unstackable
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
+from fedtide.wire.steps import Wire
 
 STACK_BYTES = 8 * 2**20
 """Bytes of models trained together, which is what a processor's last cache holds."""
@@ -31,8 +32,10 @@ ROW_BYTES = 64 * 2**20
 """Bytes of rows, in float32, that are read together."""
 
 
-def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0) -> None:
+def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0, wire: Wire | None = None) -> None:
     """Raise unless clients of an algorithm can be trained together: they only train, and do all of their work."""
+    if wire is not None:
+        raise _refused(where, "clients whose answers are rounded one by one, as [wire] wants")
     reasons = {question: _unstackable(work) for question, work in algorithm.works.items()}
     if partial_work:
         raise _refused(where, "clients with devices.partial_work")
@@ -48,7 +51,7 @@ def _refused(where: str, what: str) -> FedtideError:
 def stackable(host: Host, where: str = "fleet.kind") -> None:
     """Raise as `check` does, and where a model cannot be stacked, which two copies and the first rows show."""
     algorithm, population = host.algorithm, host.population
-    check(algorithm, where, host.partial_work)
+    check(algorithm, where, host.partial_work, host.wire)
     now = Moment(0, 1)
     x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, now)
     shard = Shard(x, y, torch.arange(len(x)), mask=population.rows.mask(y))
@@ -98,7 +101,7 @@ class StackedEngine(LocalEngine):
     """
 
     def __post_init__(self) -> None:
-        check(self.host.algorithm, partial_work=self.host.partial_work)
+        check(self.host.algorithm, partial_work=self.host.partial_work, wire=self.host.wire)
 
     @cached_property
     def _stacks(self) -> dict[str, Stack]:

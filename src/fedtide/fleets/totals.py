@@ -16,6 +16,8 @@ from fedtide.core.trees import Tree, detached, leaves, size_in_bytes
 from fedtide.core.types import Answer, Notes, Payload, Slotted
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.learn.training import training_loss
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import added
 
 BLOCKS = 16
 """Number of blocks that a cohort is cut into. It is fixed, so that no sum depends on the number of workers."""
@@ -26,19 +28,32 @@ class Block:
 
     Args:
         ask: the question to these clients.
+        wire: how their sums pass to the server, where the question says their form.
     """
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, wire: Wire | None = None) -> None:
+        self._ask, self._wire = ask, wire
         self._slots = {} if ask.slot is None else dict(zip(ask.clients.tolist(), ask.slot.tolist(), strict=True))
         self._total: Tree = None
         self._done = BlockResult(None, [], {name: [] for name in ask.reveal}, [], {}, [], 0)
 
     def count(self, client: int, answer: Answer) -> None:
-        """Add the answer of a client, and copy what it reveals, keeps and notes."""
+        """Add the answer of a client, and copy what it reveals, keeps and notes.
+
+        Raises:
+            TooLarge: a number does not fit the sum's fixed point; nothing was added.
+        """
         ask, done = self._ask, self._done
-        total = answer.total if ask.slot is None else Slotted({self._slots[client]: answer.total}, ask.slots)
-        self._total = sums.add(self._total, total)
+        slot = self._slots.get(client, 0)
+        if ask.forms is not None:
+            assert self._wire is not None
+            vector = self._wire.send(ask.forms[slot], answer.total)
+            done.vectors[slot] = added(done.vectors.get(slot), vector)
+            sent: list[Tree] = [vector]
+        else:
+            total = answer.total if ask.slot is None else Slotted({slot: answer.total}, ask.slots)
+            self._total = sums.add(self._total, total)
+            sent = [answer.total]
         done.clients.append(client)
         for name, rows in done.revealed.items():
             rows.append(answer.rows[name].detach().clone())
@@ -49,11 +64,11 @@ class Block:
             notes = replace(notes, loss=training_loss(answer))
         if any(leaf is not None for leaf in leaves(notes)):
             done.notes[client] = detached(notes)
-        sent = [answer.total, *(answer.rows[name] for name in ask.reveal if name not in answer.repeated)]
+        sent += [answer.rows[name] for name in ask.reveal if name not in answer.repeated]
         self._done = replace(done, up=done.up + size_in_bytes(sent))
 
     def refuse(self, client: int) -> None:
-        """Leave out the answer of a client, which has a number that is not finite."""
+        """Leave out the answer of a client, which has a number that is not finite or does not fit."""
         self._done.refused.append(client)
 
     def result(self) -> BlockResult:
@@ -71,6 +86,8 @@ def join(blocks: Iterable[BlockResult]) -> BlockResult:
             whole.revealed.setdefault(name, []).extend(rows)
         for ours, theirs in ((whole.clients, done.clients), (whole.kept, done.kept), (whole.refused, done.refused)):
             ours.extend(theirs)
+        for slot, vector in done.vectors.items():
+            whole.vectors[slot] = added(whole.vectors.get(slot), vector)
         whole.notes.update(done.notes)
         whole = replace(whole, up=whole.up + done.up)
         del done  # its sum is large, and the next block begins before the name is bound again

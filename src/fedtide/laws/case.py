@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.near import NearCarrier
 from fedtide.fleets.node import Node
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.totals import join
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
 
@@ -178,6 +179,27 @@ class Watched:
         return reply
 
 
+class Compared:
+    """A fleet whose sums are looked at before the algorithm may write into them.
+
+    Args:
+        fleet: that answers.
+        look: is given each question and its reply.
+    """
+
+    def __init__(self, fleet: SimulatedFleet, look: Callable[[str, Reply], None]) -> None:
+        self._fleet, self._look = fleet, look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def ask(self, question: str, *given: Any, **named: Any) -> Reply:
+        """Put a question."""
+        reply = self._fleet.ask(question, *given, **named)
+        self._look(question, reply)
+        return reply
+
+
 class Growing:
     """A fleet whose last `LATE` clients join at round `JOIN`.
 
@@ -221,6 +243,18 @@ class InAnyOrder(LocalEngine):
         """Run a question."""
         done = {i: self.host.ask(blocks[i], payload) for i in reversed(range(len(blocks)))}
         yield from (done[i] for i in range(len(blocks)))
+
+
+@dataclass(frozen=True)
+class InBoth(LocalEngine):
+    """An engine that adds in fixed point, and puts into `plain` what floating point gives."""
+
+    plain: list[BlockResult] = field(default_factory=list)
+
+    def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question twice."""
+        self.plain.append(join(self.host.ask(replace(block, forms=None), payload) for block in blocks))
+        yield from super().ask(blocks, payload)
 
 
 @dataclass(frozen=True)

@@ -19,23 +19,27 @@ from fedtide.core import codec, sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slot, Weights, Work
+from fedtide.core.trees import Tree, all_finite, detached, leaves, same, size_in_bytes
+from fedtide.core.types import Answer, Memory, Moment, Payload, Reply, Shard, Slot, Sum, Weights, Work
 from fedtide.data.ragged import Ragged
 from fedtide.evaluate.forgetting import QUESTION as TRAIN
 from fedtide.fleets import scoring, stacked
+from fedtide.fleets.ask import BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.near import memory_at, near_fleet
 from fedtide.fleets.real_clock import RoundClock
 from fedtide.fleets.remote import SIMULATION_ONLY
 from fedtide.fleets.replay import replayed
+from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import (
     Broken,
     ByWire,
     Case,
+    Compared,
     Growing,
     InAnyOrder,
+    InBoth,
     Losing,
     NotApplicable,
     Time,
@@ -48,6 +52,7 @@ from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
+from fedtide.wire.vector import BITS
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
 """Oddities that the rows of a client may have."""
@@ -494,6 +499,33 @@ def _deployable(case: Case) -> None:
         raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
 
 
+def fixed_point(case: Case) -> None:
+    """Sums in fixed point are those of floating point to the resolution, whatever clients leave out."""
+    experiment, plain = case.make(wire={"secure": False, "fewest": 1}), list[BlockResult]()
+
+    def compared(fleet: SimulatedFleet) -> Compared:
+        return Compared(fleet, compare)
+
+    def compare(question: str, reply: Reply) -> None:
+        floating = plain.pop()
+        if len(floating.clients) == len(reply.clients):  # else a number was too large
+            ours, theirs = _weighed(reply.total), _weighed(floating.total)
+            words = f"sums of '{question}' in fixed point are others"
+            hold(len(leaves(ours)) == len(leaves(theirs)), words)
+            _near(ours, theirs, words, 1e-12, len(reply.clients) * 2.0**-BITS)
+
+    played(experiment, engine=lambda host: InBoth(host, plain=plain), fleet=compared)
+
+
+def _weighed(total: Tree) -> Tree:
+    """Return a finished total without what has no weight."""
+    if isinstance(total, dict):
+        return {key: _weighed(total[key]) for key in sorted(total) if _weighed(total[key]) is not None}
+    if isinstance(total, Sum):
+        return total if total.weight else None
+    return [_weighed(each) for each in total] if isinstance(total, list) else total
+
+
 def stacks(case: Case) -> None:
     """Clients that are trained together give the same, to rounding."""
     experiment = case.make(precision="fp64")
@@ -572,6 +604,7 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
     "resume": [stops, round_again],
     "wire": [wire],
     "parity": [block_order, workers, stacks],
+    "fixed point": [fixed_point],
     "deployed": [deployed, deployed_again],
     "pooled": [pooled, batch_size, no_memory],
 }

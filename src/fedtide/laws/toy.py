@@ -16,6 +16,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.vectors import Vectors
 from fedtide.runs.build import host_of
 
 TOY: dict[str, Any] = {
@@ -122,7 +123,11 @@ def played(
     memory = memory or MemoryStore(None)
     host = replace(host or host_of(experiment, experiment.method[0], seed, memory), memory=memory)
     simulated = SimulatedFleet(
-        host.population, engine(host), reveals=() if sums_only else None, unless_changed=host.algorithm.unless_changed
+        host.population,
+        engine(host),
+        reveals=() if sums_only else None,
+        unless_changed=host.algorithm.unless_changed,
+        vectors=Vectors.of(host.wire, host.algorithm, host.population.few()),
     )
     seen = fleet(simulated)
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)

@@ -40,6 +40,8 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
+from fedtide.wire.refusals import check
+from fedtide.wire.steps import Wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -190,7 +192,21 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
-    return Host(algorithm, population, seed, memory, experiment.timing.partial_work)
+    wire = wire_of(experiment, method, algorithm, population.registered)
+    return Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
+
+
+def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, registered: int) -> Wire | None:
+    """Build the wire of a method; None where sums are in floating point.
+
+    Raises:
+        FedtideError: the method's sums cannot pass over it.
+    """
+    if experiment.wire is None:
+        return None
+    wire = experiment.wire.build()
+    check(wire, algorithm, cohort_size(method, registered), f"method '{method.name}'")
+    return wire
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:

@@ -1,0 +1,93 @@
+"""The sums of a fleet with a wire: what form they have, which may be opened, and what the algorithm reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fedtide.core.trees import Tree
+from fedtide.core.types import Algorithm, Payload, Shard
+from fedtide.fleets.ask import Ask, BlockResult
+from fedtide.fleets.schema import Schema, Schemas, made_up
+from fedtide.wire.steps import Opening, Wire
+from fedtide.wire.vector import form_of
+
+ALL = 0
+"""The one sum of clients that are in no slots."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The sums of a fleet as vectors.
+
+    Args:
+        wire: how they pass from clients to the server.
+        schemas: what answers look like.
+    """
+
+    wire: Wire
+    schemas: Schemas
+
+    @staticmethod
+    def of(wire: Wire | None, algorithm: Algorithm, few: tuple[Shard, int]) -> Vectors | None:
+        """Build those of an algorithm from some rows and the number of classes; None where there is no wire."""
+        return None if wire is None else Vectors(wire, Schemas(algorithm.works, made_up(*few)))
+
+    def formed(self, ask: Ask, payload: Payload) -> Ask:
+        """Return a question that says what form its sums have."""
+        forms = {
+            slot: form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot)))
+            for slot, schema in self._schemas(ask, payload).items()
+        }
+        return replace(ask, forms=forms)
+
+    def opened(self, ask: Ask, payload: Payload, done: BlockResult) -> BlockResult:
+        """Open the sums in which there are enough clients; the others' clients have not answered.
+
+        Args:
+            ask: the question, formed.
+            payload: what was sent.
+            done: the answers of all blocks, added up in fixed point.
+        """
+        assert ask.forms is not None
+        schemas, sums, few = self._schemas(ask, payload), dict[int, Tree](), list[int]()
+        for slot, vector in done.vectors.items():
+            members = _members(ask, done.clients, slot)
+            if len(members) < self.wire.fewest:
+                few += members
+                continue
+            named = None if ask.slot is None else slot
+            opening = Opening(ask.question, ask.version, named, tuple(members), ask.forms[slot])
+            optional = frozenset(place.removeprefix("total.") for place in schemas[slot].optional)
+            sums[slot] = self.wire.receive(vector, opening, schemas[slot].answer["total"], optional)
+        total = sums.get(ALL) if ask.slot is None else [sums.get(k) for k in range(ask.slots)] if sums else None
+        return replace(without(done, few), total=total, vectors={})
+
+    def _schemas(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
+        slots = [ALL] if ask.slot is None else ask.slot.unique().tolist()
+        sent = {slot: payload if ask.slot is None else payload[slot] for slot in slots}
+        return {slot: self.schemas.of(ask.question, sent[slot], ask.moment, ask.reveal) for slot in slots}
+
+
+def _members(ask: Ask, clients: list[int], slot: int) -> list[int]:
+    """Return those of `clients` that are in a slot."""
+    if ask.slot is None:
+        return clients
+    here = set(ask.clients[ask.slot == slot].tolist())
+    return [client for client in clients if client in here]
+
+
+def without(done: BlockResult, clients: list[int]) -> BlockResult:
+    """Return answers of which those of some clients do not count, in whose sums there are too few."""
+    left = set(clients)
+    return replace(
+        done,
+        clients=[client for client in done.clients if client not in left],
+        revealed={
+            name: [row for client, row in zip(done.clients, rows, strict=True) if client not in left]
+            for name, rows in done.revealed.items()
+        },
+        kept=[client for client in done.kept if client not in left],
+        notes={client: notes for client, notes in done.notes.items() if client not in left},
+        unopened=sorted(left),
+    )

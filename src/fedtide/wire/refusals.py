@@ -1,0 +1,35 @@
+"""What masks cannot hide, said before anything starts."""
+
+from __future__ import annotations
+
+from fedtide.core.errors import refused
+from fedtide.core.types import Algorithm
+from fedtide.wire.steps import Wire
+
+UPDATES = {"update": "a client's update by itself", "sketch": "a sketch of a client's update by itself"}
+"""Values that a server may be shown of which the sum that is masked is made."""
+
+
+def why_not(algorithm: Algorithm) -> str:
+    """Return why masks would hide nothing of an algorithm; "" where they do."""
+    seen = next((what for name, what in UPDATES.items() if name in algorithm.reveals), "")
+    return algorithm.unmaskable or (f"its server sees {seen}" if seen else "")
+
+
+def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
+    """Raise unless sums of an algorithm can pass over a wire.
+
+    Args:
+        wire: how sums pass.
+        algorithm: the algorithm.
+        cohort: how many clients it asks in a round.
+        where: of the method, for messages.
+
+    Raises:
+        FedtideError: masks would hide nothing, or no sum would ever be opened.
+    """
+    if why := wire.secure and why_not(algorithm):
+        raise refused("wire.secure", True, "a method whose server sees sums alone", f"{where}: {why}")
+    if algorithm.works and cohort < wire.fewest:
+        allowed = f"at most {cohort}, the clients that {where} asks in a round"
+        raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")

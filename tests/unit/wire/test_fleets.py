@@ -1,0 +1,68 @@
+"""Sums in fixed point in a simulated fleet: what is opened, and what becomes of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from fedtide.core.types import Answer, Weighted
+from fedtide.laws import every
+from fedtide.laws.case import Case
+from fedtide.laws.toy import played, toy
+
+WIRE = {"fewest": 2}
+
+
+def begun(name: str, **changes: object):
+    run = played(toy(name, wire=WIRE, **changes), rounds=1)
+    run.fleet.begin(replace(run.fleet.moment, round=1))
+    return run
+
+
+def test_a_slot_with_too_few_clients_is_never_opened():
+    run = begun("scaffold")
+    payload = run.host.algorithm.serve(run.state, run.fleet.clients)[0]
+    sent = {"weights": payload, "control": payload.params}
+    before = {client: run.fleet.memory.read(client, (1, 0)) for client in range(3)}
+    reply = run.fleet.ask("train", torch.arange(3), [sent, sent], slot=torch.tensor([0, 1, 0]))
+    assert reply.total[1] is None
+    assert reply.total[0]["delta"].weight > 0
+    assert reply.clients.tolist() == [0, 2]
+    assert not len(reply.refused)
+    assert not len(reply.silent)
+    after = {client: run.fleet.memory.read(client, (2, 0)) for client in range(3)}
+    assert after[1] is before[1]
+    assert after[0] is not before[0]
+
+
+def test_a_client_whose_number_does_not_fit_is_refused():
+    run = begun("fedavg")
+    train = run.host.algorithm.works["train"]
+
+    def large(payload, memory, shard, moment, rng):
+        answer = train(payload, memory, shard, moment, rng)
+        if int(shard.ids[0]) != int(run.host.population.shard(1, moment).ids[0]):
+            return answer
+        return Answer({**answer.total, "loss": Weighted(1e9, 1.0)})
+
+    works = {**run.host.algorithm.works, "train": large}
+    host = replace(run.host, algorithm=replace(run.host.algorithm, works=works))
+    run.fleet.engine = replace(run.fleet.engine, host=host)
+    reply = run.fleet.ask("train", torch.arange(4), run.state.weights)
+    assert reply.refused.tolist() == [1]
+    assert reply.clients.tolist() == [0, 2, 3]
+
+
+def test_bytes_are_those_of_a_vector():
+    run = begun("fedavg")
+    numbers = sum(each.numel() for each in run.state.weights.params.values())
+    assert run.fleet.ask("train", torch.arange(4), run.state.weights).cost.up == 4 * 8 * (numbers + 1 + 2)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ifca", "fedem"])
+@pytest.mark.parametrize("law", [every.block_order, every.stops, every.round_again, every.dropouts])
+def test_laws_of_fleets_hold_in_fixed_point(name, law):
+    law(Case(partial(toy, name, wire=WIRE), lambda: pytest.fail("no processes")))

@@ -1,0 +1,53 @@
+"""What cannot be masked is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.laws.toy import toy
+from fedtide.runs.build import host_of
+from fedtide.runs.preflight import preflight
+
+SECURE = {"secure": True, "fewest": 2}
+
+
+def host(name: str, **changes: object) -> object:
+    options = dict(REGISTRY[name].variants.get("", {}))
+    study = toy(name, options, wire=SECURE, **changes)
+    return host_of(study, study.method[0], 0, MemoryStore(None))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cfl", "a client's update by itself"),
+        ("cfl-released", "a client's update by itself"),
+        ("flexcfl", "a client's update by itself"),
+        ("auxo", "a sketch of a client's update by itself"),
+        ("fedbuff", "the age of the model"),
+    ],
+)
+def test_methods_whose_server_sees_an_update(name, words):
+    with pytest.raises(FedtideError, match=f"^wire.secure: found True, but method 'toy': .*{words}"):
+        host(name)
+
+
+def test_all_others_of_the_registry_pass():
+    few = {name for name in REGISTRY if name not in {"cfl", "cfl-released", "flexcfl", "auxo", "fedbuff"}}
+    for name in few - {"fedgmm", "pfedem", "scsgd"}:  # these need options
+        host(name)
+
+
+def test_a_cohort_that_no_sum_could_be_opened_of():
+    with pytest.raises(
+        FedtideError, match=r"^wire.fewest: found 5, but no sum would ever be opened; allowed: at most 4"
+    ):
+        preflight(toy("fedavg", wire={"fewest": 5}))
+
+
+def test_clients_that_are_trained_together():
+    with pytest.raises(FedtideError, match=r"stacked.*rounded one by one, as \[wire\] wants"):
+        preflight(toy("fedavg", wire=SECURE, fleet={"kind": "stacked"}))
