@@ -106,7 +106,7 @@ def run(
     _positive("--workers", request.workers)
     made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
-        _say(made.said)
+        say(made.said)
     _say_room(made.settings, made.root, made.where)
     folder.create(made.settings, made.root, made.where, request.scale)
     return _play(made.settings, made.root, made.workers)
@@ -191,11 +191,11 @@ def check(
         checked += verdict.silent is None
         broken += verdict.broken is not None
         mark = "BROKEN" if verdict.broken else "ok" if verdict.silent is None else "-"
-        _say(f"{mark:6}  {verdict.law.name:12}{verdict.law.says}")
+        say(f"{mark:6}  {verdict.law.name:12}{verdict.law.says}")
         for line in (verdict.broken, verdict.silent):
             if line:
-                _say(f"{'':20}{line}")
-    _say(f"{algorithm}: {checked - broken} of {checked} laws hold")
+                say(f"{'':20}{line}")
+    say(f"{algorithm}: {checked - broken} of {checked} laws hold")
     return 1 if broken else 0
 
 
@@ -214,7 +214,7 @@ def verify(run_folder: Path, /) -> int:
         whole = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
         if verdict.wrong is not None:
             whole = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
-        _say(f"{verdict.run.title}: {whole}")
+        say(f"{verdict.run.title}: {whole}")
     return 1 if damaged else 0
 
 
@@ -251,8 +251,8 @@ def export(
     part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
     file = out or Path(f"{slug(trained.run.method.name)}-{trained.run.seed}{part}{ENDINGS[format]}")
     said = write(trained, file, format, client=client, cluster=cluster)
-    _say(f"{trained.run.title}, after round {trained.moment.round + 1}: {said}")
-    _say(f"export: {file}")
+    say(f"{trained.run.title}, after round {trained.moment.round + 1}: {said}")
+    say(f"export: {file}")
     return 0
 
 
@@ -287,16 +287,16 @@ def predict(
             if given is not None:
                 raise refused(name, given, "none at a node, which has one model")
         done = predict_at_node(run_folder, rows, out, client)
-        _say(f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted")
-        _say(f"predictions: {out}")
+        say(f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted")
+        say(f"predictions: {out}")
         return 0
     from fedtide.runs.predict import predict_file
     from fedtide.runs.trained import Trained
 
     trained = Trained.read(run_folder, method, seed)
     count = predict_file(trained, rows, out, client=client, cluster=cluster)
-    _say(f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted")
-    _say(f"predictions: {out}")
+    say(f"{trained.run.title}, after round {trained.moment.round + 1}: {count} rows predicted")
+    say(f"predictions: {out}")
     return 0
 
 
@@ -324,15 +324,15 @@ def report(
         if tunings.is_tuning(root):
             if len(run_folders) > 1:
                 raise FedtideError(f"{root}: is a tune folder, whose report stands alone; allowed: run folders")
-            _say(f"report: {write_tuning(root, out)}")
+            say(f"report: {write_tuning(root, out)}")
             return 0
     for root in run_folders:
         runs = folder.plan(folder.load(root, imports=False), root)
         check_runs(runs)
         left = sum(not run.finished for run in runs)
         if left:
-            _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}")
-    _say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
+            say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}")
+    say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
     return 0
 
 
@@ -510,7 +510,7 @@ def _say_room(settings: Experiment, root: Path, where: str) -> None:
     from fedtide.runs.disk import check_room, needed
 
     if room := check_room(needed(settings, where), root):
-        _say(room)
+        say(room)
 
 
 def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
@@ -526,10 +526,6 @@ def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
 def _positive(option: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise refused(option, value, "1 or more")
-
-
-def _say(text: str) -> None:
-    say(text, console())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -33,9 +33,9 @@ def console(*, quiet: bool = False) -> Console:
     return made
 
 
-def say(line: str, screen: Console) -> None:
-    """Print a line as it is; folders may have names that a terminal would obey."""
-    screen.print(printable(line), soft_wrap=True)
+def say(line: str, screen: Console | None = None) -> None:
+    """Print a line as it is, on the standard output by default; folders may have names that a terminal would obey."""
+    (screen or console()).print(printable(line), soft_wrap=True)
 
 
 def print_results(made: Study, screen: Console) -> None:

@@ -46,6 +46,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, all of it or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def flush(path: Path) -> None:
     """Return when a file, or what a folder lists, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -7,7 +7,6 @@ the round again gets the same bits. Small rows live in RAM and travel with the c
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from fedtide.core import codec
-from fedtide.core.atomic import check_sha256, sha256
+from fedtide.core.atomic import check_sha256, flush, sha256
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.trees import Tree, detached, size_in_bytes
 
@@ -174,7 +173,7 @@ class MemoryStore:
             if isinstance(row, Stored):
                 files.append([client, *version, row.sha256])
                 if version >= self._settled:
-                    _flushed(self._path(row.file))
+                    flush(self._path(row.file))
                 continue
             arrays, skeleton = codec.encode(row)
             shapes = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
@@ -264,12 +263,6 @@ class MemoryStore:
 
 def _name(client: int, version: Version) -> str:
     return f"{client}.{version[0]}.{version[1]}.safetensors"
-
-
-def _flushed(path: Path) -> None:
-    """Make sure that a file lies on the disk: the checkpoint is going to count on it."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _stacked(rows: list[tuple[int, Version, dict[str, torch.Tensor]]]) -> Tree:

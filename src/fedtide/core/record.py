@@ -155,32 +155,17 @@ class Record:
         if not marks:
             self._clients.writerow((*CLIENT_COLUMNS, *[TRUTH] * truth))
 
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `rounds.jsonl`."""
-        self._append("rounds.jsonl", json.dumps(plain(line)))
-
-    def timing(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `timings.jsonl`."""
-        self._append("timings.jsonl", json.dumps(plain(line)))
-
-    def forgetting(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `forgetting.jsonl`."""
-        self._append(FORGETTING, json.dumps(plain(line)))
-
-    def asks(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `asks.jsonl`."""
-        self._append(ASKS, json.dumps(plain(line)))
+    def append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append one line to one of the files of lines, such as `rounds.jsonl`."""
+        with naming(Path(self._files[name].name)):
+            self._files[name].write(json.dumps(plain(line)) + "\n")
+            self._files[name].flush()
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""
         with naming(Path(self._files["clients.csv"].name)):
             self._clients.writerows(rows)
             self._files["clients.csv"].flush()
-
-    def _append(self, name: str, line: str) -> None:
-        with naming(Path(self._files[name].name)):
-            self._files[name].write(line + "\n")
-            self._files[name].flush()
 
     def marks(self) -> dict[str, Mark]:
         """Return how far each file is written, safely on the disk, for a checkpoint."""

@@ -106,15 +106,5 @@ def apart_within(vectors: np.ndarray, clusters: np.ndarray, distance: Kind = "l1
     return heterogeneity(x, label, distance)
 
 
-def not_alone(clusters: np.ndarray) -> np.ndarray:
-    """Return a mask (clients,) of the clients that are not alone in their cluster.
-
-    >>> not_alone(np.array([3, 1, 3])).tolist()
-    [True, False, True]
-    """
-    _, which, count = np.unique(clusters, return_inverse=True, return_counts=True)
-    return np.asarray(count[which] > 1)
-
-
 def _pairs(counts: np.ndarray) -> np.ndarray:
     return (counts * (counts - 1) // 2).sum()

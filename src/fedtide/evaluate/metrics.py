@@ -190,18 +190,18 @@ def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4
     """
-    if not len(rounds):
-        return math.nan
-    last = rounds[-1]
-    return float(np.mean([v for r, v in zip(rounds, values, strict=True) if r > last - window]))
+    late = _late(rounds, values, window)
+    return float(np.mean(late)) if late else math.nan
 
 
 def worst_point(rounds: Curve, values: Curve, window: int) -> float:
     """Return the lowest value among the evaluations in the last `window` rounds; NaN without any."""
-    if not len(rounds):
-        return math.nan
-    last = rounds[-1]
-    return float(min(v for r, v in zip(rounds, values, strict=True) if r > last - window))
+    return float(min(_late(rounds, values, window), default=math.nan))
+
+
+def _late(rounds: Curve, values: Curve, window: int) -> list[float]:
+    """Return the values of the evaluations in the last `window` rounds."""
+    return [v for r, v in zip(rounds, values, strict=True) if r > rounds[-1] - window]
 
 
 def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:

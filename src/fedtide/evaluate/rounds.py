@@ -14,7 +14,7 @@ from fedtide.core.loop import Step
 from fedtide.core.types import Cost, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
-from fedtide.evaluate.clusters import apart_within, not_alone
+from fedtide.evaluate.clusters import apart_within
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
 from fedtide.parts.distance import Kind
@@ -142,8 +142,7 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     """Return the heterogeneity of the judged clients within clusters, by what they hold now, where that drifts.
 
     `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
-    there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
-    are not alone in their cluster, as who is alone has a distance of 0; null without any. `all`: if all were in one.
+    there is one for a method without any; null where all are at experts of their own. `all`: if all were in one.
     "embedding" has the same by the features of a network, if the experiment names one.
     """
     truth, moment = judge.fleet.truth, judge.fleet.moment
@@ -165,12 +164,11 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
 
 
 def _apart(vectors: np.ndarray, cluster: np.ndarray, distance: Kind) -> dict[str, float]:
-    """Return heterogeneity within clusters, without clients that are alone, and of all; cluster -1 is none."""
-    everyone, clustered = apart_within(vectors, np.zeros(len(vectors)), distance), cluster >= 0
-    vectors, cluster = vectors[clustered], cluster[clustered]
-    near = not_alone(cluster)
-    within, shared = (apart_within(vectors[some], cluster[some], distance) for some in (slice(None), near))
-    return {name: round(value, 6) for name, value in (("within", within), ("shared", shared), ("all", everyone))}
+    """Return heterogeneity within clusters, and of all; cluster -1 is none."""
+    clustered = cluster >= 0
+    within = apart_within(vectors[clustered], cluster[clustered], distance)
+    everyone = apart_within(vectors, np.zeros(len(vectors)), distance)
+    return {"within": round(within, 6), "all": round(everyone, 6)}
 
 
 def losses(trained: list[Query]) -> dict[str, Any]:

@@ -45,14 +45,7 @@ def _explosions(method: MethodSummary) -> list[tuple[float, float]]:
 
 
 def _total(method: MethodSummary, name: str) -> int:
-    measure = method.measures.get(name)
-    return 0 if measure is None else int(sum(value for value in measure.values if math.isfinite(value)))
-
-
-def _mean(method: MethodSummary, name: str) -> float:
-    """Return the mean of a measure over seeds; NaN if it is missing or unknown at a seed."""
-    measure = method.measures.get(name)
-    return math.nan if measure is None or measure.mean is None else measure.mean
+    return int(sum(value for value in method.measure(name).values if math.isfinite(value)))
 
 
 def _of(method: MethodSummary) -> list[str]:
@@ -77,8 +70,8 @@ def _of(method: MethodSummary) -> list[str]:
             f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; features that are not "
             "scaled (data.source.scaled) and too large a learning rate are the usual causes"
         )
-    clusters, silhouette = _mean(method, "clusters"), _mean(method, "silhouette")
-    if clusters > 1 and silhouette < GROUPED:
+    clusters, silhouette = (method.measure(name).mean for name in ("clusters", "silhouette"))
+    if clusters is not None and clusters > 1 and silhouette is not None and silhouette < GROUPED:
         out.append(
             f"{method.name}: its clusters are hardly any, with a mean silhouette of {silhouette:.2f}; if clients "
             f"are of a few kinds it is above {GROUPED} as a rule, and else one model may do as well"

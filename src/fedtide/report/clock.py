@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, stack_runs, svg
-from fedtide.report.measures import Measure, count, percent, seconds
-from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.measures import count, percent, seconds
+from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
 
@@ -23,24 +23,21 @@ def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 
     A client that was asked to train but not counted was late, was not among the first, or did not answer.
     """
-    if not record.timed and not any(_short(method.measures.get("counted")) for method in summary.methods):
+    short = any(value < 1 for method in summary.methods for value in method.measure("counted").values)
+    if not record.timed and not short:
         return None
     header = ["method", "simulated time", "asked to train, in a round", "counted, in a round", "counted of those asked"]
     rows = [
         [
             method.name,
-            seconds(method.measures.get("simulated_seconds")),
-            count(method.measures.get("asked_to_train")),
-            count(method.measures.get("counted_in_a_round")),
-            percent(method.measures.get("counted")),
+            seconds(method.measure("simulated_seconds")),
+            count(method.measure("asked_to_train")),
+            count(method.measure("counted_in_a_round")),
+            percent(method.measure("counted")),
         ]
         for method in summary.methods
     ]
     return Table(header, rows)
-
-
-def _short(counted: Measure | None) -> bool:
-    return counted is not None and any(value < 1 for value in counted.values)
 
 
 def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
@@ -68,10 +65,6 @@ def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
 def _curves(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the accuracies of each seed, against the time at that number of rounds, averaged over seeds."""
     found = [run.accuracy(record.view) for run in method.runs]
-    times = [_times(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
+    times = [run.times("seconds")[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
     mean = stack_runs(times).mean(axis=0)
     return [(mean, values[: len(mean)]) for _, values in found]
-
-
-def _times(run: RunRecord) -> np.ndarray:
-    return run.every_round(lambda line: line["seconds"])

@@ -79,11 +79,14 @@ class Measure:
         return int(math.copysign(1, gap)) if self.clarity(gap) == "clear" else 0
 
 
-Written = Callable[[Measure | None], str]
+UNKNOWN = Measure(None, None, [])
+"""A quantity that was not measured."""
+
+Written = Callable[[Measure], str]
 """Format of a measure; "-" for an unknown value."""
 
 
-def percent(measure: Measure | None, digits: int = 1) -> str:
+def percent(measure: Measure, digits: int = 1) -> str:
     """Format a share as percent with its standard error.
 
     >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
@@ -92,7 +95,7 @@ def percent(measure: Measure | None, digits: int = 1) -> str:
     return _with_error(measure, digits, "%", 100.0)
 
 
-def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
+def points(measure: Measure, digits: int = 1, *, signed: bool = False) -> str:
     """Format a difference of shares as percentage points with its standard error.
 
     >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
@@ -102,13 +105,13 @@ def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) ->
 
 
 def _with_error(
-    measure: Measure | None, digits: int | None = None, unit: str = "", scale: float = 1.0, *, signed: bool = False
+    measure: Measure, digits: int | None = None, unit: str = "", scale: float = 1.0, *, signed: bool = False
 ) -> str:
     """Format a mean with its standard error, if that is known and above 0, and with its unit.
 
     Without `digits` the error has two significant ones, or the mean three.
     """
-    if measure is None or measure.mean is None:
+    if measure.mean is None:
         return "-"
     mean, error = scale * measure.mean, scale * (measure.error or 0.0)
     error = error if error > 1e-9 else 0.0
@@ -120,12 +123,12 @@ def _with_error(
     return f"{said} {unit}".rstrip()
 
 
-def signed_points(measure: Measure | None) -> str:
+def signed_points(measure: Measure) -> str:
     """Format a difference of shares as percentage points with its sign."""
     return points(measure, signed=True)
 
 
-def number(measure: Measure | None) -> str:
+def number(measure: Measure) -> str:
     """Format a plain number with its standard error.
 
     >>> number(Measure(1.0, 0.0, [1.0, 1.0])), number(Measure(-0.0984, 0.0321, [])), number(Measure(0.01234, None, []))
@@ -134,7 +137,7 @@ def number(measure: Measure | None) -> str:
     return _with_error(measure)
 
 
-def nats(measure: Measure | None) -> str:
+def nats(measure: Measure) -> str:
     """Format a mean log-density with its standard error.
 
     >>> nats(Measure(-12.345, 0.678, []))
@@ -143,9 +146,9 @@ def nats(measure: Measure | None) -> str:
     return _with_error(measure, 2)
 
 
-def size(measure: Measure | None) -> str:
+def size(measure: Measure) -> str:
     """Format a number of bytes in a suitable unit."""
-    if measure is None or measure.mean is None:
+    if measure.mean is None:
         return "-"
     left, unit = measure.mean, "B"
     for larger in ("kB", "MB", "GB", "TB"):
@@ -164,36 +167,36 @@ def bytes_of(count: int) -> str:
     return size(Measure(float(count), None, []))
 
 
-def seconds(measure: Measure | None, *, signed: bool = False) -> str:
+def seconds(measure: Measure, *, signed: bool = False) -> str:
     """Format a time in seconds, or from ten minutes on in minutes, with its standard error.
 
     >>> seconds(Measure(12.5, 0.5, [12.0, 13.0])), seconds(Measure(1230.0, None, [1230.0]))
     ('12.5 ± 0.5 s', '20.5 min')
     """
-    long = measure is not None and measure.mean is not None and abs(measure.mean) >= 600
+    long = measure.mean is not None and abs(measure.mean) >= 600
     return _with_error(measure, 1, "min" if long else "s", 1 / 60 if long else 1.0, signed=signed)
 
 
-def rounds(measure: Measure | None, *, signed: bool = False) -> str:
+def rounds(measure: Measure, *, signed: bool = False) -> str:
     """Format a number of rounds with its standard error.
 
     >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(-2.0, 0.0, [-2.0, -2.0]), signed=True)
     ('12.5 ± 0.5 rounds', '-2 rounds')
     """
-    if measure is None or measure.mean is None:
+    if measure.mean is None:
         return "-"
     whole = not measure.error and measure.mean.is_integer()
     unit = "round" if whole and abs(measure.mean) == 1 else "rounds"
     return _with_error(measure, 0 if whole else 1, unit, signed=signed)
 
 
-def arrival(time: Measure | None, reached: Measure | None, written: Written) -> str:
+def arrival(time: Measure, reached: Measure, written: Written) -> str:
     """Format a time until a target; where some seeds never arrive it is at least so long, and says how many do.
 
     >>> arrival(Measure(7.5, None, [5.0, 10.0]), Measure(0.5, None, [1.0, 0.0]), rounds)
     '≥ 7.5 rounds (1 of 2 seeds)'
     """
-    if time is None or reached is None or time.mean is None:
+    if time.mean is None:
         return "-"
     there, seeds = int(sum(reached.values)), len(reached.values)
     if there == seeds:
@@ -201,9 +204,9 @@ def arrival(time: Measure | None, reached: Measure | None, written: Written) -> 
     return f"≥ {written(time)} ({there} of {seeds} seeds)" if there else "not reached"
 
 
-def count(measure: Measure | None) -> str:
+def count(measure: Measure) -> str:
     """Format a mean count."""
-    return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"
+    return "-" if measure.mean is None else f"{measure.mean:.4g}"
 
 
 FORMATS: dict[Unit, Written] = {

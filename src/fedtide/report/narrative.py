@@ -17,31 +17,34 @@ COLLAPSED = 0.1
 ORACLE = "oracle"
 """Name of the algorithm that is an upper bound and no method."""
 
+REACTIONS = {"re-clusters": "reclusterings", "moves clients": "moves"}
+"""What a method does about drift, and the measures that count it."""
+
 TARGET = "rounds_to_target"
 """Name of the measure that exists where runs stop at a target."""
 
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
     """Describe the result of one method in plain words."""
-    measures = method.measures
-    if measures.get("accuracy") is None or measures["accuracy"].mean is None:
+    of = method.measure
+    if of("accuracy").mean is None:
         return f"{method.name} was never judged."
-    said = f"{method.name} has an accuracy of {percent(measures['accuracy'])} over {summary.span}"
-    if _known(measures.get("swing")):
-        said += f", and of {percent(measures['worst_point'])} at its worst moment"
-        apart = [f"{points(measures.get(f'swing_{g}'))} for {g} clients" for g in summary.groups]
-        said += f"; within a period its accuracy swings by {points(measures['swing'])}"
+    said = f"{method.name} has an accuracy of {percent(of('accuracy'))} over {summary.span}"
+    if of("swing").mean is not None:
+        said += f", and of {percent(of('worst_point'))} at its worst moment"
+        apart = [f"{points(of(f'swing_{g}'))} for {g} clients" for g in summary.groups]
+        said += f"; within a period its accuracy swings by {points(of('swing'))}"
         said += f" ({', '.join(apart)})" if apart else ""
     else:
-        said += f"; the worst-served tenth of the clients gets {percent(measures.get('worst_decile'))}"
-    even = measures.get("evenness")
-    if _known(measures.get("own_weight")):
-        said += f"; clients' own experts have {percent(measures['own_weight'])} of the weight in its mixtures"
+        said += f"; the worst-served tenth of the clients gets {percent(of('worst_decile'))}"
+    even = of("evenness").mean
+    if of("own_weight").mean is not None:
+        said += f"; clients' own experts have {percent(of('own_weight'))} of the weight in its mixtures"
     # Where every client holds a blend of domains, all clients may well be alike.
-    blended = "split_purity" in measures
-    if even is not None and even.mean is not None and even.mean < COLLAPSED and not blended:
+    blended = "split_purity" in method.measures
+    if even is not None and even < COLLAPSED and not blended:
         said += "; nearly all clients ended up in one of its clusters"
-    collapsed = _collapsed(measures.get("fullest_component"))
+    collapsed = _collapsed(of("fullest_component"))
     drift = f"{_followed(method)}{_at_events(method)}"
     floor = f"That is no better than {_floor(method)}. " if method.no_better else ""
     return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
@@ -53,52 +56,49 @@ def _floor(method: MethodSummary) -> str:
 
 def _to_target(method: MethodSummary) -> str:
     """Describe when a method reached the accuracy at which runs stop; "" without such a target."""
-    rounds, reached, seconds = (method.measures.get(name) for name in (TARGET, "reached_target", "time_to_target"))
-    if rounds is None or reached is None or rounds.mean is None:
+    rounds, seconds = (method.measure(name).mean for name in (TARGET, "time_to_target"))
+    if rounds is None:
         return ""
-    there, runs = int(sum(reached.values)), len(reached.values)
+    reached = method.measure("reached_target").values
+    there, runs = int(sum(reached)), len(reached)
     if not there:
         return "It does not get to the target. "
     if there < runs:
         return f"It gets to the target in {there} of {runs} runs. "
-    timed = "simulated_seconds" in method.measures and seconds is not None and seconds.mean is not None
-    took = f", {seconds.mean:.3g} simulated seconds" if timed and seconds else ""
-    return f"It gets to the target after {_plural_of(rounds.mean, 'round')}{took}. "
+    timed = "simulated_seconds" in method.measures and seconds is not None
+    took = f", {seconds:.3g} simulated seconds" if timed else ""
+    return f"It gets to the target after {_plural_of(rounds, 'round')}{took}. "
 
 
 def _followed(method: MethodSummary) -> str:
     """Describe a method's reactions to drift."""
-    anew, moves = method.measures.get("reclusterings"), method.measures.get("moves")
-    known = [each for each in (anew, moves) if each is not None and each.mean is not None]
+    means = {verb: method.measure(name).mean for verb, name in REACTIONS.items()}
+    known = {verb: mean for verb, mean in means.items() if mean is not None}
     if not known:
         return ""
-    if not any(each.mean for each in known):
+    if not any(known.values()):
         return "Its clusters never change. "
-    verbs = {"re-clusters": anew, "moves clients": moves}
-    done = [_how_often(verb, measure.mean) for verb, measure in verbs.items() if measure and measure.mean is not None]
-    return f"Over a run it {listed(done)}. "
+    return f"Over a run it {listed([_how_often(verb, mean) for verb, mean in known.items()])}. "
 
 
 def _at_events(method: MethodSummary) -> str:
     """Describe the effect of known events on a method and its detection of them."""
-    fall, noticed = method.measures.get("event_fall"), method.measures.get("events_detected")
-    if fall is None or fall.mean is None:
+    fall, noticed, back = (method.measure(name) for name in ("event_fall", "events_detected", "events_recovered"))
+    if fall.mean is None:
         return ""
-    back, known = (method.measures.get(name) for name in ("events_recovered", "events_known"))
-    single = known is not None and known.mean == 1
+    single = method.measure("events_known").mean == 1
     of, event = ("runs", "The known event") if single else ("of them", "Each known event")
     said = f"{event} leaves its accuracy as it was" if fall.mean <= 0 else f"{event} costs it {points(fall)}"
-    if fall.mean > 0 and back is not None and back.mean is not None:
+    if fall.mean > 0 and back.mean is not None:
         until = "before the end of the run" if single else "before the next one, or the end of the run,"
         said += f", which it makes up for {until} {_how_much('in' if single else 'after', of, back)}"
-    if noticed is None or noticed.mean is None:
+    if noticed.mean is None:
         return f"{said}. "
     if not noticed.mean:
         return f"{said}; it does not notice {'it' if single else 'any'}. "
-    alarms, delay = (method.measures.get(name) for name in ("false_alarms", "detection_delay"))
-    late = "" if delay is None or delay.mean is None else f" {_after(delay.mean)}"
-    false = 0.0 if alarms is None or alarms.mean is None else alarms.mean
-    often = f"with {_plural_of(false, 'false alarm')}" if false else "without a false alarm"
+    alarms, delay = (method.measure(name).mean for name in ("false_alarms", "detection_delay"))
+    late = "" if delay is None else f" {_after(delay)}"
+    often = f"with {_plural_of(alarms, 'false alarm')}" if alarms else "without a false alarm"
     seen = f"it {_how_much('in', 'runs', noticed)}" if single else f"{_part(noticed)} of them"
     return f"{said}; it notices {seen}{late}, {often}. "
 
@@ -114,8 +114,8 @@ def _how_much(where: str, of: str, share: Measure) -> str:
     return f"{where} {_part(share)} {of if of != 'runs' else 'of the runs'}"
 
 
-def _part(measure: Measure | None) -> str:
-    return "-" if measure is None or measure.mean is None else f"{100 * measure.mean:.0f} %"
+def _part(measure: Measure) -> str:
+    return "-" if measure.mean is None else f"{100 * measure.mean:.0f} %"
 
 
 def _after(rounds: float) -> str:
@@ -135,18 +135,14 @@ def _plural_of(count: float, word: str) -> str:
     return f"{count:.0f} {word}{'s' * (count != 1)}" if count == round(count) else f"{count:.1f} {word}s"
 
 
-def _collapsed(fullest: Measure | None) -> str:
+def _collapsed(fullest: Measure) -> str:
     """Return a warning where one component of a mixture took the rows of every domain."""
-    seeds = [share > TAKEN for share in fullest.values] if fullest is not None else []
+    seeds = [share > TAKEN for share in fullest.values]
     if not any(seeds):
         return ""
     where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
     said = "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. "
     return where + (said if where else said.capitalize())
-
-
-def _known(measure: Measure | None) -> bool:
-    return measure is not None and measure.mean is not None
 
 
 def _against(summary: Summary, method: MethodSummary) -> str:
@@ -276,7 +272,7 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
         said = f"The shift costs {points(cost)} of accuracy on average"
         if not costs:
             said = f"With the shift accuracy is {points(_size(cost))} higher on average"
-        if _known(shifted.measures.get("swing")) and _known(steady.measures.get("swing")):
+        if None not in (shifted.measure("swing").mean, steady.measure("swing").mean):
             worst = f" and {points(steady.against(shifted, 'worst_point'))}{' lower' * (not costs)} at the worst moment"
             said += f"{worst}{_doubt(cost)}"
             apart = [

@@ -280,10 +280,10 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
          "method that goes on learning has peaks and troughs that rise from cycle to cycle."),
         ("Other ways to predict", tables.ways_table(summary),
          f"The same models put together in other ways and judged on the same rows, over {span}."),
-        ("Steadiness", tables.steadiness_table(summary) if record.blended else None,
+        ("Steadiness", tables.measured(summary, tables.STEADINESS) if record.blended else None,
          "Over all evaluations of the run, not only the last. The spread of losses is that of the middle half of a "
          f"round's participants, a mean over {span}."),
-        ("What was made of the blend", tables.blend_table(summary),
+        ("What was made of the blend", tables.measured(summary, tables.BLEND),
          "Over the second half of the run, with one matching of components and domains for all of its rounds. The "
          "error is the mean distance of a component's learned share from the true share of its domain; the correlation "
          "is that of the first domain, over the whole run. Entropy (0 is certain) and likelihood are means over "
@@ -295,10 +295,10 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
          f"Every client counts the same, however many rows it has. Means over the evaluations of {span}. The worst "
          "tenth is the mean accuracy of those clients that are served worst at that evaluation."),
         ("Your own metrics", tables.metrics_table(summary), f"Means over the evaluations of {span}."),
-        ("Forgetting within a round", tables.local_forgetting_table(summary),
+        ("Forgetting within a round", tables.measured(summary, tables.LOCAL_FORGETTING),
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),
-        ("Clusters", tables.clusters_table(summary),
+        ("Clusters", tables.measured(summary, tables.CLUSTERS),
          f"{CLIENTS[clustered].capitalize()} by the model or branch that answers for them: means over the evaluations "
          f"of {span}, but the change of cluster over those of the whole run. The adjusted Rand index is 1 where "
          "clusters are the known groups and about 0 where they are drawn at random; purity is at least the "
@@ -306,7 +306,7 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
          "are in one cluster, 1 where clusters are equally large."
          + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
             "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
-        ("Known events", tables.events_table(summary),
+        ("Known events", tables.measured(summary, tables.EVENTS),
          "Means over the events at which many clients change at once, each until the next one. Fall: the last accuracy "
          "before minus the lowest one after; below zero it only rose. Recovered: back within a point of the level "
          "before; where that never happens the rounds are those until the next event, or the end of the run, which cut "

@@ -14,7 +14,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import slug
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import replacing, write_text
 from fedtide.report.figures import STYLE, Drawn, Look, save_figure
 from fedtide.report.tables import Table
 
@@ -107,8 +107,7 @@ def save_pictures(pictures: Iterable[Picture], directory: Path) -> None:
     """Write every picture as SVG and as PDF."""
     directory.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        with replacing(directory / f"{picture.anchor}.svg") as temporary:
-            temporary.write_text(picture.file, encoding="utf-8")
+        write_text(directory / f"{picture.anchor}.svg", picture.file)
         with replacing(directory / f"{picture.anchor}.pdf") as temporary, matplotlib.rc_context(STYLE):
             save_figure(picture.drawn.figure, temporary, format="pdf", metadata={"CreationDate": None})
 
@@ -118,8 +117,7 @@ def save_tables(parts: Iterable[Part], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for part in parts:
         for end, text in part.files.items():
-            with replacing(directory / f"{part.anchor or 'table'}.{end}") as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_text(directory / f"{part.anchor or 'table'}.{end}", text)
 
 
 POINTS = {

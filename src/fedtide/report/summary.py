@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.config import Claim, axes, matching
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import write_text
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.blends import blending, gains
@@ -21,7 +21,7 @@ from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
 from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
-from fedtide.report.measures import ARRIVALS, BY_WAY, Measure
+from fedtide.report.measures import ARRIVALS, BY_WAY, UNKNOWN, Measure
 from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
 from fedtide.runs.folder import load
 
@@ -39,10 +39,13 @@ class MethodSummary:
     unfinished: int
     measures: dict[str, Measure]
 
+    def measure(self, name: str) -> Measure:
+        """Return a measure; one that is unknown where it was not measured."""
+        return self.measures.get(name, UNKNOWN)
+
     def by_seed(self, name: str) -> dict[int, float]:
         """Return a measure of every seed; empty where it was not measured."""
-        measure = self.measures.get(name)
-        return {} if measure is None else dict(zip(self.seeds, measure.values, strict=True))
+        return dict(zip(self.seeds, self.measures[name].values, strict=True)) if name in self.measures else {}
 
     def minus(self, other: MethodSummary, name: str) -> dict[int, float]:
         """Return the measure minus that of another method, seed by seed.
@@ -413,7 +416,7 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
     """Return a list of the rival of highest mean, or of the lowest; the first of equal ones, none of unknown means."""
-    known = [rival for rival in rivals if (rival.measures.get(claim.measure) or Measure.of([])).mean is not None]
+    known = [rival for rival in rivals if rival.measure(claim.measure).mean is not None]
     sign = -1.0 if claim.less else 1.0
     return [max(known, key=lambda rival: sign * (rival.measures[claim.measure].mean or 0.0))] if known else rivals[:1]
 
@@ -427,17 +430,11 @@ def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
         return {}
     out: dict[str, Summary] = {}
     for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
-        scored = [(s, _val(s, name)) for s in summaries]
+        scored = [(s, m.measure("val_accuracy").mean) for s in summaries for m in s.methods if m.name == name]
         known = [(s, v) for s, v in scored if v is not None]
         if known:
             out[name] = max(known, key=lambda pair: pair[1])[0]
     return out
-
-
-def _val(summary: Summary, name: str) -> float | None:
-    found = [m for m in summary.methods if m.name == name]
-    measure = found[0].measures.get("val_accuracy") if found else None
-    return None if measure is None else measure.mean
 
 
 def write_summary(path: Path, study: Study) -> None:
@@ -451,5 +448,4 @@ def write_summary(path: Path, study: Study) -> None:
             "chosen": {name: summary.point for name, summary in study.chosen.items()},
             "claims": [asdict(claim) for claim in study.claims],
         }
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(plain(content), indent=1) + "\n")

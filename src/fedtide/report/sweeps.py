@@ -61,8 +61,7 @@ def over_sweep(study: Study, measure: str) -> Swept | None:
         others = tuple(place for key, place in places.items() if key != along)
         curves = panels.setdefault(others, Panel(title, {})).curves
         for method in summary.methods:
-            found = method.measures.get(measure)
-            if found is not None and found.mean is not None:
+            if (found := method.measure(measure)).mean is not None:
                 curves.setdefault(method.name, []).append((places[along], found))
     known = [panel for panel in panels.values() if panel.curves]
     return Swept(along.rpartition(".")[2], study.axes[along], known) if known else None

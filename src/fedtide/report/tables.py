@@ -13,34 +13,31 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.prose import listed
-from fedtide.evaluate.metrics import METRICS, mean_of_last
+from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     ARRIVALS,
     BY_WAY,
     FORMATS,
     NAMES,
+    UNKNOWN,
     Clarity,
     Measure,
     Written,
     arrival,
-    count,
     difference,
     nats,
     number,
     percent,
     points,
-    rounds,
-    seconds,
     signed_points,
-    size,
     unit_of,
 )
 from fedtide.report.reading import ExperimentRecord
-from fedtide.report.summary import Judged, Paired, Summary
+from fedtide.report.summary import Judged, MethodSummary, Paired, Summary
 
-Column = tuple[str, str, Written]
-"""A column of a table: title, measure, format."""
+Columns = Mapping[str, str]
+"""Columns of a table, a row per method: their titles, and the measures in them."""
 
 
 VIEWS = {"train_clients": "training clients", "held_out_clients": "held-out clients", "val": "validation rows"}
@@ -118,14 +115,14 @@ def _apart(name: str, cells: Sequence[str]) -> list[list[str]]:
 
 def accuracy_table(summary: Summary) -> Table:
     """Build the table of all forms of accuracy, a row per method."""
-    columns: list[Column] = [
-        (f"mean over {summary.span}", "accuracy", percent),
-        ("last round", "last", percent),
-        ("best", "best", percent),
-        ("worst point", "worst_point", percent),
-        ("swing", "swing", points),
-        *([] if summary.view == "val" else [("validation rows", "val_accuracy", percent)]),
-    ]
+    columns = {
+        f"mean over {summary.span}": "accuracy",
+        "last round": "last",
+        "best": "best",
+        "worst point": "worst_point",
+        "swing": "swing",
+        **({} if summary.view == "val" else {"validation rows": "val_accuracy"}),
+    }
     return _with_floor(_against_baseline(_known(summary, columns), summary, 2, "against {}, paired"), summary)
 
 
@@ -144,13 +141,9 @@ SAME = "="
 
 def methods_table(summary: Summary) -> Table:
     """Build the first table of a page, a row per method, with a mark at the difference to the baseline."""
-    columns: list[Column] = [
-        (f"mean over {summary.span}", "accuracy", percent),
-        ("worst point", "worst_point", percent),
-        ("swing", "swing", points),
-    ]
-    if any(each.values for m in summary.methods if (each := m.measures.get("refused")) and any(each.values)):
-        columns.append(("refused answers", "refused", count))
+    columns = {f"mean over {summary.span}": "accuracy", "worst point": "worst_point", "swing": "swing"}
+    if any(any(m.measure("refused").values) for m in summary.methods):
+        columns["refused answers"] = "refused"
     table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
     marks = {pair.name: _mark(pair) for pair in summary.paired if pair.difference.mean is not None}
     rows = [[*row[:2], f"{marks[row[0]]} {row[2]}", *row[3:]] if row[0] in marks else row for row in table.rows]
@@ -173,55 +166,62 @@ def _mark(pair: Paired) -> str:
 
 def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
     """Build the table of the methods of several experiments, which may be averaged over other rounds."""
-    columns: list[Column] = [
-        ("accuracy", "accuracy", percent), ("worst point", "worst_point", percent), ("swing", "swing", points),
-        ("worst tenth of clients", "worst_decile", percent), ("refused answers", "refused", count),
-    ]  # fmt: skip
-    known = [c for c in columns if any(c[1] in m.measures for _, summary in summaries for m in summary.methods)]
+    columns = {"accuracy": "accuracy", "worst point": "worst_point", "swing": "swing",
+               "worst tenth of clients": "worst_decile", "refused answers": "refused"}  # fmt: skip
+    known = [c for c in columns.items() if any(c[1] in m.measures for _, summary in summaries for m in summary.methods)]
     rows = [
-        [f"{name}: {m.name}", summary.span, *(show(m.measures.get(measure)) for _, measure, show in known)]
+        [f"{name}: {m.name}", summary.span, *(_cell(summary, m, measure) for _, measure in known)]
         for name, summary in summaries
         for m in summary.methods
     ]
-    return Table(["method", "averaged over", *(title for title, _, _ in known)], rows)
+    return Table(["method", "averaged over", *(title for title, _ in known)], rows)
 
 
 def groups_table(summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups."""
-    columns: list[Column] = [
-        *((f"{group} clients", f"accuracy_{group}", percent) for group in summary.groups),
-        ("branch of the true group", "branch_accuracy", percent),
-    ]
-    return table if len((table := _known(summary, columns)).header) > 1 else None
+    columns = {f"{group} clients": f"accuracy_{group}" for group in summary.groups}
+    table = _known(summary, columns | {"branch of the true group": "branch_accuracy"})
+    return table if len(table.header) > 1 else None
 
 
 def swings_table(summary: Summary) -> Table | None:
     """Build the table of the swing of each group's accuracy, a row per method; None without groups or a period."""
-    columns: list[Column] = [(f"{group} clients", f"swing_{group}", points) for group in summary.groups]
-    return table if len((table := _known(summary, columns)).header) > 1 else None
+    table = _known(summary, {f"{group} clients": f"swing_{group}" for group in summary.groups})
+    return table if len(table.header) > 1 else None
 
 
 def clients_table(summary: Summary) -> Table | None:
     """Build the table of the spread of accuracy over clients, a row per method; None without evaluations."""
-    columns: list[Column] = [(metric.title, metric.name, FORMATS[metric.unit]) for metric in METRICS if metric.title]
-    columns.insert(1, ("standard deviation", "client_std", points))
-    return _finite(summary, columns)
+    mean, *others = [(metric.title, metric.name) for metric in METRICS if metric.title]
+    return measured(summary, dict([mean, ("standard deviation", "client_std"), *others]))
 
 
 def metrics_table(summary: Summary) -> Table | None:
     """Build the table of the person's own metrics, a row per method; None without any."""
-    return _finite(summary, _own(summary))
+    return measured(summary, {name: name for name in summary.metrics})
 
 
-def _own(summary: Summary) -> list[Column]:
-    return [(name, name, FORMATS[unit]) for name, unit in summary.metrics.items()]
+def measured(summary: Summary, columns: Columns) -> Table | None:
+    """Build a table of the columns with any finite value; None without such columns."""
+    seen = {name for m in summary.methods for name, each in m.measures.items() if any(map(math.isfinite, each.values))}
+    kept = {title: name for title, name in columns.items() if name in seen}
+    return _known(summary, kept) if kept else None
 
 
-def _known(summary: Summary, columns: Sequence[Column]) -> Table:
-    """Build a table of the columns that were measured, a row per method."""
-    known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
-    rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
-    return Table(["method", *(title for title, _, _ in known)], rows)
+def _known(summary: Summary, columns: Columns) -> Table:
+    """Build a table of the columns that were measured."""
+    known = {title: name for title, name in columns.items() if any(name in m.measures for m in summary.methods)}
+    rows = [[m.name, *(_cell(summary, m, name) for name in known.values())] for m in summary.methods]
+    return Table(["method", *known], rows)
+
+
+def _cell(summary: Summary, method: MethodSummary, name: str) -> str:
+    return _written(name, summary.units.get(name))(method.measure(name))
+
+
+def _written(name: str, unit: Unit | None) -> Written:
+    """Return the format of a measure; `unit` is that of one whose name does not say it."""
+    return FORMATS[unit] if unit else unit_of(name) or number
 
 
 def _against_baseline(table: Table, summary: Summary, at: int, title: str) -> Table:
@@ -233,96 +233,92 @@ def _against_baseline(table: Table, summary: Summary, at: int, title: str) -> Ta
     return Table([*table.header[:at], title.format(summary.paired[0].baseline), *table.header[at:]], rows)
 
 
-def local_forgetting_table(summary: Summary) -> Table | None:
-    """Build the table of local forgetting, a row per method; None where it was not measured."""
-    columns: list[Column] = [
-        ("on rows of other clients", "local_forgetting", points),
-        ("of those without a common class", "local_forgetting_apart", points),
-        ("on own rows", "local_forgetting_own", points),
-        ("increase of the loss, other clients", "local_loss_increase", number),
-    ]
-    return _finite(summary, columns)
+LOCAL_FORGETTING = {
+    "on rows of other clients": "local_forgetting",
+    "of those without a common class": "local_forgetting_apart",
+    "on own rows": "local_forgetting_own",
+    "increase of the loss, other clients": "local_loss_increase",
+}
+"""Columns on local forgetting."""
 
+CLUSTERS = {
+    "adjusted Rand index": "ari",
+    "mutual information": "nmi",
+    "purity": "purity",
+    "evenness of sizes": "evenness",
+    "change of cluster, per evaluation": "churn",
+    "weight of clients' own experts": "own_weight",
+}
+"""Columns on the agreement of clusters with groups."""
 
-def clusters_table(summary: Summary) -> Table | None:
-    """Build the table of the agreement of clusters with groups, a row per method; None without clusters."""
-    columns: list[Column] = [
-        ("adjusted Rand index", "ari", number),
-        ("mutual information", "nmi", number),
-        ("purity", "purity", percent),
-        ("evenness of sizes", "evenness", number),
-        ("change of cluster, per evaluation", "churn", percent),
-        ("weight of clients' own experts", "own_weight", percent),
-    ]
-    return _finite(summary, columns)
+DRIFT = {
+    "distance within clusters": "heterogeneity",
+    "of all clients": "heterogeneity_all",
+    "of embeddings within clusters": "embedding_heterogeneity",
+    "of embeddings of all clients": "embedding_heterogeneity_all",
+    "by its own measure": "spread",
+    "silhouette": "silhouette",
+    "re-clusterings": "reclusterings",
+    "moves": "moves",
+    "clusters at the end": "clusters_last",
+    "Rand index, whole run": "ari_over_rounds",
+}
+"""Columns on drift and methods' reactions."""
+
+EVENTS = {
+    "fall": "event_fall",
+    "events recovered from": "events_recovered",
+    "rounds to recover": "event_recovery",
+    "events noticed": "events_detected",
+    "rounds to notice": "detection_delay",
+    "false alarms": "false_alarms",
+}
+"""Columns on effects and detection of known events."""
+
+BLEND = {
+    "rows at the component of their domain": "split_purity",
+    "error of learned shares": "share_error",
+    "correlation with the true share": "share_correlation",
+    "rows at the fullest component": "fullest_component",
+    "entropy of posteriors": "posterior_entropy",
+    "log-likelihood (each of its own)": "log_likelihood",
+}
+"""Columns on learned blends of domains."""
+
+STEADINESS = {
+    "mean over all evaluations": "mean_over_rounds",
+    "standard deviation over all evaluations": "std_over_rounds",
+    "spread of clients' training loss": "loss_spread",
+}
+"""Columns on the variation of accuracy over the run and of client losses."""
+
+COSTS = {
+    "to clients": "down",
+    "from clients": "up",
+    "training": "seconds",
+    "evaluation": "evaluation_seconds",
+    "refused answers": "refused",
+}
+"""Columns on bytes sent, wall clock and refused answers."""
 
 
 def drift_table(summary: Summary) -> Table | None:
     """Build the table of drift and methods' reactions, a row per method; None without either."""
-    columns: list[Column] = [
-        ("distance within clusters", "heterogeneity", number),
-        ("of all clients", "heterogeneity_all", number),
-        ("of embeddings within clusters", "embedding_heterogeneity", number),
-        ("of embeddings of all clients", "embedding_heterogeneity_all", number),
-        ("by its own measure", "spread", number),
-        ("silhouette", "silhouette", number),
-        ("re-clusterings", "reclusterings", count),
-        ("moves", "moves", count),
-        ("clusters at the end", "clusters_last", count),
-        ("Rand index, whole run", "ari_over_rounds", number),
-    ]
-    if not any({"heterogeneity", "moves", "reclusterings"} & m.measures.keys() for m in summary.methods):
-        return None
-    return _finite(summary, columns)
-
-
-def events_table(summary: Summary) -> Table | None:
-    """Build the table of effects and detection of known events, a row per method; None without events."""
-    columns: list[Column] = [
-        ("fall", "event_fall", points),
-        ("events recovered from", "events_recovered", percent),
-        ("rounds to recover", "event_recovery", count),
-        ("events noticed", "events_detected", percent),
-        ("rounds to notice", "detection_delay", count),
-        ("false alarms", "false_alarms", count),
-    ]
-    return _finite(summary, columns)
+    about_drift = any({"heterogeneity", "moves", "reclusterings"} & m.measures.keys() for m in summary.methods)
+    return measured(summary, DRIFT) if about_drift else None
 
 
 def transfer_table(summary: Summary) -> Table | None:
     """Build the table of forgetting of groups that were away, a row per method; None without absences."""
-    columns: list[Column] = [
-        ("backward transfer", "backward_transfer", signed_points),
-        ("forgetting", "forgetting", points),
-        *((f"forgetting, {group} clients", f"forgetting_{group}", points) for group in summary.groups),
-        ("forward transfer", "forward_transfer", signed_points),
-        ("turns that recover", "recovered", percent),
-        ("rounds to recover", "recovery_rounds", count),
-    ]
-    return _finite(summary, columns)
-
-
-def blend_table(summary: Summary) -> Table | None:
-    """Build the table of learned blends of domains, a row per method; None without splits and learned shares."""
-    columns: list[Column] = [
-        ("rows at the component of their domain", "split_purity", percent),
-        ("error of learned shares", "share_error", points),
-        ("correlation with the true share", "share_correlation", number),
-        ("rows at the fullest component", "fullest_component", percent),
-        ("entropy of posteriors", "posterior_entropy", number),
-        ("log-likelihood (each of its own)", "log_likelihood", number),
-    ]
-    return _finite(summary, columns)
-
-
-def steadiness_table(summary: Summary) -> Table | None:
-    """Build the table of variation of accuracy over the run and of client losses, a row per method."""
-    columns: list[Column] = [
-        ("mean over all evaluations", "mean_over_rounds", percent),
-        ("standard deviation over all evaluations", "std_over_rounds", points),
-        ("spread of clients' training loss", "loss_spread", number),
-    ]
-    return _finite(summary, columns)
+    columns = {
+        "backward transfer": "backward_transfer",
+        "forgetting": "forgetting",
+        **{f"forgetting, {group} clients": f"forgetting_{group}" for group in summary.groups},
+        "forward transfer": "forward_transfer",
+        "turns that recover": "recovered",
+        "rounds to recover": "recovery_rounds",
+    }
+    return measured(summary, columns)
 
 
 def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
@@ -339,7 +335,7 @@ def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
     for name, table in found.items():
         for kind, column in (("peak", 1), ("trough", 0)):
             cells = [percent(Measure.of(table[:, cycle, column].tolist())) for cycle in range(table.shape[1])]
-            gain = signed_points(summary.method(name).measures.get(f"{kind}_gain"))
+            gain = signed_points(summary.method(name).measure(f"{kind}_gain"))
             rows.append([f"{name}, {kind}", *[gain] * (cycles > 2), *cells, *["-"] * (cycles - len(cells))])
     header = ["method", *["last minus second"] * (cycles > 2), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
     return Table(header, rows)
@@ -352,7 +348,7 @@ def ways_table(summary: Summary) -> Table | None:
     if not names:
         return None
     rows = [
-        [m.name, *(percent(m.measures.get(name)) for name in ("accuracy", *names))]
+        [m.name, *(percent(m.measure(name)) for name in ("accuracy", *names))]
         for m in summary.methods
         if by_way[m.name]
     ]
@@ -371,26 +367,20 @@ def density_table(record: ExperimentRecord) -> Table | None:
                 late = Measure.of([mean_of_last(at, values, record.window) for at, values in curves])
                 found.setdefault(method.name, {})[title] = late
     titles = list(dict.fromkeys(title for own in found.values() for title in own))
-    rows = [[name, *(nats(own.get(title)) for title in titles)] for name, own in found.items()]
+    rows = [[name, *(nats(own.get(title, UNKNOWN)) for title in titles)] for name, own in found.items()]
     return Table(["method", *titles], rows) if titles else None
-
-
-def _finite(summary: Summary, columns: Sequence[Column]) -> Table | None:
-    """Build a table of the columns with any finite value; None without such columns."""
-    seen = {name for m in summary.methods for name, each in m.measures.items() if any(map(math.isfinite, each.values))}
-    return _known(summary, kept) if (kept := [c for c in columns if c[1] in seen]) else None
 
 
 def brief_table(summary: Summary) -> Table:
     """Build the short table for terminals."""
-    columns: list[Column] = [
-        (f"mean over {summary.span}", "accuracy", percent),
-        ("worst point", "worst_point", percent),
-        ("swing", "swing", points),
-        ("right branch", "branch_accuracy", percent),
-        ("local forgetting", "local_forgetting", points),
-        *_own(summary),
-    ]
+    columns = {
+        f"mean over {summary.span}": "accuracy",
+        "worst point": "worst_point",
+        "swing": "swing",
+        "right branch": "branch_accuracy",
+        "local forgetting": "local_forgetting",
+        **{name: name for name in summary.metrics},
+    }
     table = _known(summary, columns)
     return _with_floor(_against_baseline(table, summary, len(table.header), "against {}"), summary)
 
@@ -414,7 +404,7 @@ def found(judged: Judged) -> str:
     arrive = f"{listed([str(count) for count in judged.reached])} of {seeds} seeds arrive" if judged.reached else ""
     if judged.number.mean is None:
         return arrive or "-"
-    written = FORMATS[judged.unit] if judged.unit else unit_of(judged.measure) or number
+    written = _written(judged.measure, judged.unit)
     said = difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
     said = f"{said} {NAMES.get(judged.measure, '')}".rstrip()
     return f"{said}; {arrive}" if arrive else said
@@ -422,25 +412,24 @@ def found(judged: Judged) -> str:
 
 def cost_table(summary: Summary) -> Table:
     """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's final accuracy."""
-    columns: list[Column] = [
-        ("to clients", "down", size), ("from clients", "up", size), ("training", "seconds", seconds),
-        ("evaluation", "evaluation_seconds", seconds), ("refused answers", "refused", count),
-    ]  # fmt: skip
-    times: list[Column] = []
-    clock = FORMATS[summary.clock]
+    times = {}
     word = "rounds" if summary.clock == "rounds" else "simulated time"
     if summary.paired:
-        times.append((f"{word} to the final accuracy of {summary.paired[0].baseline}", "time_to_accuracy", clock))
+        times[f"{word} to the final accuracy of {summary.paired[0].baseline}"] = "time_to_accuracy"
     if any("time_to_target" in m.measures for m in summary.methods):
-        times.append(("rounds to the target", "rounds_to_target", rounds))
+        times["rounds to the target"] = "rounds_to_target"
         if summary.clock == "seconds":
-            times.append(("simulated time to the target", "time_to_target", clock))
+            times["simulated time to the target"] = "time_to_target"
+
+    def arrived(method: MethodSummary, name: str) -> str:
+        written = _written(name, summary.units.get(name))
+        return arrival(method.measure(name), method.measure(ARRIVALS[name]), written)
+
     rows = [
-        [m.name, *(show(m.measures.get(name)) for _, name, show in columns),
-         *(arrival(m.measures.get(name), m.measures.get(ARRIVALS[name]), show) for _, name, show in times)]
+        [m.name, *(_cell(summary, m, name) for name in COSTS.values()), *(arrived(m, name) for name in times.values())]
         for m in summary.methods
-    ]  # fmt: skip
-    return Table(["method", *(title for title, _, _ in (*columns, *times))], rows)
+    ]
+    return Table(["method", *COSTS, *times], rows)
 
 
 def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> Table:
@@ -452,7 +441,7 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
         cells = []
         for name in names:
             mark = " ← chosen" if chosen.get(name) is summary else ""
-            cells.append((percent(done[name].measures.get("accuracy")) if name in done else "-") + mark)
+            cells.append((percent(done[name].measure("accuracy")) if name in done else "-") + mark)
         rows.append([summary.point, *cells])
     return Table(["point", *names], rows)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, to_toml
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.report.environment import environment_line
 from fedtide.report.reading import span_of
@@ -63,8 +63,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         config=to_toml(experiment),
         environments=[environment_line(root, root.resolve().name)],
     )
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
-from fedtide.core.atomic import naming, replacing
+from fedtide.core.atomic import naming, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 
@@ -192,8 +192,7 @@ def extended(root: Path, seeds: str) -> Experiment:
         raise refused("--seeds", seeds, f"more than {root} has, so also {', '.join(missing)}")
     at_points = {p.folder: p.experiment for p in points(after, str(root))}
     for folder, experiment in {**at_points, "": after}.items():  # the whole last: until then nothing has changed
-        with replacing(root / folder / "config.toml") as temporary:
-            temporary.write_text(to_toml(experiment), encoding="utf-8")
+        write_text(root / folder / "config.toml", to_toml(experiment))
     return after
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
@@ -64,8 +64,7 @@ def check_free(out: Path) -> None:
 
 def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
     """Write predictions to a CSV file."""
-    with replacing(out) as file:
-        file.write_text(table(logp, names), encoding="utf-8")
+    write_text(out, table(logp, names))
 
 
 def read_rows(trained: Trained, path: Path) -> Tensor:

@@ -16,7 +16,7 @@ from fedtide.core.atomic import naming
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import ASKS, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
+from fedtide.core.record import ASKS, FORGETTING, OTHERS, STOPPED, Record, read_rounds, run_lock, view_of
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
@@ -143,14 +143,15 @@ class Run:
         )
         for done, told in enumerate(records, start=1):
             number = told.step.moment.round
-            record.round(told.line)
+            record.append("rounds.jsonl", told.line)
             record.clients(told.clients)
             for line in judge.fleet.told():
-                record.asks(line)
+                record.append(ASKS, line)
             if told.forgetting is not None:
-                record.forgetting(told.forgetting)
+                record.append(FORGETTING, told.forgetting)
             now = time.perf_counter()
-            record.timing({"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in})
+            timing = {"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in}
+            record.append("timings.jsonl", timing)
             stopping = stop()
             if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)

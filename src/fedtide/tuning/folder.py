@@ -9,7 +9,6 @@ report.html         ranges, trials and best values
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from fedtide.config import Experiment, from_dict, is_own, read, resolved, to_toml
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import flush, replacing, write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.runs.folder import check_entries, made
@@ -83,18 +82,16 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str | N
 
 def write_trials(root: Path, trials: Sequence[Trial]) -> None:
     """Rewrite all lines in order, without a line that a killed process left half-written."""
-    with replacing(root / TRIALS) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(trial.line() + "\n" for trial in trials)
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(root / TRIALS) as temporary:
+        temporary.write_text("".join(trial.line() + "\n" for trial in trials), encoding="utf-8")
+        flush(temporary)
 
 
 def append_trial(root: Path, trial: Trial) -> None:
     """Append a line and sync it to disk."""
     with open(root / TRIALS, "a", encoding="utf-8") as file:
         file.write(trial.line() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    flush(root / TRIALS)
 
 
 def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place, object]]) -> Path:
@@ -102,8 +99,7 @@ def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place,
     path = root / READY
     ready = resolved(from_dict(with_values(experiment, found), where=str(path)))
     ready.pop("sweep")
-    with replacing(path) as temporary:
-        temporary.write_text(f"{COMMENT}{tomli_w.dumps(ready)}", encoding="utf-8")
+    write_text(path, f"{COMMENT}{tomli_w.dumps(ready)}")
     return path
 
 

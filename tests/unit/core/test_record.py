@@ -17,8 +17,8 @@ HEADER = ",".join(CLIENT_COLUMNS) + "\n"
 def write(folder, rounds, marks=None) -> dict[str, Mark]:
     record = Record(folder, marks)
     for number in rounds:
-        record.round({"round": number, "facts": {"loss": 0.5}})
-        record.timing({"round": number, "seconds": 0.1})
+        record.append("rounds.jsonl", {"round": number, "facts": {"loss": 0.5}})
+        record.append("timings.jsonl", {"round": number, "seconds": 0.1})
         record.clients(
             [
                 (number, "train_clients", 3, "day", 10, 0.5, 1.25, None),
@@ -36,9 +36,9 @@ def text(folder, name: str) -> str:
 
 def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
     record = Record(tmp_path)
-    record.round({"round": 0})
+    record.append("rounds.jsonl", {"round": 0})
     assert text(tmp_path, "rounds.jsonl") == '{"round": 0}\n'
-    record.timing({"round": 0, "seconds": 1.5})
+    record.append("timings.jsonl", {"round": 0, "seconds": 1.5})
     assert text(tmp_path, "timings.jsonl") == '{"round": 0, "seconds": 1.5}\n'
     record.clients([(0, "train_clients", 3, "day", 10, 0.5, 1.25, None)])
     assert text(tmp_path, "clients.csv") == HEADER + "0,train_clients,3,day,10,0.5,1.25,\n"
@@ -155,9 +155,9 @@ def test_a_record_has_a_file_for_forgetting_only_where_it_is_measured(tmp_path):
     write(tmp_path / "without", range(2))
     assert sorted(path.name for path in (tmp_path / "without").iterdir()) == sorted(FILES)
     record = Record(tmp_path, forgetting=True)
-    record.forgetting({"round": 0, "mean": float("nan")})
+    record.append("forgetting.jsonl", {"round": 0, "mean": float("nan")})
     marks = record.marks()
-    record.forgetting({"round": 1, "mean": 0.5})
+    record.append("forgetting.jsonl", {"round": 1, "mean": 0.5})
     record.close()
     assert read_rounds(tmp_path, "forgetting.jsonl") == [{"round": 0, "mean": None}, {"round": 1, "mean": 0.5}]
     Record(tmp_path, marks, forgetting=True).close()
@@ -198,7 +198,7 @@ def test_a_value_becomes_json_and_what_is_not_finite_becomes_null(value, expecte
 def test_numbers_keep_all_their_digits(tmp_path):
     record = Record(tmp_path)
     values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
-    record.round({"values": values, "tensor": torch.tensor(values, dtype=torch.float64)})
+    record.append("rounds.jsonl", {"values": values, "tensor": torch.tensor(values, dtype=torch.float64)})
     record.close()
     (line,) = read_rounds(tmp_path)
     assert line == {"values": values, "tensor": values}

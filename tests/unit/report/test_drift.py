@@ -260,7 +260,7 @@ def test_the_page_says_what_was_simulated(root, record):
         "known event is a mass event, after 5 rounds. The model is judged on rows that the clients kept back, of what "
         "they hold at that moment."
     ) in narrative.setting(record)
-    assert tables.events_table(summarize(record)).header[1] == "fall"
+    assert tables.measured(summarize(record), tables.EVENTS).header[1] == "fall"
 
 
 @pytest.mark.parametrize(("key", "wrong"), [

@@ -217,7 +217,7 @@ def test_measures_are_means_over_rounds(probed):
     assert got["local_forgetting"] == pytest.approx(np.mean([line["forgetting"]["mean"] for line in lines]))
     assert got["local_forgetting_own"] == pytest.approx(np.mean([line["forgetting"]["own"] for line in lines]))
     assert got["local_loss_increase"] == pytest.approx(np.mean([line["loss_increase"]["mean"] for line in lines]))
-    table = tables.local_forgetting_table(summarize(probed))
+    table = tables.measured(summarize(probed), tables.LOCAL_FORGETTING)
     assert table.header[:2] == ["method", "on rows of other clients"]
     assert [row[0] for row in table.rows] == ["A", "prox", "momentum", "$x$", "steady"]
 
@@ -231,7 +231,7 @@ def test_a_round_with_nothing_to_compare_counts_for_nothing(tmp_path):
     assert np.isfinite(got["local_forgetting_own"])
     assert "nothing to compare" in texts(heatmaps.local_forgetting(record))
     assert heatmaps.forgetting_over_rounds(record) is None
-    assert tables.local_forgetting_table(summarize(record)).header == ["method", "on own rows"]
+    assert tables.measured(summarize(record), tables.LOCAL_FORGETTING).header == ["method", "on own rows"]
 
 
 def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
@@ -303,7 +303,9 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
 
 def test_without_groups_or_shift_there_is_no_table(tmp_path):
     record = finished(tmp_path / "run", A, data={"groups": {"by": "none"}}, shift={"who": "always"}, rounds=2)
-    assert tables.local_forgetting_table(summarize(record)) is tables.transfer_table(summarize(record)) is None
+    assert (
+        tables.measured(summarize(record), tables.LOCAL_FORGETTING) is tables.transfer_table(summarize(record)) is None
+    )
     assert over_time(record, record.methods[0].runs[0]) == {}
 
 

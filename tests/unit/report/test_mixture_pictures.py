@@ -240,7 +240,7 @@ def test_tables_of_a_study_without_a_blend_are_none(tmp_path):
     (made,) = read_experiment(folder)
     told = summarize(made)
     assert tables.peaks_table(made, told) is tables.ways_table(told) is None
-    assert tables.blend_table(told) is tables.density_table(made) is None
+    assert tables.measured(told, tables.BLEND) is tables.density_table(made) is None
     assert not made.blended
 
 

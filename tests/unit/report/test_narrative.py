@@ -10,7 +10,7 @@ import pytest
 from fedtide.config import from_dict
 from fedtide.report import measures, narrative, tables
 from fedtide.report.alarms import alarms
-from fedtide.report.measures import Measure
+from fedtide.report.measures import UNKNOWN, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
 from helpers.studies import A, raw
@@ -44,7 +44,7 @@ def summary(
         (measure(0.9149, 0.0021), "91.5 ± 0.2 %"),
         (measure(0.5), "50.0 %"),
         (measure(None), "-"),
-        (None, "-"),
+        (UNKNOWN, "-"),
         (measure(1.0, 0.0), "100.0 %"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_share_is_said_in_percent_with_its_error(given, said):
         (measure(0.017, 0.002), True, "+1.7 ± 0.2 points"),
         (measure(-0.017), True, "-1.7 points"),
         (measure(0.017), False, "1.7 points"),
-        (None, True, "-"),
+        (UNKNOWN, True, "-"),
         (measure(None), False, "-"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
 )
 def test_bytes_are_said_in_the_unit_that_fits(size, said):
     assert measures.size(measure(size)) == said
-    assert measures.size(None) == measures.size(measure(None)) == "-"
+    assert measures.size(measure(None)) == "-"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_bytes_are_said_in_the_unit_that_fits(size, said):
         (measure(1.25), "1.2 s"),
         (measure(599.9), "599.9 s"),
         (measure(600.0), "10.0 min"),
-        (None, "-"),
+        (UNKNOWN, "-"),
         (Measure(12.5, 0.5, [12.0, 13.0]), "12.5 ± 0.5 s"),
         (Measure(None, None, [math.nan]), "-"),
     ],
@@ -102,7 +102,7 @@ def test_seconds_are_said_in_the_unit_that_fits(given, said):
 def test_counts_and_plain_numbers():
     assert measures.count(measure(3.0)) == "3"
     assert measures.count(measure(3.5)) == "3.5"
-    assert measures.count(None) == measures.number(None) == "-"
+    assert measures.count(measure(None)) == measures.number(measure(None)) == "-"
     assert measures.number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
     assert measures.number(measure(0.01234)) == "0.0123"
 
