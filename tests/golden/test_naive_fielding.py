@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.fielding import State, fielding
+from fedtide.algorithms.fielding_by_sums import Nothing, Reports
 from fedtide.cohorts import Uniform
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -33,6 +34,7 @@ from fedtide.parts.distance import between
 from fedtide.parts.drift import FixedFraction
 from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
+from helpers.naive_sums import naive_by_sums
 from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
@@ -77,7 +79,7 @@ def held(who: Population):
     return of
 
 
-def algorithm_of(play: Play, representation):
+def algorithm_of(play: Play, representation, reveal=Reports()):
     local = LocalTrainer(lr=play.rate, epochs=play.epochs, batch_size=play.batch)
     server = SGD(lr=play.server_rate, momentum=play.momentum)
     return fielding(
@@ -91,6 +93,7 @@ def algorithm_of(play: Play, representation):
         mu=play.mu,
         server=server,
         cohort=Uniform(play.ask),
+        reveal=reveal,
     )
 
 
@@ -149,6 +152,57 @@ def test_thirty_rounds(name):
         assert sum(now.reclustered for now in naive) <= 3
         assert sum(now.moved for now in naive if not now.reclustered) >= 5
         assert len({len(now.models) for now in naive}) > 1
+
+
+@pytest.mark.parametrize("fewest", [1, 3])
+@pytest.mark.parametrize("name", ["label shares", "gradients", "momentum", "since the last clustering", "never anew"])
+def test_thirty_rounds_by_sums(name, fewest):
+    """Where the server sees sums alone; what clients like is in their memory."""
+    play, representation, seed = PLAYS[name]
+    who = people(seed)
+    algorithm = algorithm_of(play, representation, Nothing(fewest))
+    state, memory, fleet = begun(algorithm, who)
+    represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
+    naive = list(islice(naive_by_sums(START, CLIENTS, held(who), represent, play, fewest), ROUNDS))
+    for t, now in enumerate(naive):
+        fleet.begin(Moment(t, ROUNDS, float(t)))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
+        assert [memory.read(i, (99, 0))["cluster"] for i in range(CLIENTS)] == now.cluster, f"round {t}"
+        assert fleet.queries[-1].ask.clients.tolist() == now.asked, f"round {t}"
+        happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
+        assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
+        np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)
+        for made, wanted in zip(state.weights, now.models, strict=True):
+            np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+    assert any(now.reclustered for now in naive) == (play.tau != math.inf)
+    assert any(now.moved for now in naive)
+
+
+def test_sums_are_reports_where_clusters_are_given():
+    """From the same clusters, with all clients, both move the same ones, to the same centers and models."""
+    play, representation, seed = PLAYS["never anew"]
+    who = people(seed)
+    by_sums, seen = (
+        replace(algorithm_of(replace(play, ask=CLIENTS), representation, reveal)) for reveal in (Nothing(1), Reports())
+    )
+    ours, memory, our_fleet = begun(by_sums, who)
+    _, _, their_fleet = begun(seen, who)
+    kept = [memory.read(i, (99, 0)) for i in range(CLIENTS)]
+    cluster, reported = torch.tensor([one["cluster"] for one in kept]), torch.stack([one["reported"] for one in kept])
+    theirs = State(ours.weights, ours.server, reported, cluster, ours.centers, ours.centers, "l1")
+    moved = 0
+    for t in range(ROUNDS):
+        for fleet in (our_fleet, their_fleet):
+            fleet.begin(Moment(t, ROUNDS, float(t)))
+        ours, facts = by_sums.round(ours, our_fleet, Rng(0).at(t, "server"))
+        theirs, others = seen.round(theirs, their_fleet, Rng(0).at(t, "server"))
+        assert facts["moved"] == others["moved"]
+        assert ours.members.tolist() == theirs.members.tolist()
+        torch.testing.assert_close(ours.centers, theirs.centers, rtol=0, atol=1e-12)
+        for one, other in zip(ours.weights, theirs.weights, strict=True):
+            torch.testing.assert_close(one.params["weight"], other.params["weight"], rtol=0, atol=1e-10)
+        moved += facts["moved"]
+    assert moved > 5
 
 
 def test_the_plays_meet_what_they_are_there_for():

@@ -35,8 +35,8 @@ ENGINE = ("fedavg", "scaffold", "ifca hidden", "fielding", "fedbuff", "pfedem")
 """Sums; memory; hidden slots; several questions and rows; answers of older rounds; something before round 0."""
 
 DIFFERENT = (
-    "aem mixture", "fedavg oort", "fedbuff late", "feddrift window", "fedtem sample", "fielding combined", "ifca head",
-    "ifca hidden", "pfedem public", "pfedem shares", "scaffold one wsm",
+    "aem mixture", "fedavg oort", "fedbuff late", "feddrift window", "fedtem sample", "fielding by sums",
+    "fielding combined", "ifca head", "ifca hidden", "pfedem public", "pfedem shares", "scaffold one wsm",
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 

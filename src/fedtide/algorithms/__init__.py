@@ -52,6 +52,7 @@ MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
+BY_SUMS = {"kind": "nothing", "fewest": 2}
 FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
 # Options shared by several reductions.
@@ -307,8 +308,8 @@ REGISTRY: Mapping[str, Entry] = {
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
     ),
     "fielding": Entry(
-        fielding, "a cluster's model down, its update up", "clustered", sees="its representation, whenever it drifts",
-        keeps="what it said last",
+        fielding, "a cluster's model down, its update up", "clustered",
+        sees="its representation, whenever it drifts; nothing by sums", keeps="what it said last",
         exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
         variants={
             "drifts": {
@@ -347,9 +348,26 @@ REGISTRY: Mapping[str, Entry] = {
                 "q": 1.0, "pooling": False, "server": "yogi", "clustering": FEW_CLUSTERS, "loss": "wsm",
                 "drift_baseline": "last-clustering", **DRIFT,
             },
+            "by sums": {"reveal": BY_SUMS, "clustering": FEW_CLUSTERS, **DRIFT},
+            "by sums of several": {
+                "reveal": BY_SUMS, "clustering": FEW_CLUSTERS, "trigger": "gain", "cluster_layer": "head",
+                "representation": {"kind": "combined", "parts": ["labels", {"kind": "gradient", "sketch": 8}]}, **DRIFT,
+            },
+            "by sums, fair": {
+                "reveal": "nothing", "clustering": FEW_CLUSTERS, "q": 1.0, "pooling": False, "reassign": "all",
+                "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "reporters": "participants", **DRIFT,
+            },
         },
         reductions=[
             Reduction(ONE_CLUSTER, "fedavg", UNIFORM),
+            Reduction({**ONE_CLUSTER, "reveal": "nothing"}, "fedavg", UNIFORM),
+            Reduction(
+                {**ONE_CLUSTER, "reveal": "nothing", "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3},
+            ),
+            Reduction(
+                {**NO_GROUPS, "reveal": BY_SUMS, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"},
+            ),
+            Reduction({**ONE_CLUSTER, "reveal": "nothing", "q": 1.0, "pooling": False}, "q-fedavg", {"q": 1.0}),
             Reduction({**ONE_CLUSTER, "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3}),
             Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
             Reduction({**ONE_CLUSTER, "cohort": "uniform"}, "fedavg", {**UNIFORM, "cohort": "uniform"}),

@@ -67,6 +67,9 @@ Choices:
     two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
     drifted, as it does not know these units.
 
+    `reveal = "nothing"` is our own, too: clients find their clusters themselves, and the server sees sums alone
+    (`fedtide.algorithms.fielding_by_sums`, which says what that changes).
+
     With `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along the result.
     Computation of the server takes time on a clock of devices if `reassign_seconds` and `clustering_seconds` are set.
     The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for each client.
@@ -82,6 +85,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.algorithms.fielding_by_sums import Nothing, Reports, Reveal, fielding_by_sums
+from fedtide.algorithms.fielding_by_sums import State as StateOfSums
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.cohorts import Cohort, Uniform
 from fedtide.core.config_types import Flag, NonNegative, Spelled
@@ -113,12 +118,12 @@ from fedtide.multi.representation import Labels, Representation, report_question
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
-    Event,
     FixedFraction,
     Gain,
     Learned,
     Trigger,
     center_moves,
+    event_of,
     has_val,
     heterogeneity,
     mixing_matrix,
@@ -189,7 +194,8 @@ def fielding(
     weighting: Weighting = "uniform",
     reassign_seconds: NonNegative = 0.0,
     clustering_seconds: NonNegative = 0.0,
-) -> Algorithm[State]:
+    reveal: Reveal = Reports(),
+) -> Algorithm[State] | Algorithm[StateOfSums]:
     """Clustered federated learning that follows drift.
 
     Sends a cluster's model down and its update up in sums; the server sees the representation of every client that
@@ -214,6 +220,8 @@ def fielding(
         cohort: selection of participants, equally many of each cluster; "arrivals" are taken whatever their cluster.
         reassign_seconds: server seconds for each client that may move, on a clock of devices.
         clustering_seconds: server seconds for each client in a re-clustering.
+        reveal: what the server sees of a client: its "representation", whenever it drifts; or "nothing", with which
+            clients find their clusters themselves and only sums are sent (see `fedtide.algorithms.fielding_by_sums`).
 
     Raises:
         FedtideError: medians represent clusters of representations other than label distributions.
@@ -224,6 +232,12 @@ def fielding(
         raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
     if cluster_layer != NOTHING:
         check_layer(task, cluster_layer, "cluster_layer")
+    if isinstance(reveal, Nothing):
+        return fielding_by_sums(
+            task, local, representation, trigger, clustering, cluster_layer, pooling, reassign, reporters,
+            drift_baseline, drift_eps, mu, q, server, cohort, weighting, reassign_seconds, clustering_seconds,
+            reveal.fewest,
+        )  # fmt: skip
     represent = representation.of(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -358,7 +372,7 @@ def reassign_clients(
     since = state.centers if baseline == "last-event" else state.baseline
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))
-    event = Event(since, centers, filled, reported, label[known], distance, lambda: anew().label)
+    event = event_of(since, centers, filled, reported, label[known], distance, lambda: anew().label)
     fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
     state = replace(state, trigger=trigger.after(state.trigger, fired))
     return adopt(state, anew(), layer) if fired else state, {

@@ -264,6 +264,11 @@ class Combined(Representing):
 Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]
 
 
+def drifted_from(vector: Tensor, last: Tensor, distance: Distance, eps: float) -> bool:
+    """Tell whether a client reports; by rounding, some vectors have a cosine distance from themselves."""
+    return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
+
+
 def report_question(task: Task, representation: Representation, eps: float) -> Work:
     """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
 
@@ -271,17 +276,13 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
     """
     represent, distance = representation.of(task), representation.distance_of(task)
 
-    def drifted(vector: Tensor, last: Tensor) -> bool:
-        """Tell whether a client reports; by rounding, some vectors have a cosine distance from themselves."""
-        return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
-
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
         vector = represent(payload.get("model"), shard)
         order = representation.draw_order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
-        if memory is not None and not drifted(vector, memory["reported"]):
+        if memory is not None and not drifted_from(vector, memory["reported"], distance, eps):
             return None
         kept = {"reported": vector, "order": order}
         return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=kept)

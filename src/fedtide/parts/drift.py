@@ -175,17 +175,37 @@ class Event:
     """A round in which clients drifted, after their moves.
 
     before, after: (K, d) the centers before, and the means of the current members; filled: (K,) bool, mask of clusters
-    with members; x: (rows, d) the last report of every client; label: (rows,) int64; kind: the distance; anew: returns
-    the labels (rows,) of a clustering of all clients.
+    with members; kind: the distance; spreads: returns how far clients are from the others of their cluster, now and if
+    all were clustered anew; wider: tells whether two members of one cluster are more than a given distance apart.
     """
 
     before: Tensor
     after: Tensor
     filled: Tensor
-    x: Tensor
-    label: Tensor
     kind: Distance
-    anew: Callable[[], Tensor]
+    spreads: Callable[[], tuple[float, float]]
+    wider: Callable[[float], bool]
+
+
+def event_of(
+    before: Tensor, after: Tensor, filled: Tensor, x: Tensor, label: Tensor, kind: Distance, anew: Callable[[], Tensor]
+) -> Event:
+    """Return the event of a server that has the last report of every client.
+
+    Args:
+        before: (K, d) the centers before.
+        after: (K, d) the means of the current members.
+        filled: (K,) bool, mask of clusters with members.
+        x: (rows, d) the reports.
+        label: (rows,) int64.
+        kind: the distance.
+        anew: returns the labels (rows,) of a clustering of all clients.
+    """
+
+    def spreads() -> tuple[float, float]:
+        return heterogeneity(x, label, kind), heterogeneity(x, anew(), kind)
+
+    return Event(before, after, filled, kind, spreads, lambda delta: is_wider(x, label, delta, kind))
 
 
 class Trigger(Protocol):
@@ -236,7 +256,7 @@ class FixedFraction(Trigger):
 
     >>> x = torch.tensor([[0.0], [6.0]])
     >>> label = torch.tensor([0, 1])
-    >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), label >= 0, x, label, "l1", lambda: label)
+    >>> event = event_of(x, x + torch.tensor([[2.0], [0.0]]), label >= 0, x, label, "l1", lambda: label)
     >>> FixedFraction().fires(None, event), FixedFraction(tau=2 / 3).fires(None, event)
     (True, False)
     """
@@ -261,7 +281,7 @@ class Gain(Trigger):
         least: smallest part by which that mean distance has to fall.
 
     >>> x, label = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 0, 1])
-    >>> event = Event(x[:2], x[:2], torch.ones(2).bool(), x, label, "l1", lambda: torch.tensor([0, 0, 1, 1]))
+    >>> event = event_of(x[:2], x[:2], torch.ones(2).bool(), x, label, "l1", lambda: torch.tensor([0, 0, 1, 1]))
     >>> Gain().fires(None, event), Gain(least=0.8).fires(None, event)
     (True, False)
     """
@@ -272,7 +292,7 @@ class Gain(Trigger):
 
     def fires(self, kept: None, event: Event) -> bool:
         """Tell whether new clusters are so much tighter."""
-        now, anew = (heterogeneity(event.x, label, event.kind) for label in (event.label, event.anew()))
+        now, anew = event.spreads()
         return anew < (1 - self.least) * now
 
 
@@ -313,7 +333,7 @@ class Adaptive(Trigger):
 
     def fires(self, kept: Width, event: Event) -> bool:
         """Tell whether a cluster is wider than the threshold."""
-        return is_wider(event.x, event.label, kept.delta, event.kind)
+        return event.wider(kept.delta)
 
     def after(self, kept: Width, fired: bool) -> Width:
         """Return the next threshold."""

@@ -22,7 +22,7 @@ from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels, hashing
-from fedtide.parts.drift import Adaptive, Event, FixedFraction
+from fedtide.parts.drift import Adaptive, FixedFraction, event_of
 from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of
@@ -359,13 +359,13 @@ def unasked() -> torch.Tensor:
 def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
     """Of two clusters the second creeps by 1 and empties; the first never moves: nothing is far, at any tau but 0."""
     before, after = torch.tensor([[0.0], [5.0]]), torch.tensor([[0.0], [6.0]])
-    event = Event(
+    event = event_of(
         before, after, torch.tensor([True, False]), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), "l1", unasked
     )
     both = replace(event, filled=torch.tensor([True, True]))
     assert FixedFraction(0.1).fires(None, both)
     assert not FixedFraction(float("inf")).fires(None, event)
-    three = Event(
+    three = event_of(
         torch.tensor([[0.0], [5.0], [9.0]]),
         torch.tensor([[0.0], [6.0], [9.0]]),
         torch.tensor([True, False, True]),

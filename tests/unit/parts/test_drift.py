@@ -18,6 +18,7 @@ from fedtide.parts.drift import (
     Width,
     center_moves,
     distances_within,
+    event_of,
     heterogeneity,
     is_wider,
     mixing_matrix,
@@ -46,7 +47,7 @@ def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: to
     anew = x.clone()
     anew[drifted] = moved
     label = move_to_nearest(anew, label, drifted, before, "l1", filled)
-    return Event(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1", unasked)
+    return event_of(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1", unasked)
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
@@ -134,7 +135,12 @@ def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
     assert not FixedFraction(tau=0.26).fires(None, its)
     # Where they are twice as many the center goes to (0, .7333, .2667): .5333 of 1.4667 is more than a third.
     x = torch.cat([x, x[:10]])
-    its = event(x, torch.cat([label, label[:10]]), its.x[:1], torch.cat([torch.arange(10), torch.arange(30, 40)]))
+    its = event(
+        x,
+        torch.cat([label, label[:10]]),
+        torch.tensor([[0.0, 0.6, 0.4]], dtype=f64),
+        torch.cat([torch.arange(10), torch.arange(30, 40)]),
+    )
     assert FixedFraction().fires(None, its)
 
 
@@ -151,7 +157,7 @@ def test_one_cluster_triggers_at_every_drift_but_where_nothing_ever_does():
     moved = x.clone()
     moved[0] = torch.tensor([0.52, 0.48])
     label, filled = torch.zeros(4, dtype=torch.int64), torch.tensor([True])
-    its = Event(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1", unasked)
+    its = event_of(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1", unasked)
     assert FixedFraction().fires(None, its)
     assert not FixedFraction(float("inf")).fires(None, its)
 
@@ -172,7 +178,7 @@ def test_a_third_of_the_way_is_a_third_by_every_distance():
     label = torch.tensor([0, 1])
     for kind in ("l1", "l2", "sq-l2"):
         before, after = torch.tensor([[0.0], [9.0]], dtype=f64), torch.tensor([[3.1], [9.0]], dtype=f64)
-        its = Event(before, after, label >= 0, after, label, kind, unasked)
+        its = event_of(before, after, label >= 0, after, label, kind, unasked)
         assert FixedFraction().fires(None, its)
         assert FixedFraction(0.52).fires(None, its)
         assert not FixedFraction(0.53).fires(None, its)
@@ -184,7 +190,7 @@ def test_a_third_of_the_way_is_a_third_by_every_distance():
 def regrouped(label: list[int], anew: list[int], kind: str = "l1") -> Event:
     """Clients at 0, 1, 8 and 9, in these clusters; and what clustering them anew gives."""
     x = torch.tensor([[0.0], [1.0], [8.0], [9.0]], dtype=f64)
-    return Event(x[:2], x[:2], torch.ones(2).bool(), x, torch.tensor(label), kind, lambda: torch.tensor(anew))
+    return event_of(x[:2], x[:2], torch.ones(2).bool(), x, torch.tensor(label), kind, lambda: torch.tensor(anew))
 
 
 def test_clusters_are_made_anew_if_they_get_a_tenth_tighter():
@@ -223,7 +229,7 @@ def test_delta_is_doubled_after_two_events_in_a_row_and_falls_to_c():
 
 def test_the_adaptive_trigger_looks_at_pairs_in_one_cluster():
     x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], dtype=f64)
-    its = Event(x[:2], x[:2], torch.tensor([True, True]), x, torch.tensor([0, 0, 1]), "l1", unasked)
+    its = event_of(x[:2], x[:2], torch.tensor([True, True]), x, torch.tensor([0, 0, 1]), "l1", unasked)
     assert Adaptive().fires(Width(0.19), its)
     assert not Adaptive().fires(Width(0.21), its)
 

@@ -1,0 +1,416 @@
+"""Fielding by sums: the server moves, counts and clusters clients without seeing what any of them reports. Our own.
+
+The form of `fielding.py` in which `reveal` is "nothing". Clients get the K centers, find the nearest one themselves and
+send sums: what they count for in each cluster, and nothing that names them.
+
+| symbol | meaning |
+| --- | --- |
+| `r_i`, `k_i` | representation of client i and its cluster, which it keeps to itself |
+| `c_k`, `w_k` | center and model of cluster k |
+| `m` | `fewest` clients whose sum may be asked for |
+
+    all reachable clients: r_i where it drifted, k_i = argmin_k dist(r_i, c_k);   sum of [k_i = k], how many drifted
+    if any drifted:   c_k' = sum of [k_i = k] r_i / sum of [k_i = k]              where k has m members or more
+    if max_k dist(c_k', c_k) >= tau * theta, or new clusters are tighter by a tenth:
+                      k-means by sums (`fedtide.multi.kmeans_by_sums`), K by a silhouette of sums;
+                      w_k = mean over members of the model that each had, by the sum of [k_i = k] [was in l]
+    participants train w_k of their own cluster and send the update in the sum of that cluster
+
+Choices:
+    Participants are drawn whatever their cluster, as the server does not know who is in which, so large clusters train
+    with more of them: M of N clients, and not M / K of each. Each gets all K models, and sends one update into one of K
+    sums; only under secure sums is it hidden which. An update's sum is of those who trained that cluster in that round,
+    which may be one client: draw several times K. All reachable clients answer in every round, drifted or not, with
+    K + 3 numbers; the server stays idle unless some drifted. A cluster with fewer than `fewest` members is closed: who
+    would be nearest to it takes the nearest of the others. One without any stays where it is and can be found again, as
+    its members may only be away. Centers are of the clients that can be reached at the moment, and so are new clusters;
+    who was away finds the nearest center when it is back. Reports of others are not kept, so nothing about a client is
+    at the server.
+
+    The first centers come of no client either: the mean of all is split again and again, along what varies most. Center
+    and model of a cluster follow from its members as in `fielding.py`; with given clusters and the same participants
+    the two are equal to rounding. Clients are drawn close to centers and not to each other: "gain" compares mean
+    distances from the mean of the others, and the silhouette is of distances from centers, about a quarter larger than
+    that of pairs, so that `min_silhouette` is a little less strict. All clients count for it, whatever
+    `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any round, also if nobody drifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.algorithms.qfedavg import FairTraining, fair_totals
+from fedtide.cohorts import Cohort
+from fedtide.core.config_types import Count, Spelled, ingredient
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Notes,
+    Payload,
+    Shard,
+    Slotted,
+    Timed,
+    Weighted,
+    Weights,
+    Work,
+)
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import ask_to_train, with_cohort
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+from fedtide.learn.training import Training
+from fedtide.multi.clusters import (
+    accuracy_question,
+    mix_models,
+    predict_by_cluster,
+    receive_models,
+    send_models,
+    share_layers,
+    step_models,
+    step_pooled,
+)
+from fedtide.multi.kmeans_by_sums import (
+    FoundBySums,
+    Groups,
+    cluster_by_sums,
+    group_questions,
+    nearest,
+    summed,
+)
+from fedtide.multi.pooling import Evidence
+from fedtide.multi.representation import Representation, drifted_from
+from fedtide.parts.distance import Distance, between
+from fedtide.parts.drift import Event, Trigger, center_moves, has_val, theta
+from fedtide.parts.recluster import Clusterer, KMeans
+from fedtide.parts.weighting import Weighting
+
+
+@ingredient
+class Reports:
+    """The server sees the representation of every client that drifted, as in the paper."""
+
+    kind: Literal["representation"] = "representation"
+
+
+@ingredient
+class Nothing:
+    """The server sees sums alone; clients find their clusters themselves.
+
+    Args:
+        fewest: smallest number of clients whose representations are summed; clusters with fewer members are closed.
+    """
+
+    fewest: Count = 3
+    kind: Literal["nothing"] = "nothing"
+
+
+Reveal = Annotated[Annotated[Reports | Nothing, Field(discriminator="kind")], Spelled]
+
+
+@dataclass(frozen=True)
+class State:
+    """The models, the optimizer's memo of each, and the clusters.
+
+    centers: (K, d) now; baseline: (K, d) at the last clustering; members: (K,) number of clients that were nearest to
+    each when they were last counted; made: number of clusterings so far, by which a client knows whether it has heard
+    of the last; distance: with the scales of the last clustering. trigger, cohort: their memos. silhouette: of the last
+    clustering, None if its number of clusters was no choice. evidence: of pooling.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    centers: Tensor
+    baseline: Tensor
+    members: Tensor
+    made: int
+    distance: Distance
+    trigger: Any = None
+    cohort: Any = None
+    silhouette: float | None = None
+    evidence: Evidence | None = None
+
+
+def fielding_by_sums(
+    task: Task,
+    local: LocalTrainer,
+    representation: Representation,
+    trigger: Trigger,
+    clustering: Clusterer,
+    cluster_layer: str,
+    pooling: bool,
+    reassign: Literal["drifted", "all"],
+    reporters: Literal["reachable", "participants", "once"],
+    drift_baseline: Literal["last-event", "last-clustering"],
+    drift_eps: float,
+    mu: float,
+    q: float,
+    server: Server,
+    cohort: Cohort,
+    weighting: Weighting,
+    reassign_seconds: float,
+    clustering_seconds: float,
+    fewest: int,
+) -> Algorithm[State]:
+    """Build Fielding that sees sums alone; the arguments are those of `fielding`, and `fewest` of `Nothing`.
+
+    Raises:
+        FedtideError: the trigger or the clustering needs to see clients.
+    """
+    if trigger.kind == "adaptive":
+        raise refused(
+            "trigger", "adaptive", "'fraction', 'gain' or 'learned' with reveal 'nothing', which sees no pair"
+        )
+    if not isinstance(clustering, KMeans):
+        raise refused("clustering", clustering.kind, "'k-means' with reveal 'nothing', as centers are no clients")
+    if clustering.center == "median":
+        raise refused("clustering.center", "median", "'mean' with reveal 'nothing', as it comes of sums")
+    by_means: KMeans = clustering
+    represent, apart = representation.of(task), representation.distance_of(task)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
+        state = State((weights,), (server.init(weights),), none, none, none[0], 0, apart, trigger.start(),
+                      cohort.init(fleet))  # fmt: skip
+        state, facts = count_members(state, fleet, fleet.reachable, anew=True)
+        return adopt(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
+
+    def places(state: State) -> dict[str, Any]:
+        """Return what a client needs to find its cluster: a closed one has members, but not as many as `fewest`."""
+        model = mix_models(state.weights, state.members + 1e-9) if representation.needs_model else None
+        opened = (state.members >= fewest) | (state.members == 0)
+        usual = int(state.members.argmax())
+        return {"centers": state.centers, "open": opened if opened.any() else ~opened, "usual": usual,
+                "made": state.made, "distance": state.distance, "at": model}  # fmt: skip
+
+    def own_cluster(where: Any, memory: Memory, shard: Shard) -> int:
+        """Return the cluster of a client: as it noted, else the nearest one that is open."""
+        if memory is not None and memory["made"] == where["made"] and where["open"][memory["cluster"]]:
+            return int(memory["cluster"])
+        if memory is None and not len(shard.labels):
+            return int(where["usual"])
+        if len(where["centers"]) == 1:
+            return 0
+        vector = represent(where["at"], shard) if memory is None else memory["reported"]
+        return nearest(vector, where["centers"], where["distance"], where["open"])
+
+    def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard.labels):
+            return None
+        vector = represent(payload["at"], shard)
+        order = representation.draw_order(task, rng) if memory is None else memory["order"]
+        vector = vector if order is None else vector[order]
+        reports = memory is None or (payload["again"] and drifted_from(vector, memory["reported"], apart, drift_eps))
+        told = vector if memory is None or reports else memory["reported"]
+        centers, distance = payload["centers"], payload["distance"]
+        found = nearest(told, centers, distance)
+        stays = memory is not None and memory["made"] == payload["made"] and not reports and reassign == "drifted"
+        k = int(memory["cluster"]) if stays else found
+        before = memory["cluster"] if memory is not None and memory["made"] == payload["made"] else k
+        far = float(between(told[None], centers[k : k + 1], distance)) if centers.shape[1] == len(told) else 0.0
+        total = {
+            "members": Weighted(F.one_hot(torch.tensor(k), len(centers)).double()),
+            "drifted": Weighted(float(reports)),
+            "moved": Weighted(float(k != before)),
+            "far": Weighted(far),
+        }
+        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload["made"]})
+
+    def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Add the report to the sum of the client's cluster."""
+        if memory is None:
+            return None
+        k = own_cluster(payload, memory, shard)
+        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload["open"]), payload["distance"]))})
+
+    def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Take the nearest of new centers, and count which cluster was left for it."""
+        if memory is None:
+            return None
+        new, old = payload["new"], payload["old"]
+        k = nearest(memory["reported"], new["centers"], new["distance"])
+        left, models = own_cluster(old, memory, shard), len(old["open"])
+        share = F.one_hot(torch.tensor(k * models + left), len(new["centers"]) * models).double()
+        return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": new["made"]})
+
+    def count_members(state: State, fleet: Fleet, clients: Tensor, *, anew: bool) -> tuple[State, dict[str, Any]]:
+        """Let clients find their clusters, and count them; return also how many drifted, how many moved, and how far
+        from its center a client is."""
+        reply = fleet.ask("move", clients, {**places(state), "again": anew}) if len(clients) else None
+        if reply is None or reply.total is None:
+            return state, {"drifted": 0, "moved": 0}
+        got, far = reply.total, float(mean(reply.total)["far"])
+        facts = {name: int(got[name].value) for name in ("drifted", "moved")}
+        members = got["members"].value if len(clients) == len(fleet.reachable) else state.members
+        return replace(state, members=members), {**facts, **({"radius": far} if far else {})}
+
+    def update_centers(state: State, fleet: Fleet) -> tuple[State, Tensor]:
+        """Set centers to the means of their members (Algorithm 2, line 3); return the mask (K,) of those with any."""
+        reply = fleet.ask("center", fleet.reachable, places(state))
+        if reply.total is None or reply.total["members"].weight < fewest:
+            return state, torch.zeros(len(state.weights), dtype=torch.bool)
+        size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
+        filled = size > 0
+        kept = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
+        centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], kept)
+        return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
+
+    def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
+        """Cluster all clients that can be reached (Algorithm 3)."""
+        now = Groups(state.centers, state.members, torch.zeros_like(state.centers)) if state.made else None
+        return cluster_by_sums(fleet, fleet.reachable, by_means, state.distance, fewest, rng, now)
+
+    def adopt(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
+        """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
+        if found is None:
+            return state, 0
+        centers, made = found.groups.centers, state.made + 1
+        new = {"centers": centers, "distance": found.distance, "made": made}
+        reply = fleet.ask("settle", fleet.reachable, {"new": new, "old": places(state)})
+        if reply.total is None:
+            return state, 0
+        share = reply.total["share"].value.view(len(centers), len(state.weights))
+        rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
+        weights, memos = (
+            share_layers([mix_models(held, row) for row in rows], cluster_layer)
+            for held in (state.weights, state.server)
+        )
+        silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
+        evidence = None if state.evidence is None else state.evidence.of_new_clusters()
+        return replace(
+            state, weights=weights, server=memos, centers=centers, baseline=centers, members=share.sum(1), made=made,
+            distance=found.distance, silhouette=silhouette, evidence=evidence,
+        ), 1  # fmt: skip
+
+    def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+        """Handle drift (Algorithm 2): moves and, if these are not enough, a clustering of all clients."""
+        one = len(state.weights) == 1
+        state, facts = count_members(state, fleet, clients, anew=reporters != "once" or (one and by_means.k_max > 1))
+        facts |= {"reclustered": 0}
+        if drifted := facts["drifted"]:
+            if one and by_means.k_max > 1 and trigger.splits_one:
+                state, _ = adopt(state, fleet, find_clusters(state, fleet, rng))
+                facts["reclustered"] = int(len(state.weights) > 1)
+            else:
+                state, more = reassign_clients(state, fleet, rng)
+                facts |= more
+            reclustered = facts["reclustered"] * float(state.members.sum())
+            fleet.add_server_time(reassign_seconds * drifted + clustering_seconds * reclustered)
+        else:
+            del facts["drifted"]
+        facts |= {"clusters": len(state.weights), "members": state.members}
+        return state, facts | ({} if state.silhouette is None else {"silhouette": state.silhouette})
+
+    def reassign_clients(state: State, fleet: Fleet, rng: Rng) -> tuple[State, dict[str, Any]]:
+        """Update the centers of clients that have moved, and re-cluster if triggered (Algorithm 2 after reports)."""
+        before = state.centers if drift_baseline == "last-event" else state.baseline
+        state, filled = update_centers(state, fleet)
+        if not filled.any() or before.shape != state.centers.shape:
+            return replace(state, baseline=state.centers), {}
+        anew = cache(lambda: find_clusters(state, fleet, rng))
+        event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()), _no_pairs)
+        fired = by_means.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
+        state = replace(state, trigger=trigger.after(state.trigger, fired))
+        after, adopted = adopt(state, fleet, anew()) if fired else (state, 0)
+        far = float(center_moves(before, state.centers, state.distance)[filled].max())
+        return after, {"reclustered": adopted, "theta": theta(state.centers, filled, state.distance), "way": far}
+
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
+        def picked(now: State) -> Tensor:
+            return cohort.pick(now.cohort, fleet, rng, lambda clients: serve(now, clients))
+
+        participants = picked(state) if reporters == "participants" else None
+        may = fleet.reachable if participants is None else participants
+        state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
+        clients = picked(state) if participants is None else participants  # line 9: whatever their cluster
+        payload = {"models": send_models(state.weights, cluster_layer), **places(state)}
+        state, reply = ask_to_train(cohort, fleet, state, clients, payload)
+        if reply.total is None:
+            return state, facts
+        sums = [_of_cluster(reply.total, k, fair_totals if q else None) for k in range(len(state.weights))]
+        trained = {"loss": mean(reply.total)["loss"], "members": reply.total["members"].value}
+        if pooling:
+            state, more = step_pooled(state, server, sums, cluster_layer)
+            trained |= more
+        else:
+            deltas = [None if one is None else one["delta"] for one in sums]
+            state = step_models(state, server, deltas, own_layer=cluster_layer)  # lines 10 to 15
+        if trigger.uses_accuracy:
+            judged = fleet.ask("val", fleet.reachable, {"models": state.weights, **places(state)})
+            facts["val"] = float("nan") if judged.total is None else float(mean(judged.total)["right"])
+            state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
+        return state, {**trained, **facts}
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return {"models": state.weights, **places(state)}, None
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if memory is None and not len(shard.labels):
+            return None
+        return Answer({}, memory={"found": own_cluster(payload, memory, shard)})
+
+    term = Proximal(mu) if mu else None
+    training = (
+        FairTraining(task, local, weighting, term, q=q)
+        if q
+        else Training(task, local, weighting, term, squares=pooling)
+    )
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        models = receive_models(payload["models"])
+        k = own_cluster(payload, memory, shard)
+        answer = training(models[k], None, shard, moment, rng)
+        if answer is None:
+            return None
+        slotted = {name: Slotted({k: leaf}, len(models)) for name, leaf in answer.total.items() if name != "loss"}
+        members = Weighted(F.one_hot(torch.tensor(k), len(models)).double())
+        total = {**slotted, "loss": answer.total["loss"], "members": members}
+        notes = Notes(branch=torch.tensor(k))
+        assert isinstance(answer.update, Weights)
+        return Answer(total, answer.rows, notes=notes, update={k: answer.update})
+
+    right = accuracy_question(task)
+
+    def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        return right(payload["models"][own_cluster(payload, memory, shard)], memory, shard, moment, rng)
+
+    asked: dict[str, Work] = {"move": move, "center": center, "settle": settle, **group_questions()}
+    passes = 3 * representation.passes
+    made = Algorithm(
+        "fielding", init, {**asked, "train": train, "val": val}, round, serve, predict_by_cluster(task), adapt,
+        check=has_val(trigger),
+    )  # fmt: skip
+    forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
+    return with_cohort(made, cohort, task, local, forward=forward)
+
+
+def _of_cluster(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
+    """Return the sums of one cluster's participants, None without any; `change` is applied to them."""
+    if total["delta"][k] is None:
+        return None
+    found = {name: leaf[k] for name, leaf in total.items() if isinstance(leaf, list)}
+    return found if change is None else change(found)
+
+
+def _spreads(found: FoundBySums | None) -> tuple[float, float]:
+    """Return the spread of the clusters now and of those found; equal if none could be."""
+    return (0.0, 0.0) if found is None else (found.spread_now, found.spread)
+
+
+def _no_pairs(delta: float) -> bool:
+    raise refused("trigger", "adaptive", "one that needs no pair of clients")
