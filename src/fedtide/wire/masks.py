@@ -1,0 +1,317 @@
+"""Masks: what a client sends looks like noise, and only the sum of all who are named together can be opened.
+
+Two messages. First, client i sends its vector x_i modulo 2^64 as
+
+    y_i = x_i + stream(b_i) + sum over j > i of stream(s_ij) - sum over j < i of stream(s_ij)
+
+b_i is drawn, and s_ij = HKDF(X25519(i, j), ...) is known to i and j alone, so each y_i by itself is uniform. Then the
+server names once who answered. Each of these gives b_i, and s_ij for every j that was asked and did not: with them the
+server takes the masks off the sum. Nobody ever gives both b_i and all s_ij of one client, as long as all are told the
+same list; so b_i is sealed with what every other client gives for its own list, and nothing opens where lists differ.
+
+After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
+shares: who vanishes between the messages costs a retry, with new masks and without training.
+
+Secrets are in the memory of their node alone. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
+(RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, refused
+
+SEED = 32
+"""Bytes of every secret."""
+
+KEPT = 8
+"""Tries whose secrets a node keeps; it forgets the oldest."""
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """Return the package `cryptography`; raise with the name of the extra where it is missing."""
+    try:
+        import cryptography
+        import cryptography.exceptions
+        import cryptography.hazmat.primitives.asymmetric.ec
+        import cryptography.hazmat.primitives.asymmetric.x25519
+        import cryptography.hazmat.primitives.ciphers
+        import cryptography.hazmat.primitives.hashes
+        import cryptography.hazmat.primitives.kdf.hkdf
+        import cryptography.hazmat.primitives.serialization
+    except ImportError:
+        raise FedtideError("cryptography: not installed; masked sums need: pip install 'fedtide[deploy]'") from None
+    return cryptography
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The public half of a node's key for masks, and who says so.
+
+    Args:
+        public: X25519 key, 32 bytes.
+        identity: the node's registered key, "ecdsa-sha2-nistp384 BASE64"; "" for nodes of one process.
+        signature: by that key, of the run, the node and `public`.
+    """
+
+    public: bytes
+    identity: str = ""
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Which sum is masked.
+
+    Args:
+        run: digest of the run.
+        version: (round, number of the ask in it).
+        slot: of its clients, 0 where there are none.
+        attempt: name of the try; every one has masks of its own.
+    """
+
+    run: str
+    version: tuple[int, int]
+    slot: int
+    attempt: str
+
+    def info(self, purpose: str, *more: object) -> bytes:
+        """Return what a derived secret is for, as no other one is."""
+        return _plain("fedtide", purpose, self.run, *self.version, self.slot, self.attempt, *more)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a client gives so that a sum can be opened.
+
+    Args:
+        sealed: its b_i, under what all others in the list give.
+        opens: by client of the list, what it gives to open that one's b_i.
+        links: by client that was asked and is not in the list, s_ij.
+    """
+
+    sealed: bytes
+    opens: Mapping[int, bytes]
+    links: Mapping[int, bytes]
+
+
+def stream(seed: bytes, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return `count` numbers modulo 2^64 that a seed makes, each seed once: ChaCha20 from block 0 with a nonce of 0."""
+    ciphers = library().hazmat.primitives.ciphers
+    made = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    return np.frombuffer(made, "<u8").astype(np.uint64, copy=False)
+
+
+def derived(secret: bytes, info: bytes) -> bytes:
+    """Return a secret for one purpose, HKDF with SHA-256."""
+    primitives = library().hazmat.primitives
+    made: bytes = primitives.kdf.hkdf.HKDF(primitives.hashes.SHA256(), SEED, None, info).derive(secret)
+    return made
+
+
+def _plain(*parts: object) -> bytes:
+    """Spell out values so that different ones have different bytes."""
+    return json.dumps(parts, separators=(",", ":")).encode()
+
+
+def _digest(alive: Sequence[int]) -> str:
+    return hashlib.sha256(_plain(*sorted(alive))).hexdigest()
+
+
+def _xor(*parts: bytes) -> bytes:
+    made = 0
+    for part in parts:
+        made ^= int.from_bytes(part)
+    return made.to_bytes(SEED)
+
+
+def link(total: np.ndarray[Any, np.dtype[np.uint64]], i: int, j: int, seed: bytes, *, off: bool = False) -> None:
+    """Put the mask that i shares with j on what i sends, in place, or take it off a sum that it is in."""
+    add = (i < j) != off
+    (np.add if add else np.subtract)(total, stream(seed, len(total)), out=total)
+
+
+class Masker:
+    """The secrets of a node for one run. They end with its process.
+
+    Args:
+        run: digest of the run.
+        node: the node's name.
+        identity: its registered private key; None for nodes of one process.
+        trusts: (name of a node, its registered key) -> why its word does not count; None where it does.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        node: str,
+        identity: Any = None,
+        trusts: Callable[[str, str], str | None] = lambda node, key: None,
+    ) -> None:
+        primitives = library().hazmat.primitives
+        self._key = primitives.asymmetric.x25519.X25519PrivateKey.generate()
+        self.run, self.node, self._trusts, self._signed = run, node, trusts, identity is not None
+        public = self._key.public_key().public_bytes_raw()
+        self.bundle = Bundle(public)
+        if identity is not None:
+            hashes, ec, forms = primitives.hashes, primitives.asymmetric.ec, primitives.serialization
+            signature = identity.sign(_said(run, node, public), ec.ECDSA(hashes.SHA384()))
+            line = identity.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+            self.bundle = Bundle(public, line.decode(), signature)
+        self._used: set[tuple[Context, int]] = set()
+        self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
+        self._shared: dict[bytes, bytes] = {}
+
+    def check(self, bundles: Mapping[str, Bundle]) -> None:
+        """Raise unless keys are those of the nodes that are named, this one's among them.
+
+        Raises:
+            FedtideError: one of them is not.
+        """
+        if bundles.get(self.node) != self.bundle:
+            raise FedtideError(STALE)
+        for node, bundle in bundles.items():
+            if node == self.node:
+                continue
+            why = self._trusts(node, bundle.identity)
+            if why is None and self._signed and not _verified(self.run, node, bundle):
+                why = "its key for masks is not signed by its registered key"
+            if why is not None:
+                raise FedtideError(f"node '{node}': {why}")
+
+    def masked(self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes]) -> Tensor:
+        """Return a client's vector under its masks, int64.
+
+        Args:
+            context: which sum it is for.
+            client: a client of this node.
+            vector: in fixed point.
+            peers: by client that is asked the same, the public key of its node.
+
+        Raises:
+            FedtideError: it was masked for this try before, with other numbers or among others.
+        """
+        total = vector.numpy().view(np.uint64).copy()
+        same = hashlib.sha256(total.tobytes() + _plain([[k, peers[k].hex()] for k in sorted(peers)])).digest()
+        known = self._open.get((context, client))
+        if known is None:
+            if (context, client) in self._used:
+                raise FedtideError("a sum is masked once in a try")
+            links = {j: self._link(context, client, j, key) for j, key in peers.items() if j != client}
+            known = _Sum(same, secrets.token_bytes(SEED), links, dict(peers))
+            self._used.add((context, client))
+            self._open[context, client] = known
+            while len({(kept.version, kept.attempt) for kept, _ in self._open}) > KEPT:
+                self._open.popitem(last=False)
+        elif known.same != same:
+            raise FedtideError("a sum is masked once in a try")
+        np.add(total, stream(known.own, len(total)), out=total)
+        for j, seed in known.links.items():
+            link(total, client, j, seed)
+        return torch.from_numpy(total.view(np.int64))
+
+    def show(self, context: Context, client: int, alive: Sequence[int], fewest: int) -> Shown:
+        """Return what opens the sum of the clients in a list, of which this is one; of each try for one list alone.
+
+        Raises:
+            FedtideError: there are fewer than `fewest`, or another list was named before, or nothing is known of it.
+        """
+        known, named = self._open.get((context, client)), set(alive)
+        if known is None:
+            raise FedtideError(STALE)
+        if client not in named or not named <= known.peers.keys() or len(named) != len(alive):
+            raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
+        if len(named) < fewest:
+            raise refused("sum to open", len(named), f"{fewest} clients or more")
+        if known.shown not in (None, frozenset(named)):
+            raise FedtideError("a sum is opened once in a try")
+        known.shown = frozenset(named)
+        others, digest = sorted(named - {client}), _digest(alive)
+
+        def pad(owner: int, helper: int, other: int) -> bytes:
+            return derived(self._secret(known.peers[other]), context.info("open", digest, owner, helper))
+
+        return Shown(
+            _xor(known.own, *(pad(client, other, other) for other in others)),
+            {other: pad(other, client, other) for other in others},
+            {j: seed for j, seed in known.links.items() if j not in named},
+        )
+
+    def _link(self, context: Context, client: int, other: int, key: bytes) -> bytes:
+        return derived(self._secret(key), context.info("mask", *sorted((client, other))))
+
+    def _secret(self, key: bytes) -> bytes:
+        if key not in self._shared:
+            x25519 = library().hazmat.primitives.asymmetric.x25519
+            try:
+                self._shared[key] = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(key))
+            except ValueError:
+                raise FedtideError("a key for masks is none") from None
+        return self._shared[key]
+
+
+STALE = "its key for masks is another than the server knows"
+"""Reason of a node that was started again, and has no secrets of earlier sums."""
+
+
+@dataclass
+class _Sum:
+    """A sum that is masked: a digest of what went in, its secrets, and the list it was opened for."""
+
+    same: bytes
+    own: bytes
+    links: dict[int, bytes]
+    peers: dict[int, bytes]
+    shown: frozenset[int] | None = None
+
+    def __repr__(self) -> str:
+        return "_Sum()"  # its secrets stand in no traceback
+
+
+def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor:
+    """Return the sum of masked vectors without their masks, int64.
+
+    Args:
+        masked: what each client in the list sent.
+        shown: what each of them gave to open it.
+    """
+    total = np.zeros(len(next(iter(masked.values()))), np.uint64)
+    for i, vector in masked.items():
+        total += vector.numpy().view(np.uint64)
+        own = _xor(shown[i].sealed, *(shown[other].opens[i] for other in masked if other != i))
+        np.subtract(total, stream(own, len(total)), out=total)
+        for j, seed in shown[i].links.items():
+            link(total, i, j, seed, off=True)
+    return torch.from_numpy(total.view(np.int64))
+
+
+def _said(run: str, node: str, public: bytes) -> bytes:
+    return _plain("fedtide", "key for masks", run, node, public.hex())
+
+
+def _verified(run: str, node: str, bundle: Bundle) -> bool:
+    """Tell whether a node's registered key signed its key for masks."""
+    crypto = library()
+    primitives = crypto.hazmat.primitives
+    ec, hashes = primitives.asymmetric.ec, primitives.hashes
+    try:
+        key = primitives.serialization.load_ssh_public_key(bundle.identity.encode())
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+            return False
+        key.verify(bundle.signature, _said(run, node, bundle.public), ec.ECDSA(hashes.SHA384()))
+    except (ValueError, TypeError, crypto.exceptions.InvalidSignature, crypto.exceptions.UnsupportedAlgorithm):
+        return False
+    return True

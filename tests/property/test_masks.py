@@ -1,0 +1,120 @@
+"""Statements about masks, for all cohorts, drop-outs and vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.wire.masks import Context, Masker, library, unmasked
+
+CONTEXT = Context("run", (0, 0), 0, "a.0")
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+
+
+def asked(nodes: list[int]) -> tuple[dict[int, Masker], dict[int, bytes]]:
+    """The node of each client, and its public key."""
+    maskers = {name: Masker("run", f"node-{name}") for name in set(nodes)}
+    at = {client: maskers[name] for client, name in enumerate(nodes)}
+    return at, {client: node.bundle.public for client, node in at.items()}
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
+    """The node of each client, who answers, and their vectors."""
+    count, size = draw(st.integers(2, 7)), draw(st.integers(1, 5))
+    nodes = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    alive = sorted(draw(st.sets(st.integers(0, count - 1), min_size=2)))
+    return nodes, alive, [draw(st.lists(WHOLE, min_size=size, max_size=size)) for _ in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cohorts())
+def test_the_sum_of_who_answered_comes_out_exactly(cohort):
+    nodes, alive, rows = cohort
+    at, peers = asked(nodes)
+    sent = {k: at[k].masked(CONTEXT, k, torch.tensor(rows[k]), peers) for k in range(len(nodes))}
+    shown = {k: at[k].show(CONTEXT, k, alive, 2) for k in alive}
+    expected = [sum(column) % 2**64 for column in zip(*(rows[k] for k in alive), strict=True)]
+    assert unmasked({k: sent[k] for k in alive}, shown).numpy().view(np.uint64).tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(cohorts(), st.data())
+def test_nothing_opens_where_two_were_told_different_lists(cohort, data):
+    """A server that tells one client that another vanished, and that other one that all are there, sees noise."""
+    nodes, _, rows = cohort
+    nodes = list(range(len(nodes)))
+    if len(nodes) < 3:
+        return
+    at, peers = asked(nodes)
+    sent = {k: at[k].masked(CONTEXT, k, torch.tensor(rows[k]), peers) for k in nodes}
+    victim = data.draw(st.sampled_from(nodes))
+    others = [k for k in nodes if k != victim]
+    shown = {k: at[k].show(CONTEXT, k, others, 2) for k in others}
+    mine = at[victim].show(CONTEXT, victim, nodes, 2)
+    # All that the server has of the victim: what it sent, its sealed b, and what every other one shares with it.
+    with pytest.raises(KeyError):
+        unmasked({victim: sent[victim], others[0]: sent[others[0]]}, {**shown, victim: mine})
+    pads = {other: shown[other].opens.get(victim) for other in others}
+    assert set(pads.values()) == {None}, "nobody gives what opens a client that it was told to have vanished"
+
+
+def test_what_one_client_sends_is_uniform_whatever_its_numbers():
+    """Chi-square of all bytes, and how they go with the numbers beneath; chance lies beyond once in 10^9 runs."""
+    count = 2**15
+    at, peers = asked([0, 1, 2])
+    for place, vector in enumerate((torch.zeros(count), torch.full((count,), 2**40), torch.arange(count) * 2**34)):
+        x = vector.to(torch.int64)
+        sent = at[0].masked(Context("run", (place, 0), 0, "a"), 0, x, peers).numpy().view(np.uint64)
+        for column in sent.view(np.uint8).reshape(count, 8).T:
+            found = np.bincount(column, minlength=256)
+            statistic = ((found - count / 256) ** 2 / (count / 256)).sum()
+            assert chi2.ppf(1e-9, 255) < statistic < chi2.ppf(1 - 1e-9, 255)
+        high = (sent >> np.uint64(63)).astype(float) - 0.5
+        beneath = np.arange(count) - (count - 1) / 2
+        assert abs(high @ beneath) / np.sqrt((high @ high) * (beneath @ beneath)) < 6.2 / np.sqrt(count)
+
+
+def test_of_two_sums_with_one_number_changed_the_server_sees_nothing_in_common():
+    at, peers = asked([0, 1, 2])
+    x = torch.arange(1000)
+    one, other = (at[0].masked(Context("run", (0, 0), 0, name), 0, x, peers) for name in ("a", "b"))
+    assert not (one == other).any()
+    assert not (one - other).unique().numel() < 1000
+
+
+def test_no_secret_can_be_read_off_a_masker_or_saved():
+    at, peers = asked([0, 1])
+    at[0].masked(CONTEXT, 0, torch.tensor([1]), peers)
+    known = next(iter(at[0]._open.values()))
+    for secret in (known.own, *known.links.values()):
+        assert repr(secret) not in repr(at[0]) + repr(known) + repr(at[0]._open)
+    for kept in (at[0], at[0]._key):
+        with pytest.raises(TypeError, match="cannot travel"):
+            codec.to_bytes({"kept": kept})
+
+
+def test_keys_are_signed_by_registered_ones():
+    ec = library().hazmat.primitives.asymmetric.ec
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in "abc"}
+    nodes = {name: Masker("run", name, key) for name, key in keys.items()}
+    bundles = {name: node.bundle for name, node in nodes.items()}
+    for node in nodes.values():
+        node.check(bundles)
+    with pytest.raises(FedtideError, match="another than the server knows"):
+        nodes["a"].check({**bundles, "a": Masker("run", "a", keys["a"]).bundle})
+    wrong = [Masker("other", "b", keys["b"]).bundle, Masker("run", "c", keys["b"]).bundle, Masker("run", "b").bundle]
+    for bundle in wrong:
+        with pytest.raises(FedtideError, match=r"^node 'b': its key for masks is not signed by its registered key$"):
+            nodes["a"].check({**bundles, "b": bundle})
+    strict = Masker(
+        "run", "a", keys["a"], lambda node, key: None if key == bundles["b"].identity else "nobody knows it"
+    )
+    with pytest.raises(FedtideError, match=r"^node 'c': nobody knows it$"):
+        strict.check({**bundles, "a": strict.bundle})
