@@ -51,6 +51,12 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
+    @property
+    def words(self) -> list[bool]:
+        """Tell of each column whether it is aligned to the left: the first one, and those with words and no number."""
+        found = [[row[k] for row in self.rows if row[k] not in ("", "-")] for k in range(len(self.header))]
+        return [not k or (bool(cells) and not any(map(CELL.match, cells))) for k, cells in enumerate(found)]
+
     def csv(self) -> str:
         """Return the table as CSV: plain numbers, with units in the header and errors in columns of their own."""
         columns = [
@@ -66,12 +72,12 @@ class Table:
     def latex(self) -> str:
         """Return the table as a LaTeX `tabular` with the lines of the package booktabs."""
         lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.header, *self.rows)]
-        columns = "l" + "r" * (len(self.header) - 1)
+        columns = "".join("l" if words else "r" for words in self.words)
         return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:],
                           r"\bottomrule", r"\end{tabular}", ""])  # fmt: skip
 
 
-CELL = re.compile(r"(?:([▲▼≈?=]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
+CELL = re.compile(r"(?:([▲▼≈?=≥]) )?([+-]?[\d.]+)(?: ± ([\d.]+))?(?: (%|points|rounds|s))?")
 """Number with its mark, error and unit."""
 
 LATEX = {

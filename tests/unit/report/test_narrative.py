@@ -469,6 +469,16 @@ def test_a_table_as_csv_and_latex():
     ]  # fmt: skip
 
 
+def test_columns_of_words_are_aligned_to_the_left():
+    made = tables.Table(
+        ["method", "averaged over", "time", "gain", "verdict", "nothing"],
+        [["A", "the last round", "≥ 7.5 rounds", "▲ +1.0 points", "holds", "-"],
+         ["B", "the last round", "-", "= -0.0 points", "-", ""]],
+    )  # fmt: skip
+    assert made.words == [True, True, False, False, True, False]
+    assert made.latex().startswith(r"\begin{tabular}{llrrlr}")
+
+
 def test_the_cost_table():
     costly = method("FedAvg", down=2e6, up=1e6, seconds=3.0, evaluation_seconds=1.0, refused=2.0, time_to_accuracy=40.0,
                     reached_accuracy=1.0)  # fmt: skip
