@@ -160,6 +160,7 @@ def fedbuff(
     made = Algorithm(
         "fedbuff", init, works, round, shared_weights, task.predict,
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
+        unprivate="a client may answer in the rounds of several models, and no budget plans these",
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 

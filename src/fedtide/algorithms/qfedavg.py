@@ -61,7 +61,8 @@ def qfedavg(
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     train = FairTraining(task, local, weighting, q=q)
-    return average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fair_totals)
+    made = average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fair_totals)
+    return replace(made, unprivate="a client's weight is a power of its loss, which has no bound")
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,19 @@ Choices:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, div, mul, sub, zeros_like
-from fedtide.learn.local import LocalTrainer, plain_sgd
+from fedtide.learn.local import LocalTrainer, clip, plain_sgd
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
@@ -71,6 +73,7 @@ def scaffold(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
+    max_control_norm: Positive | None = None,
 ) -> Algorithm[State]:
     """FedAvg with control variates, so that heterogeneous clients do not drift apart.
 
@@ -80,6 +83,8 @@ def scaffold(
             its samples; "II" from its local steps.
         server: server optimizer for the mean update; its learning rate is the paper's `eta_g`.
         weighting: weight of an update: "uniform" 1, "samples" the client's number of samples; variates have weight 1.
+        max_control_norm: largest norm of the change of a client's variate; None means no clipping. For privacy, which
+            bounds what is sent: a client has to keep what it sent.
 
     Raises:
         FedtideError: local training is not by plain SGD.
@@ -104,7 +109,11 @@ def scaffold(
             new = add(new, mul(w.params, local.weight_decay)) if local.weight_decay else new
         else:
             new = sub(sub(c_i, c), div(delta.params, fitted.lr_sum))
-        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(sub(new, c_i))}
+        change = sub(new, c_i)
+        if max_control_norm is not None:
+            clip(list(change.values()), max_control_norm)
+            new = add(c_i, change)
+        total = {"delta": Weighted(delta, client_weight(shard, weighting)), "control": Weighted(change)}
         return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, memory={"control": new}, update=delta)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -122,5 +131,8 @@ def scaffold(
 
     # A pass forward and back costs three forward passes.
     forward = {"train": 3 if variant == "I" else 0}
-    made = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, keeps=1)
+    kept = {"control": math.inf if max_control_norm is None else max_control_norm}
+    made = Algorithm(
+        "scaffold", init, {"train": train}, round, shared_weights, task.predict, keeps=1, kept_as_sent=kept
+    )
     return with_cohort(made, cohort, task, local, forward=forward)

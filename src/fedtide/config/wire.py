@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedtide.core.config_types import Count, Flag
+from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.strict import Strict
+from fedtide.wire.clip import Clip
 from fedtide.wire.steps import FEWEST, Wire
+
+
+class Privacy(Strict):
+    """Differential privacy: what everybody may see of a run says little of any one client.
+
+    Each client's answers are cut to bounds, and sums get noise, once. See "Privacy" in the documentation.
+
+    Args:
+        epsilon: what the whole run may say of a client, at most; the noise follows from it.
+        multiplier: noise in place of `epsilon`, in units of what one client moves a sum by; epsilon follows from it.
+        delta: probability with which it may say more; far below one over the number of clients.
+        clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
+            client sends. A value without a bound is an error.
+        unit: what is protected: all that a client ever says.
+        noise: "plain" noise is fresh in each round; "banded" noise is correlated over the rounds between two answers of
+            a client, so that much of it cancels in the model.
+        distance: rounds from one answer of a client to its next, at least; who is too early is not asked. None means
+            the period of the shift, or 1 without one.
+        times: rounds that a client answers in, at most; None means as many as the distance allows. Without `distance`
+            and `times`, plain noise and a uniform cohort are accounted for by the chance to be drawn.
+    """
+
+    epsilon: Positive | None = None
+    multiplier: Positive | None = None
+    delta: Annotated[float, Field(strict=True, gt=0, lt=1)] = 1e-5
+    clip: dict[str, Positive] = Field(min_length=1)
+    unit: Literal["client"] = "client"
+    noise: Literal["plain", "banded"] = "plain"
+    distance: Count | None = None
+    times: Count | None = None
+
+    @model_validator(mode="after")
+    def _noise_is_said_once(self) -> Privacy:
+        if (self.epsilon is None) == (self.multiplier is None):
+            found = "neither" if self.epsilon is None else "both"
+            raise ValueError(f"found {found} of `epsilon` and `multiplier`, allowed: one of them")
+        return self
 
 
 class WireSettings(Strict):
@@ -18,11 +56,14 @@ class WireSettings(Strict):
         secure: real clients mask what they send, so that the server can open sums alone; a simulation adds the same
             numbers.
         fewest: clients below which no sum is opened; those in a smaller one count as not having answered.
+        privacy: differential privacy; None adds no noise.
     """
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
+    privacy: Privacy | None = None
 
     def build(self) -> Wire:
-        """Build the wire of a run."""
-        return Wire(self.secure, self.fewest)
+        """Build the wire as clients know it; the server has noise beside (`fedtide.runs.private`)."""
+        steps = () if self.privacy is None else (Clip(self.privacy.clip),)
+        return Wire(self.secure, self.fewest, steps)

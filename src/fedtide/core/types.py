@@ -454,6 +454,10 @@ class Algorithm(Generic[S]):
             whatever it is sent. A simulation, which knows both, then does not run them.
         unmaskable: reason why its sums tell what a single client sends, beside what `reveals` says, so that masks
             would hide nothing; "" where they do not.
+        unprivate: reason why sums with noise would still tell of single clients, or would not be what the method wants;
+            "" where there is none.
+        kept_as_sent: values in totals that clients also keep, each with the largest length that the work gives it,
+            infinity where it bounds none: what the wire cuts off would be kept and not sent.
     """
 
     name: str
@@ -474,6 +478,8 @@ class Algorithm(Generic[S]):
     others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
     unless_changed: tuple[str, ...] = ()
     unmaskable: str = ""
+    unprivate: str = ""
+    kept_as_sent: Mapping[str, float] = field(default_factory=dict)
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

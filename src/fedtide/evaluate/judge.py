@@ -18,6 +18,7 @@ from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
 from fedtide.fleets.ask import Query, ScoreOptions
 from fedtide.parts.distance import Kind
+from fedtide.wire.ledger import Ledger
 
 
 class Recorded(Playable, Protocol):
@@ -46,6 +47,10 @@ class Recorded(Playable, Protocol):
     @property
     def memory(self) -> Restorable:
         """What clients keep, or what the server notes of it, for checkpoints."""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What was released of clients; None where sums are not private."""
 
     def told(self) -> Sequence[Mapping[str, Any]]:
         """Return lines of `asks.jsonl` since it was last called; none where clients are simulated."""

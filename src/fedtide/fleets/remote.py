@@ -81,6 +81,7 @@ class RemoteFleet:
     heaviest: float = 1e6
     truth: ClassVar[None] = None
     substituted: ClassVar[None] = None
+    ledger: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         known = [name for name in self.reveals if name in SIMULATION_ONLY]

@@ -24,6 +24,9 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import BLOCKS, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import Vectors
 from fedtide.learn.task import ROWS
+from fedtide.wire.ledger import Ledger
+from fedtide.wire.release import ledger_of
+from fedtide.wire.steps import Wire
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,10 @@ class SimulatedFleet:
         self.substituted = 0
 
     @classmethod
-    def of(cls, host: Host, engine: Engine, clock: Clock, replayable: Collection[int] = ()) -> SimulatedFleet:
-        """Build the fleet of a run, as its algorithm demands."""
+    def of(
+        cls, host: Host, engine: Engine, clock: Clock, replayable: Collection[int] = (), wire: Wire | None = None
+    ) -> SimulatedFleet:
+        """Build the fleet of a run, as its algorithm demands; `wire` is as the server knows it, None as clients do."""
         algorithm = host.algorithm
         return cls(
             host.population,
@@ -120,7 +125,7 @@ class SimulatedFleet:
             first=algorithm.first,
             deadline=algorithm.deadline,
             unless_changed=algorithm.unless_changed,
-            vectors=Vectors.of(host.wire, algorithm, host.population.few()),
+            vectors=Vectors.of(host.wire if wire is None else wire, algorithm, host.population.few()),
         )
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -163,6 +168,11 @@ class SimulatedFleet:
         """What clients keep."""
         return self.engine.memory
 
+    @property
+    def ledger(self) -> Ledger | None:
+        """What was released of clients, and who may be asked; None where sums are not private."""
+        return ledger_of(None if self.vectors is None else self.vectors.wire)
+
     def told(self) -> Sequence[Mapping[str, Any]]:
         """Return nothing: what was asked follows from the seed."""
         return ()
@@ -180,8 +190,15 @@ class SimulatedFleet:
 
     @property
     def reachable(self) -> Tensor:
-        """Ids that could answer now, sorted."""
-        return self.population.reachable(self.moment)
+        """Ids that could answer now, sorted: of those whose privacy allows it."""
+        there = self.population.reachable(self.moment)
+        return there[self._eligible(there)]
+
+    def _eligible(self, clients: Tensor) -> Tensor:
+        """Tell which clients (n,) have enough left of their privacy for this round."""
+        if self.ledger is None:
+            return torch.ones(len(clients), dtype=torch.bool)
+        return self.ledger.eligible(clients, self.moment.round)
 
     @property
     def true_groups(self) -> Tensor:
@@ -204,9 +221,13 @@ class SimulatedFleet:
             raise FedtideError(f"{what} asked for, which only a simulation knows; allowed: {allowed}")
 
     def arrivals(self, m: int) -> Tensor:
-        """Draw `m` clients by the shift, from (seed, round) alone, sorted."""
-        self.substituted += self.population.substituted(m, self.moment)
-        return self.population.arrivals(m, self.moment)
+        """Draw `m` clients by the shift, from (seed, round) alone, sorted; whose privacy forbids it is passed over."""
+        size, came = m, self.population.arrivals(m, self.moment)
+        while int(self._eligible(came).sum()) < m and len(came) == size < self.population.registered:
+            size = min(size + m - int(self._eligible(came).sum()), self.population.registered)
+            came = self.population.arrivals(size, self.moment)
+        self.substituted += self.population.substituted(size, self.moment)
+        return came[self._eligible(came)]
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -256,7 +277,7 @@ class SimulatedFleet:
             ahead, down = self.moment.seconds - since, each * int(sent.sum())
         rows = self.population.counts(clients, "train", self.moment)
         seconds = self.clock.answers(ask, rows, each, each) - ahead
-        counts = self.population.answers(clients, self.moment, number, since)
+        counts = self.population.answers(clients, self.moment, number, since) & self._eligible(clients)
         if deadline is not None:
             counts &= seconds <= deadline
         if first is not None:

@@ -109,12 +109,13 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         memory = MemoryStore(folder)
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
-        fleet = SimulatedFleet.of(host, LocalEngine(host), clock)
+        wire = None if host.wire is None else replace(host.wire, steps=())  # nobody reads what is timed
+        fleet = SimulatedFleet.of(host, LocalEngine(host), clock, wire=wire)
         first = begin(host.algorithm, fleet, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))
 
         def round_on(engine: Engine) -> Callable[[], None]:
-            fleet = SimulatedFleet.of(host, engine, clock)
+            fleet = SimulatedFleet.of(host, engine, clock, wire=wire)
 
             def once() -> None:
                 fleet.begin(Moment(0, experiment.rounds, 0.0))

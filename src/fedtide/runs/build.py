@@ -40,7 +40,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
-from fedtide.wire.refusals import check
+from fedtide.wire.refusals import check, check_private
 from fedtide.wire.steps import Wire
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -184,7 +184,8 @@ def embedded_of(experiment: Experiment, method: Method, population: Population) 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore) -> Host:
     """Build the host, with which a process runs the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
-    algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data.directory)
+    task = task_in(experiment, method, population)
+    algorithm = algorithm_of(method, task, experiment.data.directory)
     _fits(method, population)
     if algorithm.check is not None:
         with _of_method(method):
@@ -193,6 +194,9 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
     wire = wire_of(experiment, method, algorithm, population.registered)
+    if experiment.wire is not None and experiment.wire.privacy is not None:
+        clip = experiment.wire.privacy.clip
+        check_private(clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
     return Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
 
 

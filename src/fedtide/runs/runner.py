@@ -32,6 +32,8 @@ from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import shift_file
+from fedtide.runs.private import server_wire
+from fedtide.wire.ledger import LEDGER
 
 SAVE_SECONDS = 20.0
 """Seconds between checkpoints where the configuration does not say."""
@@ -67,7 +69,8 @@ class Run:
 
     def simulated(self) -> Judge:
         """Build the judge of the run in simulation."""
-        return judge_of(self.experiment, self.method, self.seed, MemoryStore(self.folder / "memory"), self.pool)
+        memory, ledger = MemoryStore(self.folder / "memory"), self.folder / LEDGER
+        return judge_of(self.experiment, self.method, self.seed, memory, self.pool, ledger)
 
     def play(
         self, stop: Callable[[], bool] = lambda: False, judge_of: Callable[[Run], Judge] = simulated
@@ -183,9 +186,17 @@ class RoundRecord:
 
 
 def judge_of(
-    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Processes | None = None
+    experiment: Experiment,
+    method: Method,
+    seed: int,
+    memory: MemoryStore,
+    pool: Processes | None = None,
+    ledger: Path | None = None,
 ) -> Judge:
-    """Build the judge of a method: its algorithm, its fleet (in processes if there are any), and the views."""
+    """Build the judge of a method: its algorithm, its fleet (in processes if there are any), and the views.
+
+    `ledger` is the file of what was released, where sums are private.
+    """
     host = host_of(experiment, method, seed, memory)
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
@@ -195,7 +206,7 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
-    fleet = SimulatedFleet.of(host, engine, clock, probed)
+    fleet = SimulatedFleet.of(host, engine, clock, probed, server_wire(experiment, method, host, ledger=ledger))
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     embedded = embedded_of(experiment, method, host.population)
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), embedded)

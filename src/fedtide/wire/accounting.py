@@ -37,7 +37,7 @@ PRECISE = 1e-10
 ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)
 """Orders of Renyi divergences: any of them gives a bound, and what is said is the least."""
 
-LARGEST = 1e6
+LARGEST = 1e9
 """Largest epsilon, and noise multiplier, that is looked for."""
 
 

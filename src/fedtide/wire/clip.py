@@ -42,7 +42,7 @@ INSIDE = 1 - 2.0**-30
 
 @dataclass(frozen=True)
 class Clip:
-    """The step of the wire that bounds what a client sends.
+    """The step of the wire that bounds what a client sends; the server has one that noises sums in its place.
 
     Args:
         bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
@@ -55,8 +55,8 @@ class Clip:
         return clipped(vector, form, self.bounds)
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
-        """Return the sum as it is."""
-        return total
+        """Raise: no sum is read without noise."""
+        raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
 
 
 def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:

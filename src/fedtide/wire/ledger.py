@@ -122,7 +122,8 @@ class Ledger:
             raise self._refused(line, f"has client {late[0]}, who may not be in it")
         if any((line.question, line.round, client) in self._asked for client in line.clients):
             raise self._refused(line, "asks a client twice")
-        if self.plan.sampling is not None and (line.question, line.round) in self._sampled:
+        draws = self.plan.sampling
+        if draws is not None and ((line.question, line.round) in self._sampled or len(line.clients) > draws.drawn):
             raise self._refused(line, "is not one draw from all clients")
         self._count(line)
         line = line.model_copy(update={"epsilon": self.epsilon()})

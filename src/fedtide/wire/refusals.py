@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from fedtide.core.errors import refused
 from fedtide.core.types import Algorithm
 from fedtide.wire.steps import Wire
@@ -33,3 +36,27 @@ def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
     if algorithm.works and cohort < wire.fewest:
         allowed = f"at most {cohort}, the clients that {where} asks in a round"
         raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")
+
+
+def check_private(bounds: Mapping[str, float], algorithm: Algorithm, buffers: bool, where: str) -> None:
+    """Raise where sums with noise would not make a run private, or where the method would not be itself.
+
+    Args:
+        bounds: by leaf, of `wire.privacy.clip`.
+        algorithm: the algorithm.
+        buffers: whether its model has running statistics.
+        where: of the method, for messages.
+    """
+    seen = ", ".join(algorithm.reveals)
+    if why := algorithm.unprivate or (f"it reveals of each client: {seen}" if seen else ""):
+        raise refused(
+            "wire.privacy", "a table", "a method, with a cohort, that shows noised sums alone", f"{where}: {why}"
+        )
+    for name, longest in algorithm.kept_as_sent.items():
+        if longest > bounds.get(name, math.inf):
+            why = f"clients keep what they send as '{name}', and would keep what wire.privacy.clip cuts off"
+            found = None if math.isinf(longest) else longest
+            raise refused(f"{where}.max_{name}_norm", found, f"at most {bounds[name]:g}", why)
+    if buffers:
+        why = "running statistics are as long as they like, and would take all of the bound"
+        raise refused("model", "a model with running statistics", "one without, such as group norm", why)

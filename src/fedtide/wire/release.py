@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.wire.banded import Vector, coefficients, correlated
+from fedtide.wire.clip import Clip, clipped
 from fedtide.wire.ledger import Ledger, Line
 from fedtide.wire.noise import noised
-from fedtide.wire.steps import Opening
+from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import Form
 
 Draw = Callable[[str, int, int], Tensor]
@@ -31,9 +32,21 @@ def simulated_noise(seed: int) -> Draw:
     return draw
 
 
+def with_noise(wire: Wire, ledger: Ledger, draw: Draw) -> Wire:
+    """Return the wire as the server knows it: what clients clip it noises."""
+    steps = [Release(step.bounds, ledger, draw) if isinstance(step, Clip) else step for step in wire.steps]
+    return replace(wire, steps=steps)
+
+
+def ledger_of(wire: Wire | None) -> Ledger | None:
+    """Return the ledger of a server's wire; None where it adds no noise."""
+    steps = () if wire is None else wire.steps
+    return next((step.ledger for step in steps if isinstance(step, Release)), None)
+
+
 @dataclass(eq=False)
 class Release:
-    """The server's step: noise on an opened sum, once.
+    """The server's step in place of the clients' `Clip`: noise on an opened sum, once.
 
     Args:
         bounds: C of each leaf.
@@ -47,8 +60,8 @@ class Release:
     _past: dict[str, tuple[int, deque[Vector]]] = field(default_factory=dict, init=False, repr=False)
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
-        """Return what a client sends as it is."""
-        return vector
+        """Return a client's vector within the bounds."""
+        return clipped(vector, form, self.bounds)
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Return a sum with noise; its line is on the disk by then.

@@ -80,8 +80,8 @@ def test_two_sums_never_have_the_same_noise():
     step = Release(BOUNDS, Ledger(Plan(9, 9, releases=9), 1.0, 1e-5), draw)
     seen = []
     for number in (0, 1):
-        for ask, question, slot, clients in ((0, "train", None, (0,)), (1, "train", None, (1,)), (2, "other", None, (0,)),
-                                             (3, "slots", 0, (0,)), (3, "slots", 1, (1,))):  # fmt: skip
+        asks = [(0, "train", None, (0,)), (1, "train", None, (1,)), (2, "other", None, (0,))]
+        for ask, question, slot, clients in [*asks, (3, "slots", 0, (0,)), (3, "slots", 1, (1,))]:
             zeros = torch.zeros(FORM.size, dtype=torch.float64)
             seen.append(step.received(zeros, opening(number, clients, ask, question, slot))[0].item())
     assert len(set(seen)) == len(seen) == 10

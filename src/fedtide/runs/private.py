@@ -1,0 +1,58 @@
+"""Privacy of a run: what cannot be private is refused in words, and the server's noise follows from the budget."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedtide.cohorts import Arrivals, Uniform
+from fedtide.config import Experiment, Method
+from fedtide.config.wire import Privacy
+from fedtide.fleets.host import Host
+from fedtide.runs.build import cohort_of
+from fedtide.wire.accounting import Plan, Sampling
+from fedtide.wire.ledger import Ledger
+from fedtide.wire.release import Draw, simulated_noise, with_noise
+from fedtide.wire.steps import Wire
+
+
+def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host) -> Plan:
+    """Return the releases that a run may make."""
+    rounds, shift, people = experiment.rounds, experiment.shift_of(method), host.population
+    cohort, questions = cohort_of(method), len(host.algorithm.works)
+    given = privacy.distance is not None or privacy.times is not None
+    # Whoever is drawn uniformly from all, anew in each round, gains by not being known.
+    uniform = isinstance(cohort, Uniform | Arrivals) and shift.who.kind == "always" and people.availability is None
+    if not given and privacy.noise == "plain" and uniform:
+        drawn = min(cohort.asked(), people.registered)
+        return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered))
+    period = 1 if shift.period is None else max(round(shift.period), 1)
+    distance = min(period if privacy.distance is None else privacy.distance, rounds)
+    most = math.ceil(rounds / distance)
+    times = most if privacy.times is None else min(privacy.times, most)
+    return Plan(rounds, times, distance, distance if privacy.noise == "banded" else 1, questions)
+
+
+def server_wire(
+    experiment: Experiment,
+    method: Method,
+    host: Host,
+    draw: Draw | None = None,
+    ledger: Path | None = None,
+) -> Wire | None:
+    """Return the wire as the server knows it: with noise, where there is privacy, and a ledger.
+
+    Args:
+        experiment: the experiment.
+        method: one of its methods.
+        host: that of the method, whose wire is as clients know it.
+        draw: fresh noise; None draws that of a simulation.
+        ledger: file of the releases; None keeps them in this process.
+    """
+    wire, privacy = host.wire, None if experiment.wire is None else experiment.wire.privacy
+    if wire is None or privacy is None:
+        return wire
+    plan = plan_of(privacy, experiment, method, host)
+    z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
+    assert z is not None
+    return with_noise(wire, Ledger(plan, z, privacy.delta, ledger), draw or simulated_noise(host.seed))

@@ -1,0 +1,183 @@
+"""Privacy of whole runs: every method that can be private plays so, with the same bits however it is run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import all_finite, same
+from fedtide.core.weights import flat
+from fedtide.fleets.pool import Pool
+from fedtide.fleets.vectors import Vectors
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.laws.case import InAnyOrder
+from fedtide.laws.toy import played, toy
+from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.private import server_wire
+from fedtide.runs.runner import Run
+from fedtide.wire.ledger import read
+from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.refusals import check_private
+from fedtide.wire.release import ledger_of, simulated_noise
+
+PRIVATE = {
+    "fedavg": ("delta", "loss"),
+    "fedsgd": ("delta", "loss"),
+    "fedprox": ("delta", "loss"),
+    "fedadam": ("delta", "loss"),
+    "scaffold": ("delta", "loss", "control"),
+    "vanilla": ("delta", "loss", "branches"),
+    "fedtkm": ("delta", "loss", "branches", "modes", "features", "rows"),
+    "min-loss": ("delta", "loss", "branches"),
+    "ifca": ("delta", "loss", "members"),
+}
+"""Methods and what they sum."""
+
+
+def private(name, *, options=None, fewest=1, **privacy):
+    bounds = dict.fromkeys(PRIVATE.get(name, ("delta", "loss")), 1.0)
+    wanted = {"epsilon": 8.0, "clip": bounds, "distance": 2, "noise": "banded"} | privacy
+    variant = dict(REGISTRY[name].variants.get("", {})) | (options or {})
+    return toy(name, variant, wire={"secure": False, "fewest": fewest, "privacy": wanted})
+
+
+def options_of(name):
+    return {"max_control_norm": 1.0} if name == "scaffold" else {}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_plays_with_noise_that_follows_from_the_seed(name):
+    experiment = private(name, options=options_of(name))
+    reference = played(experiment)
+    assert all_finite(reference.state)
+    assert same(played(experiment).state, reference.state)
+    assert not same(played(experiment, seed=1).state, reference.state)
+    mixed = played(experiment, engine=lambda host: InAnyOrder(host))
+    assert same(mixed.state, reference.state)
+    lines = reference.fleet.ledger.lines
+    assert len(lines) == experiment.rounds
+    rounds = defaultdict(list)
+    for line in lines:
+        for client in line.clients:
+            rounds[client].append(line.round)
+    assert all(b - a >= 2 for held in rounds.values() for a, b in itertools.pairwise(held))
+    assert 0 < lines[0].epsilon <= lines[-1].epsilon <= 8.0 * (1 + 1e-9)
+
+
+def test_noise_is_on_the_sum_once(monkeypatch):
+    """The step of the server with noise, less that without, is the noise that the plan wants over the answers."""
+    forms = []
+
+    def unnoised(total, form, bounds, z, noise):
+        forms.append(form)
+        return total
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedtide.wire.release.noised", unnoised)
+        quiet = played(private("fedavg"), rounds=1).state.weights.params
+    run = played(private("fedavg"), rounds=1)
+    (line,), (form,) = run.fleet.ledger.lines, forms
+    scale = deviations(groups_of(form, line.bounds), line.z)["delta"]
+    noise = form.tables(simulated_noise(0)("train/0/None", 0, form.size))["delta"][0, :-1]
+    moved = flat(run.state.weights.params) - flat(quiet)
+    torch.testing.assert_close(moved.double(), scale * noise / len(line.clients), atol=1e-5, rtol=1e-5)
+
+
+def test_workers_have_the_same_bits(tmp_path):
+    experiment = private("ifca")
+    reference = played(experiment).state
+    with Pool(2) as pool:
+        spec = spec_of(experiment, experiment.method[0], 0, tmp_path / "memory")
+        memory = MemoryStore(tmp_path / "memory")
+        found = played(experiment, engine=lambda host: WorkersEngine(pool, spec, memory), memory=memory)
+        assert same(found.state, reference)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits_and_ledger(tmp_path, name):
+    experiment = private(name, options=options_of(name)).model_copy(update={"checkpoint_every": 2, "eval_every": 2})
+
+    def play(folder, stop=None):
+        run = Run(experiment, experiment.method[0], 0, tmp_path / folder / "toy" / "0")
+        for _ in itertools.islice(run.play(), stop):
+            pass
+
+    play("whole")
+    play("parts", stop=3)  # in the middle: round 2 was released, and is played once more
+    play("parts")
+    for file in ("rounds.jsonl", "ledger.jsonl"):
+        ours, theirs = (tmp_path / folder / "toy" / "0" / file for folder in ("whole", "parts"))
+        assert ours.read_text() == theirs.read_text()
+    lines = read(tmp_path / "whole" / "toy" / "0" / "ledger.jsonl")
+    said = [json.loads(line) for line in (tmp_path / "whole/toy/0/rounds.jsonl").read_text().splitlines()]
+    assert [line["epsilon"] for line in said] == [line.epsilon for line in lines]
+
+
+def test_scaffold_keeps_what_it_sent(monkeypatch):
+    """But for noise, the server's variate is the mean of the clients'."""
+    monkeypatch.setattr("fedtide.wire.release.noised", lambda total, *rest: total)
+    experiment = private("scaffold", options={"max_control_norm": 0.01}, distance=1)
+    run = played(experiment)
+    people = run.host.population.registered
+    memories = [run.host.memory.read(client, (99, 0)) for client in range(people)]
+    kept = [memory["control"] for memory in memories if memory is not None]
+    for name, ours in run.state.control.items():
+        torch.testing.assert_close(ours, sum(each[name] for each in kept) / people, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedtem", r"wire.privacy: found 'a table', but method 'toy': it reveals of each client: pi, odds, mu, var, n"),
+        ("cfl", r"wire.privacy: .*it reveals of each client: update, weight"),
+        ("q-fedavg", r"wire.privacy: .*a client's weight is a power of its loss, which has no bound"),
+        ("fedbuff", r"wire.privacy: .*a client may answer in the rounds of several models"),
+        ("scaffold", r"method 'toy'.max_control_norm: found None, .*allowed: at most 1"),
+        ("oracle", r"wire.privacy: .*it reveals of each client: true_groups"),
+    ],
+)
+def test_what_cannot_be_private_is_refused(name, words):
+    with pytest.raises(FedtideError, match=words):
+        played(private(name))
+
+
+def test_cohorts_that_read_losses_and_running_statistics_are_refused():
+    oort = {"cohort": {"kind": "oort", "clients_per_round": 3}}
+    with pytest.raises(FedtideError, match=r"it reveals of each client: count, utility"):
+        played(private("fedavg", options=oort))
+    experiment = private("fedavg")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    assert ledger_of(server_wire(experiment, experiment.method[0], host)) is not None
+    with pytest.raises(FedtideError, match=r"^model: found .* as long as they like.*; allowed: one without"):
+        check_private({}, host.algorithm, True, "method 'toy'")
+
+
+def test_a_leaf_without_a_bound_is_named():
+    with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
+        played(private("fedavg", clip={"delta": 1.0}))
+
+
+def test_clients_have_no_noise_and_a_server_without_it_reads_nothing():
+    experiment = private("fedavg")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    assert ledger_of(host.wire) is None
+    vectors = Vectors.of(host.wire, host.algorithm, host.population.few())
+    with pytest.raises(RuntimeError, match="a server without noise"):
+        vectors.wire.steps[0].received(torch.zeros(1), None)
+
+
+def test_epsilon_or_noise():
+    for said in ({"epsilon": 8.0, "multiplier": 1.0}, {"epsilon": None}):
+        with pytest.raises(FedtideError, match=r"wire.privacy: found (both|neither) of `epsilon` and `multiplier`"):
+            private("fedavg", **said)
+    run = played(private("fedavg", epsilon=None, multiplier=3.0))
+    assert run.fleet.ledger.z == 3.0
+    assert replace(run.fleet.ledger.plan).epsilon(3.0, 1e-5) > 0
