@@ -32,9 +32,15 @@ from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
 from fedtide.config.keys import code, docstring, options, source, spelled
 from fedtide.core.config_types import changed
+from fedtide.core.memory import MemoryStore
+from fedtide.core.reveals import SHOWN
 from fedtide.core.shapes import bare, is_choice, is_table, tags
+from fedtide.core.types import Algorithm
 from fedtide.laws.every import LAWS
+from fedtide.laws.toy import toy
+from fedtide.runs.build import host_of
 from fedtide.runs.trained import Trained
+from fedtide.wire.refusals import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -79,6 +85,32 @@ def uses(family: str) -> str:
                 when = " ".join((said[:1].upper() + said[1:]).split())
                 rows.append(f"| [{title(name)}]({name}.md) | {when} | {entry.sees} |")
     return "\n".join(rows)
+
+
+def reveals() -> str:
+    """What the server is shown of a client by itself, by each method and by its variants that show something else."""
+    heads = ("method", "the server is shown of a client by itself", "sums and messages tell", "secure sums")
+    rows = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
+    for name, entry in REGISTRY.items():
+        told: dict[tuple[tuple[str, ...], str], str] = {}
+        for variant, given in {"": {}, **entry.variants}.items():
+            if "cohort" not in given:  # what a cohort asks it shows for every method
+                made = algorithm_in_toy(name, {**entry.variants.get("", {}), **given})
+                told.setdefault((made.reveals, why_not(made)), variant)
+        for (shown, why), variant in told.items():
+            said = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
+            hidden = "hide what the update tells" if shown else "hide all that is sent"
+            masked = f"refused: {why}" if why else "no sums" if entry.family == "baseline" else hidden
+            method = f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)
+            rows.append(f"| {method} | {said} | {entry.tells or 'nothing'} | {masked} |")
+    return "\n".join(rows)
+
+
+def algorithm_in_toy(name: str, given: Mapping[str, Any]) -> Algorithm[Any]:
+    """A method with some options, as the laws meet it."""
+    tables = {key: value for key, value in given.items() if key in ("shift", "data")}
+    experiment = toy(name, {key: value for key, value in given.items() if key not in tables}, **tables)
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
 
 
 def navigation() -> str:
@@ -328,6 +360,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "papers": papers,
     "navigation": navigation,
+    "reveals": reveals,
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
 

@@ -129,7 +129,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedbuff": Entry(
         fedbuff, "weights down, update up; the server steps when K have answered", "global",
-        sees="sums for each age of the model that they began from",
+        tells="sums for each age of the model that they began from",
         variants={"late": {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}},
         reductions=[
             # Where all clients take equally long, all that begin in a round answer in it.
@@ -144,7 +144,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedtem": Entry(
         fedtem, "weights and mixture down, update up", "branches",
-        sees="mean posterior, log-odds, feature mean and variance, rows",
+        reveals=("pi", "odds", "mu", "var", "n"),
         variants={
             "": LINEAR,
             "cosine": {"prior": {"kind": "cosine", "period": 4}, "carry": True},
@@ -193,7 +193,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "t-shot": Entry(
         tshot, "weights and centers down, update and branch up", "branches",
-        sees="centers of its raw inputs and their counts",
+        reveals=("centers", "counts"),
         variants={"": {"shots": 2}},
     ),
     "fedem": Entry(
@@ -211,7 +211,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedgmm": Entry(
         fedgmm, "K models and Gaussians down, updates of all up", "mixture",
-        sees="sums; at the start centers of its features too", keeps="its mixture",
+        reveals=("centers", "counts", "spreads"), keeps="its mixture",
         variants={
             "pca": {"features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
             "": {"features": "network", "components": 2, "gaussians": 2},
@@ -225,7 +225,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "pfedem": Entry(
         pfedem, "K models and Gaussians down, updates of some up", "mixture",
-        sees="sums; at the start centers of its features too", keeps="nothing, or its shares",
+        reveals=("centers", "counts", "spreads"), keeps="nothing, or its shares",
         variants={
             "": {
                 "anchor": False, "features": {"kind": "network", "layer": "dense1"},
@@ -255,7 +255,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "aem": Entry(
-        aem, "J models down, the update of one up", "clustered", sees="which model it trained, unless hidden",
+        aem, "J models down, the update of one up", "clustered", tells="which model it trained, unless hidden",
         keeps="nothing; what it makes for itself stays with it",
         variants={
             "mixture": {
@@ -286,7 +286,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "cfl": Entry(
-        cfl, "weights of a cluster down, update up", "clustered", sees="its update and what it counts for",
+        cfl, "weights of a cluster down, update up", "clustered", reveals=("update", "weight"),
         variants={
             "": ALWAYS,
             "shared": {**ALWAYS, "cluster_layer": "head", "server": MOMENTUM},
@@ -299,7 +299,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "cfl-released": Entry(
-        cfl_released, "weights of a cluster down, update up", "clustered", sees="its update and what it counts for",
+        cfl_released, "weights of a cluster down, update up", "clustered", reveals=("update", "weight"),
         exempt={
             "cover": "its fault: places within a cluster are taken for clients",
             "join": "its clusters are lists of the clients that it began with",
@@ -309,7 +309,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fielding": Entry(
         fielding, "a cluster's model down, its update up", "clustered",
-        sees="its representation, whenever it drifts; nothing by sums", keeps="what it said last",
+        reveals=("representation",), keeps="what it said last",
         exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
         variants={
             "drifts": {
@@ -382,7 +382,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "ifca": Entry(
-        ifca, "K models down, the update of one up", "clustered", sees="which model it trained, unless hidden",
+        ifca, "K models down, the update of one up", "clustered", tells="which model it trained, unless hidden",
         variants={
             "gradient": {**GRADIENT, "init_noise": 0.1, "clusters": 3},
             "head": {"cluster_layer": "head", "clusters": 3, **GRADIENT},
@@ -401,7 +401,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "flexcfl": Entry(
         flexcfl, "weights of a group down, update up", "clustered",
-        sees="its group, the update that it was grouped by, how far its labels moved; its labels with 'silhouette'",
+        tells="its group", reveals=("update", "shifted"),
         keeps="its label shares of then",
         variants={
             "": {"pooling": False, "clusters": 2, "pretrain": 5, "migrate": 0.0},
@@ -423,7 +423,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "auxo": Entry(
-        auxo, "weights of a cluster down, update up", "clustered", sees="its cluster, and a part of its update",
+        auxo, "weights of a cluster down, update up", "clustered", tells="its cluster", reveals=("sketch",),
         variants={
             "": {
                 "pooling": False, "split": {"kind": "rounds", "rounds": [1, 2]}, "min_participants": 2, "epsilon": 0.3,
@@ -450,7 +450,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "feddrift": Entry(
         feddrift, "its model down, update up; each step all models down, errors up", "clustered",
-        sees="its model, how badly each model does on its rows, how many they are",
+        tells="its model", reveals=("bad", "rows"),
         keeps="nothing, or the rows of recent steps",
         variants={
             "": {"rounds_per_step": 3, "delta": 0.0, "local": FAST},
@@ -478,12 +478,12 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "oracle": Entry(
         oracle, "weights of its true group down, update up", "clustered",
-        sees="its true group: a bound, as nobody can know it",
+        reveals=("true_groups",),
         exempt={"deployed": "only a simulation knows the true groups"},
         variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
     ),
     "local": Entry(
-        local_only, "nothing", "baseline", sees="nothing", keeps="its model, and a checksum of its rows",
+        local_only, "nothing", "baseline", tells="nothing", keeps="its model, and a checksum of its rows",
         exempt={
             "degenerate": "a client whose rows break its training spoils its own model alone, and nothing is summed",
             "update": "it starts from nothing that others have trained, so it cannot forget what is theirs",
@@ -494,7 +494,7 @@ REGISTRY: Mapping[str, Entry] = {
         },
     ),
     "centralized": Entry(
-        centralized, "nothing", "baseline", sees="all of its rows: a bound, as these would have to leave it",
+        centralized, "nothing", "baseline", reveals=("all_rows",),
         exempt={
             "dropouts": "it asks nobody, so that nobody can be absent",
             "deployed": "no server has the rows of its clients",

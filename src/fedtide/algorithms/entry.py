@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
+from fedtide.core.reveals import in_words
 from fedtide.core.types import Algorithm
 from fedtide.request import Family
 
@@ -37,7 +38,9 @@ class Entry:
         make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
         sends: payloads down and up, in a few words.
         family: what it trains.
-        sees: values of a single client that the server sees, beside what the cohort asks.
+        reveals: names of what the server is shown of a client by itself with the default options, beside what the
+            cohort asks (`fedtide.core.reveals`).
+        tells: what the server learns of a client by itself from how it is asked or answers, in words.
         keeps: memory of a client between rounds.
         exempt: laws that cannot hold for the algorithm, each with the reason.
         variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
@@ -48,11 +51,17 @@ class Entry:
     make: Callable[..., Algorithm]
     sends: str
     family: Family
-    sees: str = "sums only"
+    reveals: tuple[str, ...] = ()
+    tells: str = ""
     keeps: str = "nothing"
     exempt: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reductions: Sequence[Reduction] = ()
+
+    @property
+    def sees(self) -> str:
+        """What the server sees of a client by itself, in words."""
+        return ", ".join(filter(None, (self.tells, in_words(self.reveals)))) or "sums only"
 
 
 def preset(name: str, make: Callable[..., Algorithm], summary: str, **defaults: Any) -> Callable[..., Algorithm]:

@@ -344,6 +344,7 @@ def fielding(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
         predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
         unless_changed=() if representation.needs_model else ("report",),
+        unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
     )  # fmt: skip
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)

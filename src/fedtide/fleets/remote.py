@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
+from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import Tree, same
 from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
@@ -37,7 +38,7 @@ LATE, AT_WORK = "late", "at work"
 MADE_UP = -1
 """In the server's notes the client whose made-up rows tell what answers must look like."""
 
-SIMULATION_ONLY = ("true_groups", "all_rows")
+SIMULATION_ONLY = tuple(name for name, shown in SHOWN.items() if shown.kind == "truth")
 """What methods reveal that no server of real clients knows."""
 
 

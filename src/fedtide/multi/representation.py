@@ -42,6 +42,11 @@ class Representing(Protocol):
         """Tell whether a model has to be sent along."""
         return False
 
+    @property
+    def of_update(self) -> bool:
+        """Tell whether it is a gradient, or holds one: of such a client's update is made."""
+        return False
+
     def distance_of(self, task: Task) -> Distance:
         """Return the distance between representations."""
         return self.distance  # type: ignore[attr-defined, no-any-return]
@@ -148,6 +153,11 @@ class Gradient(Representing):
         """Tell whether a model has to be sent along."""
         return self.at == "global"
 
+    @property
+    def of_update(self) -> bool:
+        """Tell whether it is a gradient, or holds one."""
+        return True
+
     def numbers(self, task: Task, key: str = "representation") -> int:
         """Return the width of the representation; `key` is where it stands, for errors."""
         size = sum(parameter.numel() for parameter in self._parts(task.scratch.weights).values())
@@ -242,6 +252,11 @@ class Combined(Representing):
     def needs_model(self) -> bool:
         """Tell whether a model has to be sent along."""
         return any(part.needs_model for part in self.parts)
+
+    @property
+    def of_update(self) -> bool:
+        """Tell whether it is a gradient, or holds one."""
+        return any(part.of_update for part in self.parts)
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""

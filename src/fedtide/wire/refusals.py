@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping
 
 from fedtide.core.errors import refused
+from fedtide.core.reveals import SHOWN
 from fedtide.core.types import Algorithm
 from fedtide.wire.steps import Wire
-
-UPDATES = {"update": "a client's update by itself", "sketch": "a sketch of a client's update by itself"}
-"""Values that a server may be shown of which the sum that is masked is made."""
 
 
 def why_not(algorithm: Algorithm) -> str:
     """Return why masks would hide nothing of an algorithm; "" where they do."""
-    seen = next((what for name, what in UPDATES.items() if name in algorithm.reveals), "")
-    return algorithm.unmaskable or (f"its server sees {seen}" if seen else "")
+    seen = [SHOWN[name].words for name in algorithm.reveals if name in SHOWN and SHOWN[name].kind == "update"]
+    return algorithm.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
 
 
 def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:

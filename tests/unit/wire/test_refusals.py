@@ -23,10 +23,10 @@ def host(name: str, **changes: object) -> object:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cfl", "a client's update by itself"),
-        ("cfl-released", "a client's update by itself"),
-        ("flexcfl", "a client's update by itself"),
-        ("auxo", "a sketch of a client's update by itself"),
+        ("cfl", "of each client its update"),
+        ("cfl-released", "of each client its update"),
+        ("flexcfl", "of each client its update"),
+        ("auxo", "of each client a sketch of its update"),
         ("fedbuff", "the age of the model"),
     ],
 )

@@ -1,0 +1,43 @@
+"""What servers are shown is one list: algorithms declare names of it, and the registry says the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.memory import MemoryStore
+from fedtide.core.reveals import SHOWN, in_words
+from fedtide.runs.build import host_of
+from fedtide.wire.refusals import why_not
+from helpers.toys import VARIANTS, toy
+
+
+def algorithm_of(name: str):
+    experiment = toy(name)
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_registry_says_what_an_algorithm_shows(name):
+    assert algorithm_of(name).reveals == REGISTRY[name].reveals
+
+
+def test_every_value_that_is_shown_is_in_the_list():
+    shown = {one for name in [*REGISTRY, *VARIANTS] for one in algorithm_of(name).reveals}
+    # No variant asks for losses, as power of choice does.
+    assert shown | {"loss"} == set(SHOWN)
+
+
+def test_updates_that_are_shown_cannot_be_masked():
+    refused = {name.split()[0] for name in [*REGISTRY, *VARIANTS] if why_not(algorithm_of(name))}
+    assert refused == {"cfl", "cfl-released", "flexcfl", "auxo", "fedbuff", "fielding"}
+    assert [why_not(algorithm_of(f"fielding {kind}")) for kind in ("drifts", "by sums", "gradient")] == [
+        "", "", "its server sees of each client that drifts a gradient",
+    ]  # fmt: skip
+    assert why_not(algorithm_of("cfl")) == "its server sees of each client its update"
+
+
+def test_words():
+    assert REGISTRY["auxo"].sees == "its cluster, a sketch of its update"
+    assert REGISTRY["fedavg"].sees == "sums only"
+    assert in_words(("mine", "n")) == "'mine', how many samples it trained on"
