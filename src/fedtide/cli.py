@@ -552,7 +552,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # nobody reads any more (`| head`)
         status = 0
     except OSError as error:
-        status = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
+        place = error.filename or "input/output"
+        no_folder = isinstance(error, FileExistsError | NotADirectoryError) and not Path(place).is_dir()
+        status = _fail(f"{place}: {'no folder, allowed: a folder' if no_folder else error.strerror or error}")
     try:
         sys.stdout.flush()
     except BrokenPipeError:

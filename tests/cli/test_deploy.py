@@ -117,12 +117,19 @@ def test_a_site_is_never_written_over(here, capsys):
     assert line == "site: already exists, and is left as it is; allowed: --out with another folder"
 
 
+def test_a_file_is_no_folder(here, capsys):
+    line = refused(
+        capsys, here, "deploy", "study.toml", "--method", "FedAvg", "--nodes", "a,b,c", "--out", "study.toml/new"
+    )
+    assert line.endswith("study.toml: no folder, allowed: a folder")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--method", "Nobody", "--nodes", "a,b,c"], "--method: found 'Nobody', allowed: FedAvg, SCAFFOLD"),
         (["--method", "SCAFFOLD", "--nodes", "a,b,A"], "name: found 'A'"),
-        (["--method", "SCAFFOLD", "--nodes", "a,b,c", "--address", "here"], "address: found 'here'"),
+        (["--method", "SCAFFOLD", "--nodes", "a,b,c", "--address", "here"], "--address: found 'here'"),
         (["--method", "SCAFFOLD", "--nodes", "a"], "clients_per_round"),
         (["--method", "SCAFFOLD"], "nodes"),
     ],

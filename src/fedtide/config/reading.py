@@ -6,6 +6,7 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -69,13 +70,24 @@ def read(
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     try:
-        made = from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed, imports=imports)
+        made = _with_sets(raw, str(path), sets, scale=scale, timed=timed, imports=imports)
         scales = raw.get("scale", {})
         for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
             from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed, imports=imports)
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     return made
+
+
+def _with_sets(raw: Mapping[str, Any], path: str, sets: Sequence[str], **how: Any) -> Experiment:
+    """Read a file's values with overrides, which errors name where the file is right without them."""
+    try:
+        return from_dict(raw, where=path, sets=sets, **how)
+    except FedtideError:
+        with suppress(FedtideError):
+            from_dict(raw, where=path, **how)
+            path = f"{path} with {' '.join(sets)}"
+    return from_dict(raw, where=path, sets=sets, **how)
 
 
 def from_dict(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import opened
-from fedtide.data.sources.table import CSV
+from fedtide.data.sources.table import CSV, places, read_table
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
 
@@ -40,7 +41,10 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
     """
     if not path.exists():
         raise FedtideError(f"{path}: no such file")
-    rows = about.source_at(path.absolute()).load(None, 0)
+    try:
+        rows = about.source_at(path.absolute()).load(None, 0)
+    except FedtideError as error:  # what it says of keys of the study would help at the server alone
+        raise FedtideError(re.sub(r"; data\.source\.[^;]*", "", str(error))) from None
     if rows.shape != about.shape:
         raise refused(f"{path}: shape of a row", rows.shape, f"{about.shape}, as in the study")
     if str(rows.x.dtype) != f"torch.{about.dtype}":
@@ -51,7 +55,8 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
         used = rows.y.unique().tolist()
         for number in used:
             if names[number] not in known:
-                raise FedtideError(f"{path}: label: found '{names[number]}', {nearest(names[number], about.labels)}")
+                where = f"{path}: {_first_row(path, about, names[number])}label"
+                raise FedtideError(f"{where}: found '{names[number]}', {nearest(names[number], about.labels)}")
         numbers = torch.tensor([known.get(name, -1) for name in names])
         rows = replace(rows, y=numbers[rows.y], classes=about.classes, label_names=about.labels)
     elif rows.label_names:
@@ -59,6 +64,16 @@ def read_rows(path: Path, about: RowsAbout) -> Rows:
     elif rows.classes > about.classes:
         raise refused(f"{path}: label", int(rows.y.max()), f"0 to {about.classes - 1}, as in the study")
     return replace(rows, classes=about.classes, domain=None, client=None, client_names=(), domain_names=("all",))
+
+
+def _first_row(path: Path, about: RowsAbout, label: str) -> str:
+    """Say in which row of a table a label stands first."""
+    source = about.source_at(path.absolute())
+    if not isinstance(source, CSV):
+        return ""
+    header, lines = read_table(path)
+    (at,) = places(path, header, [source.label])
+    return next(f"row {row}: " for row, line in lines if line[at].strip() == label)
 
 
 def columns_in_words(path: Path, about: RowsAbout) -> str | None:

@@ -33,7 +33,7 @@ from pydantic import Field
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
-from fedtide.config.deploy import Deploy
+from fedtide.config.deploy import Deploy, parted
 from fedtide.config.fleet import Local
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
@@ -96,7 +96,7 @@ class Roster(Strict):
     node: Annotated[tuple[Node, ...], Field(min_length=1, max_length=100_000)]
 
     @staticmethod
-    def of(names: str) -> Roster:
+    def of(names: str, where: str = "--nodes") -> Roster:
         """Return a roster of new nodes from "berlin,lyon:2,oslo": names, with how many clients each stands for.
 
         >>> [(node.name, node.clients) for node in Roster.of("berlin,lyon:2,oslo").node]
@@ -107,14 +107,14 @@ class Roster(Strict):
             if colon and not (
                 count.isascii() and count.isdigit() and 1 <= int(count[:8]) <= 1_000_000 and len(count) < 8
             ):
-                raise refused("--nodes", f":{count}", "a whole number of 1 or more, as in lyon:2")
+                raise refused(where, f":{count}", "a whole number of 1 or more, as in lyon:2")
         counts = [int(count) if colon else 1 for _, colon, count in parts]
         ends = list(accumulate(counts))
         given = [
             {"name": name, "clients": tuple(range(end - count, end))}
             for (name, *_), count, end in zip(parts, counts, ends, strict=True)
         ]
-        return Roster.checked({"node": given}, "--nodes")
+        return Roster.checked({"node": given}, where)
 
     @staticmethod
     def checked(values: Any, where: str) -> Roster:
@@ -332,6 +332,12 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
     deploy = experiment.deploy or Deploy()
+    if address is not None:
+        try:
+            parted(address)
+        except ValueError as error:
+            raise FedtideError(f"--address: {error}") from None
+        deploy = deploy.model_copy(update={"address": address})
     check_fewest(deploy, clients, where)
     data = experiment.data
     if data.public_samples:
@@ -346,7 +352,7 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         "method": (named[method],),
         "seeds": experiment.seeds[:1],
         "data": data.model_copy(update={"partition": partition, "held_out_clients": type(data.held_out_clients)()}),
-        "deploy": Deploy(**(deploy.model_dump() | ({} if address is None else {"address": address}))),
+        "deploy": deploy,
         "fleet": Local(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last),
         **dict.fromkeys(("baseline", "tune", "forgetting"), None),
         "claim": (),
@@ -489,7 +495,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
             raise FedtideError(f"{root}: '{site.method.algorithm}' takes no new clients in: {why}")
         more = [
             node.model_copy(update={"clients": tuple(client + site.roster.clients for client in node.clients)})
-            for node in Roster.of(names).node
+            for node in Roster.of(names, "NODES").node
         ]
         values = {"node": [node.model_dump() for node in (*site.roster.node, *more)]}
         grown = replace(site, roster=Roster.checked(values, str(root / "roster.toml")))

@@ -363,6 +363,16 @@ def test_an_override_without_a_key_or_a_value_is_one_clear_line(assignment):
         experiment(sets=(assignment,))
 
 
+def test_an_override_that_is_wrong_is_named_as_such(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(to_toml(experiment()))
+    with pytest.raises(FedtideError, match=r"study\.toml with rouns=3: rouns: unknown key"):
+        read(path, sets=("rouns=3",))
+    path.write_text(path.read_text().replace("rounds = ", "ronds = "))
+    with pytest.raises(FedtideError, match=r"study\.toml: ronds: unknown key"):
+        read(path, sets=("rouns=3",))
+
+
 THREE = [
     {"name": "A", "algorithm": "fedavg"},
     {"name": "B b", "algorithm": "fedprox"},

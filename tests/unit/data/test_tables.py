@@ -279,7 +279,7 @@ def test_a_file_that_is_no_text_is_one_line(tmp_path):
 
 def test_a_folder_is_no_table(tmp_path):
     (tmp_path / "data.csv").mkdir()
-    with pytest.raises(FedtideError, match=r"data.csv: is a folder, allowed: a CSV file$"):
+    with pytest.raises(FedtideError, match=r"data.csv: is a folder, allowed: a CSV file in UTF-8$"):
         CSV("data.csv").load(tmp_path, 0)
 
 

@@ -64,7 +64,7 @@ def test_columns_may_stand_in_another_order_and_beside_others(tmp_path):
     [
         ("pulse", "puls", "no column 'pulse'; .*did you mean 'puls'"),
         ("label", "diagnosis", "no column 'label'"),
-        ("well", "dead", "label: found 'dead', allowed: calm, ill, well"),
+        ("well", "dead", "berlin.csv: row 4: label: found 'dead', allowed: calm, ill, well"),
         ("calm", "", "label is empty"),
     ],
 )
@@ -80,6 +80,21 @@ def test_a_comma_in_a_number_is_told(tmp_path):
     path = tmp_path / "berlin.csv"
     path.write_text('pulse,age,weight,label\n"1,5",2,3,calm\n')
     with pytest.raises(FedtideError, match=r"pulse: found '1,5', allowed: a finite number with a point, such as 1\.5"):
+        read_rows(path, ABOUT)
+
+
+@pytest.mark.parametrize("cell", ["x", ""])
+def test_a_node_is_told_of_no_keys_of_the_study(tmp_path, cell):
+    path = tmp_path / "berlin.csv"
+    path.write_text(f"pulse,age,weight,label\n{cell},2,3,calm\n")
+    with pytest.raises(FedtideError, match=f"row 2: pulse: found '{cell}', allowed: a finite number$"):
+        read_rows(path, ABOUT)
+
+
+def test_another_encoding_is_told(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_bytes("pulse,age,weight,label\n1,2,3,müde\n".encode("latin-1"))
+    with pytest.raises(FedtideError, match=r"berlin\.csv: damaged or not a CSV file in UTF-8"):
         read_rows(path, ABOUT)
 
 

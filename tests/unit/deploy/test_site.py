@@ -269,6 +269,8 @@ def test_a_node_is_invited_once(copy):
     before = contents(copy.root)
     with pytest.raises(FedtideError, match="found 'oslo', allowed: each name once"):
         invite(copy.root, "paris,oslo")
+    with pytest.raises(FedtideError, match=r"^NODES.*: found ''"):
+        invite(copy.root, "")
     assert contents(copy.root) == before
 
 

@@ -167,7 +167,7 @@ class CSV(Loading):
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Read the header, and every row with its line number in the file; blank lines are left out."""
-    with reading(path, "a CSV file"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
+    with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         lines = [(row, line) for row, line in enumerate(csv.reader(file), start=1) if line]
     if not lines:
         raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
