@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtide.config.deploy import listening
-from fedtide.core.durations import seconds_of
+from fedtide.core.durations import seconds_of, zone_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -123,6 +123,7 @@ class Watch:
         carrier: knows who is connected.
         phase: what the server does, in words.
         round: how many rounds are over.
+        next: when the next one begins, where a clock says so.
     """
 
     site: Site
@@ -130,6 +131,7 @@ class Watch:
     carrier: Carrier
     phase: str = "starting"
     round: int = 0
+    next: datetime | None = None
     _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wrong: str = ""
@@ -152,11 +154,14 @@ class Watch:
                     "node", f"{node.name} {'is connected' if online else 'is gone'}", node=node.name, online=online
                 )
         nodes = {name: Connected(online=online, since=since) for name, (online, since) in self._since.items()}
+        phase = self.phase if there or self.phase != "playing" else "waiting for nodes"
+        if phase == "playing" and self.next is not None and now < self.next:
+            phase = f"waiting for {self.next:%H:%M:%S} ({self.site.deploy.zone}), when the next round begins"
         return Status(
             at=now,
             round=self.round,
             rounds=self.site.experiment.rounds,
-            phase=self.phase if there or self.phase != "playing" else "waiting for nodes",
+            phase=phase,
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
         )
 
@@ -241,8 +246,10 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         watch.phase, over = "playing", False
         while not over:
             watch.site = site = replace(site, roster=latest.read())
-            for progress in _play(site, *_judge(site, carrier, rehearsed, log), log, latest):
+            fleet, judge = _judge(site, carrier, rehearsed, log)
+            for progress in _play(site, fleet, judge, log, latest):
                 watch.round, over = progress.round, progress.round == progress.rounds
+                watch.next = next_round(fleet)
                 shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
                 log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
             over = over or latest.read().clients == site.roster.clients
@@ -307,6 +314,15 @@ def clock_of(site: Site) -> WallClock:
     """Return the clock of a site: real time, counted from the midnight before it was made."""
     every = site.deploy.every
     return WallClock(site.about.made.timestamp(), site.deploy.zone, None if every is None else seconds_of(every))
+
+
+def next_round(fleet: RemoteFleet) -> datetime | None:
+    """Return when the round after the one that is over begins; None where it begins at once."""
+    clock = fleet.clock
+    if not isinstance(clock, WallClock) or clock.every is None:
+        return None
+    left = fleet.moment.seconds + fleet.elapsed() - clock.seconds()
+    return datetime.now(zone_of(clock.zone)) + timedelta(seconds=left)
 
 
 def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock: Clock, rows: Shard) -> RemoteFleet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 
 from fedtide.algorithms.feddrift import cross_losses
 from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
 from fedtide.deploy.log import Log
-from fedtide.deploy.serve import Latest, Watch, without_failures
+from fedtide.deploy.serve import Latest, Watch, next_round, without_failures
 from fedtide.deploy.site import Roster, read_roster, write_roster
+from fedtide.fleets.real_clock import WallClock
 from helpers.carriers import host
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
@@ -55,6 +58,24 @@ def test_a_status_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path)
     site.status.parent.rmdir()
     watch.write()
     assert len(told.getvalue().splitlines()) == 2
+
+
+def test_a_server_says_when_the_next_round_begins():
+    clock = WallClock(0.0, "Europe/Berlin", every=3600.0, now=lambda: 5000.0)
+    moment = Moment(0, 3, 5000.0 + 3600)  # Berlin's midnight was an hour before the epoch's
+    fleet: Any = SimpleNamespace(clock=clock, moment=moment, elapsed=lambda: clock.elapsed(moment))
+    due = next_round(fleet)
+    assert due is not None
+    assert 2195 < (due - datetime.now(UTC)).total_seconds() <= 2200
+    fleet.clock = WallClock(0.0)
+    assert next_round(fleet) is None
+    deploy, roster = SimpleNamespace(zone="Europe/Berlin"), Roster.of("berlin")
+    site: Any = SimpleNamespace(experiment=SimpleNamespace(rounds=3), roster=roster, deploy=deploy)
+    carrier: Any = SimpleNamespace(present=lambda: {"berlin"})
+    watch = Watch(site, Log(file=io.StringIO()), carrier, phase="playing", next=due)
+    assert watch.look().phase == f"waiting for {due:%H:%M:%S} (Europe/Berlin), when the next round begins"
+    watch.next = datetime.now(UTC)
+    assert watch.look().phase == "playing"
 
 
 def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:
