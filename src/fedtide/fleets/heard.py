@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,8 +16,10 @@ from fedtide.core.types import Scores
 from fedtide.fleets import messages
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.carrier import Response
+from fedtide.fleets.masked import bundle_of, shown_of
 from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
 from fedtide.fleets.schema import LARGEST, Schema, misfit
+from fedtide.wire.vector import Form
 
 LOST = "lost: "
 """Word of the record for a client of which nothing came; it goes on with the reason."""
@@ -31,8 +33,16 @@ MOST = 2**31
 WORDS = 160
 """Letters of a reason that are kept: it stands in the record for each client and each question."""
 
-Post = Literal["ask", "flight", "score"]
-"""Questions that are over with their ask, those that may be answered in a later round, and evaluations."""
+Post = Literal["ask", "flight", "score", "keys", "unmask"]
+"""Questions that are over with their ask, those that may be answered in a later round, evaluations, nodes' keys for
+masks, and what opens a sum."""
+
+
+SECRET = 200
+"""Bytes that two secrets take in a message at most, with whose they are."""
+
+READERS: Mapping[Post, Callable[[Tree], Any]] = {"keys": bundle_of, "unmask": shown_of}
+"""How what a client sends is read, of questions about masks."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +108,32 @@ def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
     heard = {}
     slots = dict.fromkeys(words) if sent.ask.slot is None else dict(zip(words, sent.ask.slot.tolist(), strict=True))
     for client, word in words.items():
-        if word == ANSWERED and sent.post != "score":
+        tree = trees.get(client)
+        if word == ANSWERED and sent.post in READERS:
+            try:
+                tree = READERS[sent.post](tree)
+            except FedtideError as error:
+                word = REFUSED + one_line(error)
+        elif word == ANSWERED and sent.post != "score":
             wanted = None if sent.wanted is None else sent.wanted[slots[client]]
-            why = _fault(trees.get(client), wanted, sent.ask.reveal, heaviest)
+            form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
+            why = _fault(tree, wanted, form, sent.ask.reveal, heaviest)
             word = word if why is None else REFUSED + one_line(why)
-        heard[client] = Heard(word, trees.get(client), client in told.kept, sent.ask, response.seconds, told.fewest)
+        heard[client] = Heard(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
     return heard
 
 
 def most_bytes(sent: Sent, clients: int) -> int:
     """Return how many bytes the answers of so many clients may have."""
-    if sent.post == "score":
+    if sent.post in ("score", "keys"):
         return ROOM * (1 + clients)
+    people = 0 if sent.ask.forms is None else max(form.people for form in sent.ask.forms.values())
+    if sent.post == "unmask":
+        return ROOM * (1 + clients) + clients * people * SECRET
+    if sent.ask.forms is not None:
+        numbers = max(form.size for form in sent.ask.forms.values())
+        revealed = 0 if sent.wanted is None else max(schema.bytes for schema in sent.wanted.values())
+        return ROOM + clients * (8 * numbers + revealed + ROOM)
     return MOST if sent.wanted is None else ROOM + clients * max(schema.bytes for schema in sent.wanted.values())
 
 
@@ -146,10 +170,18 @@ def all_alike(sent: Sent, word: str, seconds: float) -> dict[int, Heard]:
     return {client: Heard(word, None, False, sent.ask, seconds) for client in sent.ask.clients.tolist()}
 
 
-def _fault(answer: Tree, wanted: Schema | None, reveal: Sequence[str], heaviest: float) -> str | None:
+def _fault(
+    answer: Tree, wanted: Schema | None, form: Form | None, reveal: Sequence[str], heaviest: float
+) -> str | None:
     """Return the reason why an answer may not be summed; None if it may."""
     if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
         return "no answer came with it"
+    if form is not None:
+        total = answer["total"]
+        if not isinstance(total, Tensor) or total.dtype != torch.int64 or total.shape != (form.size,):
+            return f"total: found {type(total).__name__}, allowed: {form.size} whole numbers"
+        answer = {"total": {}, "rows": answer["rows"]}
+        wanted = None if wanted is None else replace(wanted, answer={**wanted.answer, "total": {}})
     if wanted is not None:
         return misfit(wanted, answer, heaviest)
     if set(answer["rows"]) != set(reveal):

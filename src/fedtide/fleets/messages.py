@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.strangers import parse
 from fedtide.core.types import Grouping
+from fedtide.wire.masks import Bundle
+from fedtide.wire.vector import Form, Leaf
 
 HEADER = 2**20
 """Bytes that a header may have as JSON."""
@@ -54,11 +56,68 @@ class WhoHeader(Header):
     deadline: Seconds = 0.0
 
 
+class LeafHeader(Header):
+    """One weighted value of a sum in fixed point (`fedtide.wire.vector.Leaf`)."""
+
+    name: Words
+    size: Annotated[int, Field(ge=0, le=2**40)]
+    slots: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class FormHeader(Header):
+    """The form of a sum in fixed point (`fedtide.wire.vector.Form`)."""
+
+    leaves: Annotated[list[LeafHeader], Field(max_length=10_000)]
+    people: Annotated[int, Field(ge=1, le=LONGEST)]
+
+    def form(self) -> Form:
+        """Return the form."""
+        return Form(tuple(Leaf(leaf.name, leaf.size, leaf.slots) for leaf in self.leaves), self.people)
+
+
+class KeyHeader(Header):
+    """The public half of a node's key for masks (`fedtide.wire.masks.Bundle`), in hexadecimal digits."""
+
+    public: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    identity: Words
+    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,200}$")]
+
+    @staticmethod
+    def of(bundle: Bundle) -> dict[str, str]:
+        """Return the plain values of a key."""
+        return {
+            "public": bundle.public.hex(),
+            "identity": bundle.identity,
+            "signature": bundle.signature.hex(),
+        }
+
+    def bundle(self) -> Bundle:
+        """Return the key."""
+        return Bundle(bytes.fromhex(self.public), self.identity, bytes.fromhex(self.signature))
+
+
+class MaskHeader(Header):
+    """How answers to a question are masked.
+
+    Args:
+        attempt: name of the try.
+        keys: by node.
+        peers: by slot, or 0, the clients that are asked the same, each with its node.
+        alive: of "unmask": by slot, or 0, the clients of the sum to open.
+    """
+
+    attempt: Name
+    keys: dict[Name, KeyHeader]
+    peers: dict[ClientKey, dict[ClientKey, Name]]
+    alive: dict[ClientKey, list[ClientId]] = {}
+
+
 class AskHeader(Header):
     """A question to a node's clients.
 
     Args:
-        kind: "ask" for a work, "score" for a judgment of what was sent.
+        kind: "ask" for a work, "score" for a judgment of what was sent, "keys" for the key for masks, "unmask" for
+            what opens a sum.
         protocol: version of headers and payloads.
         run: digest of the run.
         question: name of the work.
@@ -76,9 +135,11 @@ class AskHeader(Header):
         personal: of a score: whether clients use their memory.
         grouping: of a score: which rows decide together.
         other: of a score: the other use of the state.
+        forms: by slot, or 0, the form of the sum in fixed point; None where sums are in floating point.
+        mask: how answers are masked; None where they are not.
     """
 
-    kind: Literal["ask", "score"]
+    kind: Literal["ask", "score", "keys", "unmask"]
     protocol: Small
     run: Name
     question: Name
@@ -96,6 +157,8 @@ class AskHeader(Header):
     personal: bool = True
     grouping: Grouping = "client"
     other: Name = ""
+    forms: dict[ClientKey, FormHeader] | None = None
+    mask: MaskHeader | None = None
 
 
 class Told(Header):

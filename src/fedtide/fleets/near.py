@@ -16,6 +16,8 @@ from fedtide.fleets.node import Node
 from fedtide.fleets.presence import Rehearsed
 from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
+from fedtide.fleets.vectors import Vectors
+from fedtide.wire.masks import Masker
 
 
 class NearCarrier:
@@ -66,7 +68,20 @@ def near_fleet(
     """
     population, algorithm = host.population, host.algorithm
     roster = {f"node-{k}": ids.tolist() for k, ids in enumerate(population.clients.tensor_split(nodes))}
-    at = {name: Node(algorithm, host.seed, population, home / name, partial_work=host.partial_work) for name in roster}
+    secure = host.wire is not None and host.wire.secure
+    at = {
+        name: Node(
+            algorithm,
+            host.seed,
+            population,
+            home / name,
+            partial_work=host.partial_work,
+            wire=host.wire,
+            masker=Masker("", name) if secure else None,
+        )
+        for name in roster
+    }
+    schemas = Schemas(algorithm.works, made_up(*population.few()))
     return RemoteFleet(
         carry(at),
         roster,
@@ -74,7 +89,8 @@ def near_fleet(
         reveals=algorithm.reveals,
         first=algorithm.first,
         deadline=algorithm.deadline,
-        schemas=Schemas(algorithm.works, made_up(*population.few())),
+        schemas=schemas,
+        vectors=None if host.wire is None else Vectors(host.wire, schemas),
     )
 
 

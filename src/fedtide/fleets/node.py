@@ -27,10 +27,14 @@ from fedtide.core.types import Algorithm, Answer, Memory, Moment, Prediction, Sc
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
-from fedtide.fleets.messages import AskHeader, WhoHeader, question_of, read
+from fedtide.fleets.masked import masked, objection, show
+from fedtide.fleets.messages import AskHeader, KeyHeader, WhoHeader, question_of, read
 from fedtide.fleets.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.fleets.scoring import score
 from fedtide.fleets.tally import decision_units
+from fedtide.wire.masks import Masker
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import TooLarge, form_of
 
 PROTOCOL = 1
 """Version of headers and payloads; a node refuses questions of another."""
@@ -104,6 +108,8 @@ class Node:
         threads: torch threads of one client's work; the number changes the last bits.
         log: takes what went wrong here in full, which the server is not told.
         judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
+        wire: how sums pass to the server, as its study says; None sends answers as they are.
+        masker: its secrets, where the wire is secure.
     """
 
     algorithm: Algorithm
@@ -116,6 +122,8 @@ class Node:
     threads: int = 1
     log: Callable[[str], None] = print
     judged: Path | None = None
+    wire: Wire | None = None
+    masker: Masker | None = field(default=None, repr=False)
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -145,9 +153,11 @@ class Node:
         why = self._objection(asked) or self.rules.refuses(header, model)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
-        question = json.dumps([asked.model_dump(exclude={"members", "deadline", "settled"}), model])
+        if asked.kind in ("keys", "unmask"):
+            return self._about_masks(asked)
+        question = json.dumps([asked.model_dump(exclude={"members", "deadline", "settled", "mask"}), model])
         if (before := self._sent_before(asked, question)) is not None:
-            return before.told, before.payload
+            return self._leaving(asked, before)
         received = strangers.decode(payload, self._classes)
         if asked.kind == "score":
             told, tree = self._score(asked, received, header, payload)
@@ -156,7 +166,32 @@ class Node:
         sent = Sent(question, told, codec.to_bytes(tree))
         if not any(word.startswith(REFUSED) for word in told["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
-        return told, sent.payload
+        return self._leaving(asked, sent)
+
+    def _leaving(self, asked: AskHeader, sent: Sent) -> tuple[dict[str, Any], bytes]:
+        """Return an answer as it leaves the node: masked, where its wire is secure."""
+        if self.masker is None or asked.kind != "ask" or asked.forms is None:
+            return sent.told, sent.payload
+        try:
+            return sent.told, codec.to_bytes(masked(self.masker, asked, codec.from_bytes(sent.payload)))
+        except FedtideError as error:
+            return {"clients": dict.fromkeys(sent.told["clients"], f"{REFUSED}{error}")}, b""
+
+    def _about_masks(self, asked: AskHeader) -> tuple[dict[str, Any], bytes]:
+        """Say the key for masks, or what opens a sum."""
+        assert self.masker is not None
+        told = {"clients": dict.fromkeys(map(str, asked.clients), ANSWERED)}
+        if asked.kind == "keys":
+            return told, codec.to_bytes(dict.fromkeys(asked.clients, KeyHeader.of(self.masker.bundle)))
+        try:
+            return told, codec.to_bytes(show(self.masker, asked, self._fewest))
+        except FedtideError as error:
+            return {"clients": dict.fromkeys(told["clients"], f"{REFUSED}{error}")}, b""
+
+    @property
+    def _fewest(self) -> int:
+        """How many clients there must be in a sum that is masked."""
+        return max(self.rules.fewest, 1 if self.wire is None else self.wire.fewest)
 
     def _sent_before(self, asked: AskHeader, question: str) -> Sent | None:
         """Return the answer to the same question, unless what was kept with it is gone."""
@@ -184,15 +219,29 @@ class Node:
                 elif not is_finite(answer):
                     told[str(client)] = NOT_FINITE
                 else:
-                    sent[client] = _to_send(answer, asked.reveal)
+                    sent[client] = self._to_send(ask, client, answer, asked.reveal)
                     if answer.memory is not None:
                         memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
                         kept.append(client)
                     told[str(client)] = ANSWERED
+            except TooLarge:
+                told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
         return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
+
+    def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
+        """Return what leaves the node of an answer, in storage of its own; its sum is not masked yet."""
+        rows = {name: answer.rows[name].detach().clone() for name in reveal}
+        if self.wire is None:
+            return {"total": detached(answer.total), "rows": rows}
+        if ask.forms is None:
+            if form_of(answer.total, 1).size:
+                raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
+            return {"total": {}, "rows": rows}
+        slot = 0 if ask.slot is None else int(ask.slot[ask.clients == client])
+        return {"total": self.wire.send(ask.forms[slot], answer.total), "rows": rows}
 
     @cached_property
     def _classes(self) -> tuple[type, ...]:
@@ -209,6 +258,12 @@ class Node:
             return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
         if asked.run != self.run:
             return f"it takes part in run {self.run}, and the question is of run {asked.run}"
+        if asked.kind == "score":
+            return None
+        if self.masker is not None:
+            return objection(self.masker, asked, self._fewest)
+        if asked.kind != "ask" or asked.mask is not None or (asked.forms is not None and self.wire is None):
+            return "its study does not mask sums"
         return None
 
     def _described(self, error: Exception) -> str:
@@ -315,11 +370,6 @@ def columns_of(scores: Scores) -> dict[str, Tensor | dict[str, Tensor] | None]:
     }
 
 
-def _to_send(answer: Answer, reveal: Sequence[str]) -> Tree:
-    """Return what leaves the node of an answer, in storage of its own."""
-    return {"total": detached(answer.total), "rows": {name: answer.rows[name].detach().clone() for name in reveal}}
-
-
 def _version(said: Any) -> Version | None:
     return None if said is None else (int(said[0]), int(said[1]))
 
@@ -329,7 +379,8 @@ def _ask_of(asked: AskHeader, clients: list[int]) -> Ask:
     if asked.slot is not None:
         slot = torch.tensor([asked.slot[str(client)] for client in clients], dtype=torch.int64)
     moment, ids = Moment(**asked.moment.model_dump()), torch.tensor(clients, dtype=torch.int64)
-    return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1])
+    forms = None if asked.forms is None else {int(k): form.form() for k, form in asked.forms.items()}
+    return Ask(asked.question, asked.purpose, moment, ids, slot, number=asked.version[1], forms=forms)
 
 
 def _memory_of(home: Path, asked: AskHeader) -> NodeMemory:

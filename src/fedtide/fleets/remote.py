@@ -6,7 +6,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -20,17 +20,23 @@ from fedtide.core.trees import Tree, same
 from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier, Question
-from fedtide.fleets.heard import LOST, Heard, Post, Sent, most_bytes
+from fedtide.fleets.heard import LOST, READERS, Heard, Post, Sent, most_bytes
 from fedtide.fleets.mailbox import Mailbox
+from fedtide.fleets.masked import Attempts, Opened, by_slot
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
 from fedtide.fleets.presence import Who
 from fedtide.fleets.real_clock import Clock, RoundClock
 from fedtide.fleets.schema import Schema, Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
+from fedtide.fleets.vectors import Vectors
+from fedtide.wire.masks import STALE, unmasked
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
+
+TRIES = 3
+"""How often a sum is masked anew where clients vanish before it is opened."""
 
 LATE, AT_WORK = "late", "at work"
 """Words of the record for a client of which nothing came in time, and for one that is asked after again."""
@@ -65,6 +71,7 @@ class RemoteFleet:
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         schemas: what answers must look like; None takes any, from nodes of this process.
         heaviest: largest weight that a client may give to a value.
+        vectors: sums in fixed point, masked where their wire is secure; None adds in floating point.
     """
 
     carrier: Carrier
@@ -80,6 +87,7 @@ class RemoteFleet:
     deadline: float | None = None
     schemas: Schemas | None = None
     heaviest: float = 1e6
+    vectors: Vectors | None = None
     truth: ClassVar[None] = None
     substituted: ClassVar[None] = None
     ledger: ClassVar[None] = None
@@ -91,6 +99,7 @@ class RemoteFleet:
         self._enroll()
         self._life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest)
+        self._masks = Attempts(self._life) if self.vectors is not None and self.vectors.wire.secure else None
         self.memory = MemoryStore(None)
         self.moment = self._due = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
@@ -212,7 +221,13 @@ class RemoteFleet:
         sent = None
         if self.schemas is not None and self.schemas.memory is None:
             self.schemas.memory = self.memory.read(MADE_UP, ask.version)
-        if began is None:
+        opened: Opened | None = None
+        if self.vectors is not None:
+            ask = self.vectors.formed(ask, payload)
+        if self._masks is not None and ask.forms is not None:
+            opened = self._opened(ask.of(there), payload, seconds, len(ask.clients) if first is None else first)
+            there = torch.zeros_like(there)
+        elif began is None:
             self._send(ask.of(there), payload, seconds)
         else:
             post, sent = "flight", began.isinf()
@@ -222,12 +237,78 @@ class RemoteFleet:
         first = len(ask.clients) if first is None else first
         until = start + seconds if began is None else math.inf  # each question that began has an end of its own
         self._mail.listen(post, ask.clients[there].tolist(), first, until)
-        reply = self._reply(post, ask, sent, first, bytes_down(payload, ask if sent is None else ask.of(sent)))
+        down = bytes_down(payload, ask if sent is None else ask.of(sent))
+        reply = self._reply(post, ask, sent, first, down, payload, opened)
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
         self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
         return reply
+
+    # -- masked sums --------------------------------------------------------------------------------------------------
+
+    def _opened(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
+        """Put a question until those who answer it open their sums, too; return these without their masks.
+
+        Who vanishes between the two messages is left out of the next try, in which the others train no more.
+        """
+        assert self._masks is not None
+        asked = ask
+        for _ in range(TRIES):
+            asked = self._in_enough(self._met(asked, seconds))
+            mask = self._masks.header(self._masks.name(), asked, self._node)
+            self._send(asked, payload, seconds, mask=mask)
+            self._listen("ask", asked, seconds, first)
+            came = self._mail.came("ask", set(asked.clients.tolist()))
+            answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
+            alive = self._in_enough(_only(asked, _as_owners_want(set(answered), ask, came)))
+            if not len(alive.clients):
+                break
+            named = {str(slot): clients for slot, clients in by_slot(alive).items()}
+            self._send(alive, {}, seconds, "unmask", mask=mask | {"alive": named})
+            self._listen("unmask", alive, seconds, len(alive.clients))
+            shown = self._mail.came("unmask", set(alive.clients.tolist()))
+            silent = [client for client in alive.clients.tolist() if client not in shown]
+            stale = [client for client, heard in (shown | came).items() if heard.word == REFUSED + STALE]
+            lost = [client for client, heard in shown.items() if heard.word != ANSWERED]
+            for client in alive.clients.tolist():
+                self._mail.forget("unmask", client)
+            for client in (*silent, *stale):
+                self._masks.keys.pop(self._node[client], None)
+            if not silent and not lost and not stale:
+                sums = {
+                    slot: unmasked(
+                        {client: came[client].sent["total"] for client in clients},
+                        {client: shown[client].sent for client in clients},
+                    )
+                    for slot, clients in by_slot(alive).items()
+                }
+                return Opened(sums, frozenset(alive.clients.tolist()))
+            asked = _only(asked, set(asked.clients.tolist()) - set(silent) - (set(lost) - set(stale)))
+        return Opened({}, frozenset())
+
+    def _met(self, ask: Ask, seconds: float) -> Ask:
+        """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""
+        assert self._masks is not None
+        keys, nodes = self._masks.keys, [self._node[client] for client in ask.clients.tolist()]
+        strangers = ask.of(torch.tensor([node not in keys for node in nodes], dtype=torch.bool))
+        if len(strangers.clients):
+            self._send(strangers, {}, seconds, "keys")
+            self._listen("keys", strangers, seconds, len(strangers.clients))
+            for client, heard in self._mail.came("keys", set(strangers.clients.tolist())).items():
+                if heard.word == ANSWERED:
+                    keys[self._node[client]] = heard.sent
+            for client in strangers.clients.tolist():
+                self._mail.forget("keys", client)
+        return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))
+
+    def _in_enough(self, ask: Ask) -> Ask:
+        """Return the question to those in whose sums there may be enough clients."""
+        assert self.vectors is not None
+        return ask.of(self.vectors.enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
+
+    def _listen(self, post: Post, ask: Ask, seconds: float, first: int) -> None:
+        self._mail.listen(post, ask.clients.tolist(), first, self.clock.monotonic() + seconds)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -238,13 +319,15 @@ class RemoteFleet:
         questions = []
         for name, part in self._by_node(ask):
             slots = None if part.slot is None else part.slot.tolist()
-            key = None if slots is None else tuple(sorted(set(slots)))
+            key = None if slots is None or post in READERS else tuple(sorted(set(slots)))
             if key not in sealed:
                 sealed[key] = codec.to_bytes(payload if key is None else {k: payload[k] for k in key})
-            kind = {"kind": "score" if post == "score" else "ask", "members": _members(ask, part), "deadline": seconds}
+            kind = {"kind": "ask" if post == "flight" else post, "members": _members(ask, part), "deadline": seconds}
             header = self._header(part, now) | kind
-            number = f"{part.number}{'' if post != 'score' else f'score{self._scored}'}"
-            wanted = None if post == "score" else self._wanted(part, payload)
+            attempt = how["mask"]["attempt"] if "mask" in how else ""
+            number = f"{part.number}{'' if post in ('ask', 'flight') else post}{attempt}"
+            number += f"{self._scored}" if post == "score" else ""
+            wanted = self._wanted(part, payload) if post in ("ask", "flight") else None
             sent = Sent(name, post, part, wanted, self.clock.monotonic(), seconds)
             known = f"{part.moment.round}.{number}.{self._life}.{name}"
             most = most_bytes(sent, len(part.clients))
@@ -267,6 +350,7 @@ class RemoteFleet:
             "slot": None if ask.slot is None else dict(zip(map(str, ids), ask.slot.tolist(), strict=True)),
             "counted": {str(client): _counted(rows[client]) for client in ids},
             "settled": {str(client): _counted(self.memory.settled(client)) for client in ids},
+            "forms": None if ask.forms is None else {str(slot): asdict(form) for slot, form in ask.forms.items()},
         }
 
     def _send_again(self, ask: Ask, payload: Payload, seconds: float) -> None:
@@ -302,15 +386,30 @@ class RemoteFleet:
 
     # -- sums ---------------------------------------------------------------------------------------------------------
 
-    def _reply(self, post: Post, ask: Ask, sent: Tensor | None, first: int, down: int) -> Reply:
+    def _reply(
+        self,
+        post: Post,
+        ask: Ask,
+        sent: Tensor | None,
+        first: int,
+        down: int,
+        payload: Payload,
+        opened: Opened | None,
+    ) -> Reply:
         """End an ask: add up what counts, note which memory that is, and tell of every client what became of it."""
         came = self._mail.came(post, set(ask.clients.tolist()))
         answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
-        counted = _as_owners_want(enough, ask, came)
+        counted = _as_owners_want(enough, ask, came) if opened is None else enough & opened.clients
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
         done = join(_block(ask.of(at), came) for at in split_blocks(counts))
-        words = self._words(post, ask, came, counted, enough - counted)
+        unopened = set() if opened is None else enough - counted
+        if self.vectors is not None:
+            sums = done.vectors if opened is None else opened.sums
+            done = self.vectors.opened(ask, payload, replace(done, vectors=sums))
+            unopened |= set(done.unopened)
+        counted -= unopened
+        words = self._words(post, ask, came, counted, enough - counted - unopened, unopened)
         of = {word: [client for client in words if words[client].startswith(word)] for word in (REFUSED, LOST)}
         refused_ids = sorted([*of[REFUSED], *(client for client in words if words[client] == NOT_FINITE)])
         silent = [client for client in words if words[client] == ABSTAINED]
@@ -330,7 +429,13 @@ class RemoteFleet:
         return reply
 
     def _words(
-        self, post: Post, ask: Ask, came: Mapping[int, Heard], counted: set[int], held_back: set[int]
+        self,
+        post: Post,
+        ask: Ask,
+        came: Mapping[int, Heard],
+        counted: set[int],
+        held_back: set[int],
+        unopened: set[int],
     ) -> dict[int, str]:
         """Say of every client what became of it; of some the owners want more clients in a sum."""
         words = {}
@@ -338,7 +443,9 @@ class RemoteFleet:
             word = came[client].word if client in came else LATE
             if word == LATE and self._mail.asked(post, client) is None:
                 word = LOST + "it was not asked"
-            if word == ANSWERED and client in held_back and post == "ask":
+            if word == ANSWERED and client in unopened:
+                word = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
+            elif word == ANSWERED and client in held_back and post == "ask":
                 word = f"{REFUSED}its owner wants {came[client].fewest} clients in a sum, and fewer answered"
             elif word == ANSWERED and client not in counted:
                 word = LATE
@@ -444,6 +551,11 @@ def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))
     return replace(block.result(), notes={})
+
+
+def _only(ask: Ask, clients: set[int]) -> Ask:
+    """Return the question to those of its clients that are in a set."""
+    return ask.of(torch.tensor([client in clients for client in ask.clients.tolist()], dtype=torch.bool))
 
 
 def _as_owners_want(answered: set[int], ask: Ask, came: Mapping[int, Heard]) -> set[int]:

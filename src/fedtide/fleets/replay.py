@@ -24,6 +24,7 @@ from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE
 from fedtide.fleets.remote import AT_WORK
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Block
+from fedtide.fleets.vectors import Vectors
 
 Lines = Mapping[int, Mapping[str, Any]]
 """Lines of a record by the number of their round."""
@@ -44,7 +45,13 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> 
     engine = RecordedEngine(host, count, by_round)
     reveals, adapts = host.algorithm.reveals, host.algorithm.adapt is not None
     return RecordedFleet(
-        host.population, engine, RecordedClock(by_round), reveals=reveals, adapts=adapts, lines=by_round
+        host.population,
+        engine,
+        RecordedClock(by_round),
+        reveals=reveals,
+        adapts=adapts,
+        vectors=Vectors.of(host.wire, host.algorithm, host.population.few()),
+        lines=by_round,
     )
 
 
@@ -132,7 +139,7 @@ class RecordedEngine(LocalEngine):
             if _asked(self.lines, ask.moment, ask.number)["sent"] is None:
                 yield from super().ask([ask], payload)
                 continue
-            block = Block(ask)
+            block = Block(ask, self.host.wire)
             for place, (client, received) in enumerate(ask.sent(payload)):
                 then = self._when_asked(ask.of(torch.tensor([place])))
                 with threads(self.threads):

@@ -254,6 +254,8 @@ class SimulatedFleet:
             ask = self.vectors.formed(ask, payload)
         began = None if began is None else began[clients.argsort()]
         race = self._race(ask, bytes_down(payload, ask), began, first, deadline)
+        if self.vectors is not None:
+            race = replace(race, counts=self.vectors.enough(ask, race.counts))
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
         done = join(self.engine.ask([ask.of(block) for block in blocks], payload))
         if self.vectors is not None:

@@ -28,7 +28,7 @@ class Block:
 
     Args:
         ask: the question to these clients.
-        wire: how their sums pass to the server, where the question says their form.
+        wire: how their sums pass to the server, where the question says their form; None where they come so.
     """
 
     def __init__(self, ask: Ask, wire: Wire | None = None) -> None:
@@ -46,8 +46,7 @@ class Block:
         ask, done = self._ask, self._done
         slot = self._slots.get(client, 0)
         if ask.forms is not None:
-            assert self._wire is not None
-            vector = self._wire.send(ask.forms[slot], answer.total)
+            vector = answer.total if self._wire is None else self._wire.send(ask.forms[slot], answer.total)
             done.vectors[slot] = added(done.vectors.get(slot), vector)
             sent: list[Tree] = [vector]
         else:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from fedtide.core.trees import Tree
 from fedtide.core.types import Algorithm, Payload, Shard
 from fedtide.fleets.ask import Ask, BlockResult
@@ -34,12 +37,20 @@ class Vectors:
         return None if wire is None else Vectors(wire, Schemas(algorithm.works, made_up(*few)))
 
     def formed(self, ask: Ask, payload: Payload) -> Ask:
-        """Return a question that says what form its sums have."""
+        """Return a question that says what form its sums have; one without any, which only reveals, says nothing."""
         forms = {
             slot: form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot)))
             for slot, schema in self._schemas(ask, payload).items()
         }
-        return replace(ask, forms=forms)
+        return replace(ask, forms=forms if any(form.size for form in forms.values()) else None)
+
+    def enough(self, ask: Ask, counts: Tensor) -> Tensor:
+        """Return the mask (clients,) of those that count and are asked the same as enough others that do."""
+        if ask.forms is None:
+            return counts
+        slot = torch.zeros_like(ask.clients) if ask.slot is None else ask.slot
+        members = (slot[:, None] == slot[counts]).sum(1)
+        return counts & (members >= self.wire.fewest)
 
     def opened(self, ask: Ask, payload: Payload, done: BlockResult) -> BlockResult:
         """Open the sums in which there are enough clients; the others' clients have not answered.
@@ -49,7 +60,8 @@ class Vectors:
             payload: what was sent.
             done: the answers of all blocks, added up in fixed point.
         """
-        assert ask.forms is not None
+        if ask.forms is None:
+            return done
         schemas, sums, few = self._schemas(ask, payload), dict[int, Tree](), list[int]()
         for slot, vector in done.vectors.items():
             members = _members(ask, done.clients, slot)
