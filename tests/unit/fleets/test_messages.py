@@ -40,7 +40,7 @@ def set_at(header: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("kind", "unmask"), ("kind", ["ask"]), ("kind", None), ("protocol", True), ("protocol", 1.0), ("protocol", "1"),
+        ("kind", "tell"), ("kind", ["ask"]), ("kind", None), ("protocol", True), ("protocol", 1.0), ("protocol", "1"),
         ("protocol", -1), ("protocol", 2**63), ("run", 3), ("run", "x" * 201), ("moment.round", 1.5),
         ("moment.round", True),
         ("moment.seconds", float("nan")), ("moment.seconds", "1"), ("moment.part", 1), ("moment", [1, 2, 3]),
