@@ -7,6 +7,7 @@ from fedtide.core.prose import listed
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
+from fedtide.report.nodes import are_real
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
@@ -174,20 +175,22 @@ def _size(difference: Measure) -> Measure:
 
 
 def setting(record: ExperimentRecord) -> str:
-    """Describe the simulated experiment to a newcomer."""
+    """Describe the experiment to a newcomer."""
     experiment = record.experiment
+    real = are_real(record)
     partition = experiment.data.partition
     clients = getattr(partition, "clients", None)
     shift = experiment.shift
-    said = f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}; "
-    said += f"{_plural(len(experiment.seeds), 'seed')}, {_plural(experiment.rounds, 'round')}. "
-    said += shift.who.words(record.groups, shift.clock)
+    held = "The clients are real, and have rows of their own"
+    said = held if real else f"{clients or 'The'} clients hold {_source(experiment)}{_dealt(experiment)}"
+    said += f"; {_plural(len(experiment.seeds), 'seed')}, {_plural(experiment.rounds, 'round')}. "
+    said += "" if real else shift.who.words(record.groups, shift.clock)
     if experiment.stop_at is not None:
         row = experiment.stop_at.evaluations
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
-    said += shift.words(record.groups, record.domains, experiment.rounds)
-    said += _met(record) + _begun(record) + experiment.timing.words()
+    said += "" if real else shift.words(record.groups, record.domains, experiment.rounds)
+    said += _met(record) + _begun(record) + ("" if real else experiment.timing.words())
     moving = ", of what they hold at that moment" if shift.drifts else ""
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",

@@ -35,6 +35,11 @@ def _lines(record: ExperimentRecord) -> list[RoundLine]:
     return [line for line in lines if line.round >= 0 or line.asks]
 
 
+def are_real(record: ExperimentRecord) -> bool:
+    """Tell whether clients were real, and not simulated."""
+    return bool(_lines(record))
+
+
 def nodes_table(record: ExperimentRecord) -> Table | None:
     """Return a table of the nodes; None where clients were simulated."""
     lines = _lines(record)

@@ -318,6 +318,12 @@ def test_methods_with_different_settings_are_not_the_same_with_and_without_the_s
     assert narrative.headline(made, both).startswith("Steady came out first")
 
 
+def test_real_clients_hold_no_rows_of_the_study(monkeypatch):
+    monkeypatch.setattr(narrative, "are_real", lambda record: True)
+    said = narrative.setting(record(A))
+    assert said.startswith("The clients are real, and have rows of their own; 1 seed, 6 rounds. The model is judged")
+
+
 def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
     made = record(
         A, data={"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}}, seeds=[0, 1]

@@ -11,7 +11,7 @@ import pytest
 from fedtide.core.asks import nodes_of, read_asks, state_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import ASKS
-from fedtide.report.nodes import nodes_over_rounds, nodes_table
+from fedtide.report.nodes import are_real, nodes_over_rounds, nodes_table
 
 
 def ask(reveal: tuple[str, ...] = (), **clients: str) -> dict:
@@ -65,6 +65,8 @@ def test_the_report_has_a_table_and_a_picture_of_nodes(tmp_path):
 def test_simulated_clients_have_none(tmp_path):
     assert nodes_table(record(tmp_path)) is None
     assert nodes_over_rounds(record(tmp_path)) is None
+    assert not are_real(record(tmp_path))
+    assert are_real(record(folder(tmp_path)))
 
 
 @pytest.mark.parametrize("word", ["", "Answered", "nonsense", "refused", "not finite"])
