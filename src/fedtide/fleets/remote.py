@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import Tree, same
-from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
+from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard, Slotted
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier, Question
 from fedtide.fleets.heard import LOST, READERS, Heard, Post, Sent, most_bytes
@@ -562,11 +562,20 @@ def _as_owners_want(answered: set[int], ask: Ask, came: Mapping[int, Heard]) -> 
     """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
     clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
     slot = dict(zip(clients, slots, strict=True))
+    sums = {each: {(slot[each], *place) for place in [(), *_chosen(came[each].sent["total"])]} for each in answered}
     left, before = set(answered), -1
     while len(left) != before:
-        before, members = len(left), Counter(slot[client] for client in left)
-        left = {client for client in left if members[slot[client]] >= came[client].fewest}
+        before, members = len(left), Counter(place for client in left for place in sums[client])
+        left = {client for client in left if min(members[place] for place in sums[client]) >= came[client].fewest}
     return left
+
+
+def _chosen(total: Tree) -> Iterator[tuple[Any, ...]]:
+    """Yield where an answer says by itself which sums it is in; one that is masked does not say it."""
+    if isinstance(total, Slotted):
+        yield from ((k,) for k, part in total.parts.items() if part.weight > 0)
+    elif isinstance(total, dict):
+        yield from ((key, *place) for key, child in total.items() for place in _chosen(child))
 
 
 def _members(ask: Ask, part: Ask) -> int:

@@ -13,12 +13,15 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment
+from fedtide.core.types import Moment, Slotted, Weighted
 from fedtide.deploy.policy import MODELS, Owner
 from fedtide.fleets import node_memory
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.heard import Heard
 from fedtide.fleets.near import NearCarrier, memory_at, near_fleet
-from fedtide.fleets.node import NoRules
+from fedtide.fleets.node import ANSWERED, NoRules
 from fedtide.fleets.node_memory import Judged, MemoryLost, NodeMemory
+from fedtide.fleets.remote import _as_owners_want
 from helpers.carriers import host, told
 
 EVERYONE = {"cohort": {"kind": "everyone"}}
@@ -173,6 +176,21 @@ def test_a_sum_of_fewer_than_an_owner_wants_is_not_counted(tmp_path):
     words = told(fleet)[-1]["asks"][0]["nodes"]["node-0"]["clients"]
     assert words["3"] == "refused: its owner wants 3 clients in a sum, and fewer answered"
     assert words["0"] == "answered"
+
+
+def test_a_cluster_that_clients_choose_is_a_sum_too():
+    """Of five clients three chose the first cluster and two the second; what weighs nothing is in no sum."""
+    ask = Ask("train", "train", Moment(0, 6), torch.arange(5))
+
+    def heard(first: float, second: float, fewest: int = 3) -> Heard:
+        parts = {k: Weighted(torch.ones(2), weight) for k, weight in enumerate((first, second))}
+        total = {"models": Slotted(parts, 2), "loss": Weighted(1.0, 4.0)}
+        return Heard(ANSWERED, {"total": total}, False, ask, 0.0, fewest)
+
+    came = {**{client: heard(20.0, 0.0) for client in (0, 1, 4)}, 2: heard(0.0, 20.0), 3: heard(0.0, 20.0, fewest=2)}
+    assert _as_owners_want(set(came), ask, came) == {0, 1, 4}
+    came[2] = heard(0.0, 20.0, fewest=1)
+    assert _as_owners_want(set(came), ask, came) == {0, 1, 2, 3, 4}
 
 
 def test_an_owner_who_is_left_out_may_leave_too_few_for_another(tmp_path):
