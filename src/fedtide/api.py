@@ -199,6 +199,20 @@ def play(
     return Finished(root, page, read_study(root))
 
 
+def play_shown(settings: Experiment, root: Path, workers: int | None, *, quiet: bool = False) -> Finished | None:
+    """Play what is left of a run folder as `play` does, and print the progress and the results."""
+    # Here and not above: worker processes show nothing.
+    from fedtide.runs.display import Live
+    from fedtide.terminal import console, print_results, say
+
+    screen = console(quiet=quiet)
+    say(f"run folder: {root}", screen)
+    finished = play(settings, root, workers=workers, display=Live(screen))
+    if finished is not None:
+        print_results(finished.study, screen)
+    return finished
+
+
 @hinted
 def run(
     experiment: Spelled,
@@ -229,7 +243,7 @@ def run(
     made = prepare(experiment, _request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where, scale)
-    return _play(made.settings, made.root, made.workers, quiet=quiet)
+    return _done(play_shown(made.settings, made.root, made.workers, quiet=quiet), made.root)
 
 
 @hinted
@@ -252,12 +266,12 @@ def resume(
     if tunings.is_tuning(root):
         if seeds is not None:
             raise refused("seeds", seeds, "None, as the seeds of a tuning are those of its config.toml")
-        return _tune(root, workers, quiet=quiet)
+        return _done(tune_shown(root, workers, quiet=quiet), root)
     settings = folder.load(root)
     if seeds is not None:
         settings = folder.extended(root, _seeds(seeds))
         check_room(needed(settings, str(root)), root)
-    return _play(settings, root, workers, quiet=quiet)
+    return _done(play_shown(settings, root, workers, quiet=quiet), root)
 
 
 @hinted
@@ -315,18 +329,6 @@ def check(algorithm: str, *, sets: Sets = ()) -> list[LawVerdict]:
     return list(verdicts(algorithm, _request(None, None, sets, None).sets))
 
 
-def _play(settings: Experiment, root: Path, workers: int | None, *, quiet: bool) -> Finished:
-    # Here and not above: worker processes show nothing.
-    from fedtide.runs.display import Live
-    from fedtide.terminal import console, print_results, say
-
-    screen = console(quiet=quiet)
-    say(f"run folder: {root}", screen)
-    finished = _done(play(settings, root, workers=workers, display=Live(screen)), root)
-    print_results(finished.study, screen)
-    return finished
-
-
 def _done(finished: T | None, root: Path) -> T:
     if finished is None:
         raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
@@ -374,6 +376,21 @@ def play_tuning(
     return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
 
 
+def tune_shown(root: Path, workers: int | None, *, quiet: bool = False) -> FinishedTuning | None:
+    """Play what is left of a tune folder as `play_tuning` does, and print the trials and what was found."""
+    from fedtide.report.tuning import found_table
+    from fedtide.terminal import console, print_table, say
+    from fedtide.tuning.display import LiveTuning
+
+    screen = console(quiet=quiet)
+    say(f"tune folder: {root}", screen)
+    finished = play_tuning(root, workers=workers, display=LiveTuning(screen))
+    if finished is not None:
+        print_table(found_table(finished.stages), screen)
+        say(f"tuned: {finished.tuned}", screen)
+    return finished
+
+
 @hinted
 def tune(
     experiment: Spelled,
@@ -396,7 +413,7 @@ def tune(
         seeds: those that every trial plays; by default the first.
         trials: for each method of every stage, in place of what the file says.
         workers: processes; by default as many as the machine has cores.
-        quiet: print nothing; by default the trials are printed, as the command does.
+        quiet: print nothing; by default the trials and what was found are printed, as the command does.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -404,13 +421,4 @@ def tune(
     """
     made = prepare_tuning(experiment, _request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    return _tune(made.root, workers, quiet=quiet)
-
-
-def _tune(root: Path, workers: int | None, *, quiet: bool) -> FinishedTuning:
-    from fedtide.terminal import console, say
-    from fedtide.tuning.display import LiveTuning
-
-    screen = console(quiet=quiet)
-    say(f"tune folder: {root}", screen)
-    return _done(play_tuning(root, workers=workers, display=LiveTuning(screen)), root)
+    return _done(tune_shown(made.root, workers, quiet=quiet), made.root)

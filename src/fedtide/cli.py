@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
 
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
 from rich.console import Console
@@ -26,14 +26,12 @@ import fedtide
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.deploy import commands as deployment
 from fedtide.request import ExactKind, Family, FleetKind, Request, recipe, recipes
-from fedtide.terminal import Screen, console, print_results, print_table, say
+from fedtide.terminal import Screen, console, say
 
 if TYPE_CHECKING:
     from fedtide import api
     from fedtide.config import Experiment
     from fedtide.config.keys import Key
-
-Done = TypeVar("Done", "api.Finished", "api.FinishedTuning")
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -463,45 +461,28 @@ def _print_keys(found: list[Key], screen: Console) -> None:
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     from fedtide import api
-    from fedtide.runs.display import Live
 
-    def results(finished: api.Finished, screen: Console) -> None:
-        print_results(finished.study, screen)
-
-    return _go_on("run", root, lambda screen: api.play(settings, root, workers=workers, display=Live(screen)), results)
+    return _go_on(root, lambda: api.play_shown(settings, root, workers))
 
 
 def _tune(root: Path, workers: int | None) -> int:
     from fedtide import api
-    from fedtide.report.tuning import found_table
-    from fedtide.tuning.display import LiveTuning
 
-    def results(finished: api.FinishedTuning, screen: Console) -> None:
-        print_table(found_table(finished.stages), screen)
-        say(f"tuned: {finished.tuned}", screen)
-
-    return _go_on(
-        "tune", root, lambda screen: api.play_tuning(root, workers=workers, display=LiveTuning(screen)), results
-    )
+    return _go_on(root, lambda: api.tune_shown(root, workers))
 
 
-def _go_on(
-    what: str, root: Path, play: Callable[[Console], Done | None], results: Callable[[Done, Console], None]
-) -> int:
-    """Play what is left of a folder and print its results, or how to go on where a person stopped it."""
-    screen = console()
-    say(f"{what} folder: {root}", screen)
+def _go_on(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | None]) -> int:
+    """Play what is left of a folder, and print where its report is, or how to go on where a person stopped it."""
     # As it was started: `make demo` runs it where the shell does not find it.
     again = f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
     try:
-        finished = play(screen)
+        finished = play()
     except KeyboardInterrupt:
         return _fail(f"interrupted; go on from what was saved with: {again}", status=130)
     if finished is None:
-        say(f"stopped and saved; go on with: {again}", screen)
+        say(f"stopped and saved; go on with: {again}")
         return 130
-    results(finished, screen)
-    say(f"report: {finished.report.resolve()}", screen)
+    say(f"report: {finished.report.resolve()}")
     return 0
 
 

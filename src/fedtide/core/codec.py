@@ -22,7 +22,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.trees import Tree, children, is_node, raw
+from fedtide.core.trees import Tree, children, is_node, raw, unshare
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -116,18 +116,8 @@ def _separate(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         name: array.contiguous()
         if array.untyped_storage().nbytes() == array.numel() * array.element_size() and array.is_contiguous()
         else array.clone(memory_format=torch.contiguous_format)
-        for name, array in _unshared(arrays).items()
+        for name, array in zip(arrays, unshare(arrays.values()), strict=True)
     }
-
-
-def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    seen: set[int] = set()
-    out = {}
-    for name, array in arrays.items():
-        start = array.untyped_storage().data_ptr()
-        out[name] = array.clone() if start in seen and array.numel() else array
-        seen.add(start)
-    return out
 
 
 def to_bytes(tree: Tree) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -180,3 +180,19 @@ def raw(tensor: Tensor) -> Tensor:
     flat = tensor.detach().contiguous().reshape(-1)
     # A tensor of one number or none counts as contiguous whatever its stride; `view` wants a stride of one.
     return (flat if len(flat) > 1 else torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)).view(torch.uint8)
+
+
+def unshare(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors of which no two share a storage, so that each can be changed in place or written by itself.
+
+    >>> one = torch.ones(2)
+    >>> [part.add_(1).tolist() for part in unshare([one, one])]
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    seen: set[int] = set()
+    out = []
+    for tensor in tensors:
+        place = tensor.untyped_storage().data_ptr()
+        out.append(tensor.clone() if place in seen else tensor)
+        seen.add(place)
+    return out

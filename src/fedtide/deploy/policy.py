@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from fedtide.core.config_types import Count
 from fedtide.core.errors import FedtideError
-from fedtide.core.explain import explained
-from fedtide.core.strict import Strict
+from fedtide.core.strict import Strict, checked
 from fedtide.core.types import Scores
 from fedtide.deploy.files import read_toml
 
@@ -69,11 +68,7 @@ class Policy(Strict):
         Raises:
             FedtideError: it cannot be read, or has something that is no rule.
         """
-        values = read_toml(path, LARGEST)
-        try:
-            return Policy.model_validate(values)
-        except ValidationError as error:
-            raise FedtideError(f"{path}: {explained(error, Policy, values)}") from None
+        return checked(Policy, read_toml(path, LARGEST), str(path))
 
     def refuses(self, header: Mapping[str, Any]) -> str | None:
         """Say why the owner does not allow a question, by its header; None where it is allowed.

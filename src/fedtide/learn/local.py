@@ -21,7 +21,7 @@ from fedtide.core.config_types import (
 )
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached
+from fedtide.core.trees import detached, unshare
 from fedtide.core.types import ComputeCost, Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
@@ -179,7 +179,7 @@ class LocalTrainer:
             value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if alone:
-                gradient = unshare(gradient)
+                gradient = unshare(gradient)  # autograd lets added parameters share one storage
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
             if self.max_grad_norm is not None:
@@ -364,22 +364,6 @@ def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gra
     optimizer.step()
     for param in params:
         param.grad = None
-
-
-def unshare(gradient: list[Tensor]) -> list[Tensor]:
-    """Return a gradient that can be changed in place: autograd lets added parameters share one storage.
-
-    >>> one = torch.ones(2)
-    >>> [part.add_(1).tolist() for part in unshare([one, one])]
-    [[2.0, 2.0], [2.0, 2.0]]
-    """
-    seen: set[int] = set()
-    out = []
-    for part in gradient:
-        place = part.untyped_storage().data_ptr()
-        out.append(part.clone() if place in seen else part)
-        seen.add(place)
-    return out
 
 
 def clip(gradient: list[Tensor], largest: float) -> None:

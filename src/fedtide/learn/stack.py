@@ -20,8 +20,9 @@ from torch.fx.graph import CodeGen, Graph
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.trees import unshare
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalTrainer, Term, unshare
+from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal

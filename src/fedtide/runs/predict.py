@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import known_rows, standardize
-from fedtide.data.sources.files import find, reading
+from fedtide.data.sources.files import reading
 from fedtide.data.sources.table import CSV, number, places, read_table
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.runs.trained import Trained
@@ -118,18 +118,12 @@ def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Ten
     return x.reshape(-1, *shape) if math.prod(shape) else x
 
 
-def _features(trained: Trained) -> list[str]:
+def _features(trained: Trained) -> tuple[str, ...]:
     """Return the names of the features in the run's tables, in their order; none where it has no tables."""
     data = trained.run.experiment.data
     source: Any = data.source
-    if not isinstance(source, CSV):
-        return []
-    if source.features is not None:
-        return list(source.features)
-    first = source.path if isinstance(source.path, str) else source.path[0]
-    header, _ = read_table(find(first, Path(data.directory) if data.directory else None))
-    times = source.time if isinstance(source.time, tuple) else (source.time,)
-    return [column for column in header if column not in (source.label, source.client, source.domain, *times)]
+    directory = Path(data.directory) if data.directory else None
+    return source.feature_names(directory) if isinstance(source, CSV) else ()
 
 
 def as_seen(trained: Trained, x: Tensor) -> Tensor:
