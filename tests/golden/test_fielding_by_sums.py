@@ -167,3 +167,30 @@ def test_models_are_mixed_by_where_members_were():
     state, facts, _ = drifted(algorithm, (0, 1, 2, 2, 3, 4))
     assert facts["clusters"] == 1
     assert (facts["moved"], values(state)) == (1, [2.0])
+
+
+def test_small_clusters_share_a_sum_of_updates():
+    """Clusters {3, 4, 5} and {0, 1, 2}; clients 0 and 3 take part, so both train in one sum, and step alike.
+
+    A client's update is a gradient step, 0.1 (y - p), with p = 1/2 for both classes at w = 0 and y the shares of its
+    labels: 0.1 (1/2, -1/2) of client 0 and 0.1 (-1/4, 1/4) of client 3. Their mean is 0.1 (1/8, -1/8). By itself each
+    cluster takes its own, and where three are wanted there are too few.
+    """
+
+    class Two(Everyone):
+        def pick(self, memo, fleet, rng, serve, among=None, m=None):
+            return torch.tensor([0, 3])
+
+    steps = {}
+    for fewest in (1, 2, 3):
+        local = LocalTrainer(lr=0.1, batch_size=0)
+        algorithm = fielding(
+            TASK, local, clustering=KMeans(k_max=3), cohort=Two(), pooling=False,
+            reveal=Nothing(2, fewest_updates=fewest),
+        )  # fmt: skip
+        state, _, fleet = begun(algorithm, people())
+        zero = Weights({"weight": torch.zeros(2, 1, dtype=torch.float64)})
+        fleet.begin(Moment(0, 2, 0.0))
+        state, _ = algorithm.round(replace(state, weights=(zero, zero)), fleet, Rng(0).at(0, "server"))
+        steps[fewest] = [round(float(model.params["weight"][0]) * 10, 9) for model in state.weights]
+    assert steps == {1: [-0.25, 0.5], 2: [0.125, 0.125], 3: [0.0, 0.0]}

@@ -354,13 +354,15 @@ REGISTRY: Mapping[str, Entry] = {
                 "representation": {"kind": "combined", "parts": ["labels", {"kind": "gradient", "sketch": 8}]}, **DRIFT,
             },
             "by sums, fair": {
-                "reveal": "nothing", "clustering": FEW_CLUSTERS, "q": 1.0, "pooling": False, "reassign": "all",
-                "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "reporters": "participants", **DRIFT,
+                "reveal": {**BY_SUMS, "fewest_updates": 2}, "clustering": FEW_CLUSTERS, "q": 1.0, "pooling": False,
+                "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "reporters": "participants",
+                "reassign": "all", **DRIFT,
             },
         },
         reductions=[
             Reduction(ONE_CLUSTER, "fedavg", UNIFORM),
             Reduction({**ONE_CLUSTER, "reveal": "nothing"}, "fedavg", UNIFORM),
+            Reduction({**ONE_CLUSTER, "reveal": {**BY_SUMS, "fewest_updates": 3}}, "fedavg", UNIFORM),
             Reduction(
                 {**ONE_CLUSTER, "reveal": "nothing", "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3},
             ),

@@ -236,7 +236,7 @@ def fielding(
         return fielding_by_sums(
             task, local, representation, trigger, clustering, cluster_layer, pooling, reassign, reporters,
             drift_baseline, drift_eps, mu, q, server, cohort, weighting, reassign_seconds, clustering_seconds,
-            reveal.fewest,
+            reveal,
         )  # fmt: skip
     represent = representation.of(task)
 

@@ -20,12 +20,14 @@ Choices:
     Participants are drawn whatever their cluster, as the server does not know who is in which, so large clusters train
     with more of them: M of N clients, and not M / K of each. Each gets all K models, and sends one update into one of K
     sums; only under secure sums is it hidden which. An update's sum is of those who trained that cluster in that round,
-    which may be one client: draw several times K. All reachable clients answer in every round, drifted or not, with
-    K + 3 numbers; the server stays idle unless some drifted. A cluster with fewer than `fewest` members is closed: who
-    would be nearest to it takes the nearest of the others. One without any stays where it is and can be found again, as
-    its members may only be away. Centers are of the clients that can be reached at the moment, and so are new clusters;
-    who was away finds the nearest center when it is back. Reports of others are not kept, so nothing about a client is
-    at the server.
+    which may be one client. With `fewest_updates` the server counts participants first, and clusters with fewer share a
+    sum: each steps along their mean update. Draw several times K, or all train as one.
+
+    All reachable clients answer in every round, drifted or not, with K + 3 numbers; the server stays idle unless some
+    drifted. A cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
+    others. One without any stays where it is and can be found again, as its members may only be away. Centers are of
+    the clients that can be reached at the moment, and so are new clusters; who was away finds the nearest center when
+    it is back. Reports of others are not kept, so nothing about a client is at the server.
 
     The first centers come of no client either: the mean of all is split again and again, along what varies most. Center
     and model of a cluster follow from its members as in `fielding.py`; with given clusters and the same participants
@@ -114,9 +116,12 @@ class Nothing:
 
     Args:
         fewest: smallest number of clients whose representations are summed; clusters with fewer members are closed.
+        fewest_updates: smallest number of participants whose updates are summed; clusters with fewer in a round are
+            trained together. 1 sums those of each cluster by themselves, as IFCA does.
     """
 
     fewest: Count = 3
+    fewest_updates: Count = 1
     kind: Literal["nothing"] = "nothing"
 
 
@@ -165,9 +170,9 @@ def fielding_by_sums(
     weighting: Weighting,
     reassign_seconds: float,
     clustering_seconds: float,
-    fewest: int,
+    reveal: Nothing,
 ) -> Algorithm[State]:
-    """Build Fielding that sees sums alone; the arguments are those of `fielding`, and `fewest` of `Nothing`.
+    """Build Fielding that sees sums alone; the arguments are those of `fielding`.
 
     Raises:
         FedtideError: the trigger or the clustering needs to see clients.
@@ -180,7 +185,7 @@ def fielding_by_sums(
         raise refused("clustering", clustering.kind, "'k-means' with reveal 'nothing', as centers are no clients")
     if clustering.center == "median":
         raise refused("clustering.center", "median", "'mean' with reveal 'nothing', as it comes of sums")
-    by_means: KMeans = clustering
+    by_means, fewest = clustering, reveal.fewest
     represent, apart = representation.of(task), representation.distance_of(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -338,23 +343,46 @@ def fielding_by_sums(
         may = fleet.reachable if participants is None else participants
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = picked(state) if participants is None else participants  # line 9: whatever their cluster
-        payload = {"models": send_models(state.weights, cluster_layer), **places(state)}
+        slots = share_sums(state, fleet, clients)
+        if slots is None:
+            return state, facts
+        payload = {"models": send_models(state.weights, cluster_layer), "slots": slots, **places(state)}
         state, reply = ask_to_train(cohort, fleet, state, clients, payload)
         if reply.total is None:
             return state, facts
-        sums = [_of_cluster(reply.total, k, fair_totals if q else None) for k in range(len(state.weights))]
-        trained = {"loss": mean(reply.total)["loss"], "members": reply.total["members"].value}
+        trained, members = {"loss": mean(reply.total)["loss"]}, reply.total["members"].value
+        sums = [
+            _of_slot(reply.total, int(slot), fair_totals if q else None) if members[k] else None
+            for k, slot in enumerate(slots)
+        ]
+        # What a cluster's sum counts for in that of all, where it is in several.
+        each = members / torch.zeros_like(members).index_add(0, slots, members)[slots].clamp(min=1)
         if pooling:
-            state, more = step_pooled(state, server, sums, cluster_layer)
+            state, more = step_pooled(state, server, sums, cluster_layer, each)
             trained |= more
         else:
             deltas = [None if one is None else one["delta"] for one in sums]
-            state = step_models(state, server, deltas, own_layer=cluster_layer)  # lines 10 to 15
+            state = step_models(state, server, deltas, own_layer=cluster_layer, each=each)  # lines 10 to 15
         if trigger.uses_accuracy:
             judged = fleet.ask("val", fleet.reachable, {"models": state.weights, **places(state)})
             facts["val"] = float("nan") if judged.total is None else float(mean(judged.total)["right"])
             state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
+
+    def share_sums(state: State, fleet: Fleet, clients: Tensor) -> Tensor | None:
+        """Return the sum (K,) that each cluster's participants send their updates into; None if there are too few."""
+        slots = torch.arange(len(state.weights))
+        if reveal.fewest_updates == 1:
+            return slots
+        reply = fleet.ask("present", clients, places(state)) if len(clients) else None
+        return None if reply is None or reply.total is None else join_small(reply.total["present"].value,
+                                                                            reveal.fewest_updates)  # fmt: skip
+
+    def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        k = own_cluster(payload, memory, shard)
+        return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload["open"])).double())})
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, **places(state)}, None
@@ -377,7 +405,8 @@ def fielding_by_sums(
         answer = training(models[k], None, shard, moment, rng)
         if answer is None:
             return None
-        slotted = {name: Slotted({k: leaf}, len(models)) for name, leaf in answer.total.items() if name != "loss"}
+        slot = int(payload["slots"][k])
+        slotted = {name: Slotted({slot: leaf}, len(models)) for name, leaf in answer.total.items() if name != "loss"}
         members = Weighted(F.one_hot(torch.tensor(k), len(models)).double())
         total = {**slotted, "loss": answer.total["loss"], "members": members}
         notes = Notes(branch=torch.tensor(k))
@@ -389,7 +418,7 @@ def fielding_by_sums(
     def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return right(payload["models"][own_cluster(payload, memory, shard)], memory, shard, moment, rng)
 
-    asked: dict[str, Work] = {"move": move, "center": center, "settle": settle, **group_questions()}
+    asked: dict[str, Work] = {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
     passes = 3 * representation.passes
     made = Algorithm(
         "fielding", init, {**asked, "train": train, "val": val}, round, serve, predict_by_cluster(task), adapt,
@@ -399,8 +428,24 @@ def fielding_by_sums(
     return with_cohort(made, cohort, task, local, forward=forward)
 
 
-def _of_cluster(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
-    """Return the sums of one cluster's participants, None without any; `change` is applied to them."""
+def join_small(members: Tensor, fewest: int) -> Tensor | None:
+    """Return for each cluster the slot (K,) of its sum: clusters with too few participants share one.
+
+    If these are too few together, the smallest of the others shares it as well; None if there are too few in all.
+
+    >>> join_small(torch.tensor([1.0, 5.0, 0.0, 2.0, 4.0]), 3), join_small(torch.tensor([1.0, 5.0, 4.0]), 3)
+    (tensor([0, 1, 2, 0, 4]), tensor([0, 1, 0]))
+    """
+    if members.sum() < fewest:
+        return None
+    slots, small = torch.arange(len(members)), (members > 0) & (members < fewest)
+    if small.any() and members[small].sum() < fewest:
+        small[members.where(members >= fewest, torch.inf).argmin()] = True
+    return slots.where(~small, slots[small].min()) if small.any() else slots
+
+
+def _of_slot(total: Any, k: int, change: Callable[[Any], Any] | None) -> Any:
+    """Return one of the sums of participants, None without any; `change` is applied to it."""
     if total["delta"][k] is None:
         return None
     found = {name: leaf[k] for name, leaf in total.items() if isinstance(leaf, list)}
