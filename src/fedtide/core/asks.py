@@ -50,7 +50,7 @@ class RoundLine(_Line):
 
 
 @dataclass
-class Node:
+class NodeRecord:
     """What a record says of a node.
 
     Args:
@@ -123,13 +123,13 @@ def read_asks(folder: Path) -> list[RoundLine]:
     return [checked(RoundLine, line, f"{folder / ASKS}: line {number}") for number, line in lines]
 
 
-def nodes_of(lines: Sequence[RoundLine]) -> list[Node]:
+def nodes_of(lines: Sequence[RoundLine]) -> list[NodeRecord]:
     """Return what a record says of each node, by name."""
-    found: dict[str, Node] = {}
+    found: dict[str, NodeRecord] = {}
     for line in lines:
         for name in line.present:
-            found.setdefault(name, Node(name)).rounds += 1
+            found.setdefault(name, NodeRecord(name)).rounds += 1
         for ask in line.asks:
             for name, node in ask.nodes.items():
-                found.setdefault(name, Node(name)).hear(ask, node, line.round)
+                found.setdefault(name, NodeRecord(name)).hear(ask, node, line.round)
     return [found[name] for name in sorted(found)]

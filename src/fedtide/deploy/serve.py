@@ -24,14 +24,13 @@ from fedtide.deploy.flower.carrier import FlowerCarrier
 from fedtide.deploy.flower.processes import check_installed
 from fedtide.deploy.log import Health, Log
 from fedtide.deploy.seat import algorithm_without_rows, like
-from fedtide.deploy.site import Roster as Nodes
-from fedtide.deploy.site import Site, read_roster
+from fedtide.deploy.site import Roster, Site, read_roster
 from fedtide.deploy.status import Connected, Status
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.carrier import Carrier
 from fedtide.fleets.heard import one_line
 from fedtide.fleets.presence import Present, Rehearsed, Who
-from fedtide.fleets.real_clock import Clock, RoundClock, WallClock
+from fedtide.fleets.real_clock import RealClock, RoundClock, WallClock
 from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
 from fedtide.report.page import write_report
@@ -44,7 +43,7 @@ TOLD = 3.0
 
 
 @dataclass(frozen=True)
-class Roster:
+class Unseen:
     """The clients of a site, of whose rows the server knows nothing (`fedtide.core.types.Holdings`).
 
     Args:
@@ -89,11 +88,11 @@ class Latest:
     """
 
     root: Path
-    known: Nodes
+    known: Roster
     log: Log
     _wrong: str = ""
 
-    def read(self) -> Nodes:
+    def read(self) -> Roster:
         """Return it; where it cannot be read, or lacks nodes that were there, as it was before."""
         wrong = ""
         try:
@@ -295,7 +294,7 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[Rem
         algorithm, who, held = host.algorithm, Rehearsed(host.population), host.population
     else:
         algorithm = algorithm_without_rows(experiment, about)
-        who, held = Present(site.seed), Roster(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
+        who, held = Present(site.seed), Unseen(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
         if algorithm.check is not None:
             algorithm.check(held)
     clock = RoundClock(experiment.timing.seconds or 1.0) if rehearsed else clock_of(site)
@@ -325,7 +324,9 @@ def next_round(fleet: RemoteFleet) -> datetime | None:
     return datetime.now(zone_of(clock.zone)) + timedelta(seconds=left)
 
 
-def fleet_of(site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock: Clock, rows: Shard) -> RemoteFleet:
+def fleet_of(
+    site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock: RealClock, rows: Shard
+) -> RemoteFleet:
     """Return the nodes of a site as a fleet; `rows` are made up, as those of a client look."""
     deploy = site.deploy
     return RemoteFleet(

@@ -72,7 +72,7 @@ PACKAGES = ("fedtide", "torch", "numpy", "flwr")
 """Packages whose versions nodes compare with the server's."""
 
 
-class Node(Strict):
+class Member(Strict):
     """A place where clients live.
 
     Args:
@@ -93,7 +93,7 @@ class Roster(Strict):
         node: the places.
     """
 
-    node: Annotated[tuple[Node, ...], Field(min_length=1, max_length=100_000)]
+    node: Annotated[tuple[Member, ...], Field(min_length=1, max_length=100_000)]
 
     @staticmethod
     def of(names: str, where: str = "--nodes") -> Roster:
@@ -140,7 +140,7 @@ class Roster(Strict):
         """Number of clients."""
         return sum(len(node.clients) for node in self.node)
 
-    def named(self, name: str, where: str) -> Node:
+    def named(self, name: str, where: str) -> Member:
         """Return the node of a name; `where` begins the error."""
         found = {node.name: node for node in self.node}
         if name not in found:
@@ -148,7 +148,7 @@ class Roster(Strict):
         return found[name]
 
 
-class About(Strict):
+class AboutSite(Strict):
     """What a site knows beside its study.
 
     Args:
@@ -179,7 +179,7 @@ class Site:
 
     root: Path
     experiment: Experiment
-    about: About
+    about: AboutSite
     roster: Roster
 
     @staticmethod
@@ -192,7 +192,7 @@ class Site:
         values = read_toml(_checked(root) / "site.toml", LARGEST)
         if values.get("scheme") != SCHEME:
             raise refused(f"{root / 'site.toml'}: scheme", values.get("scheme"), str(SCHEME), "another version made it")
-        about = checked(About, values, str(root / "site.toml"))
+        about = checked(AboutSite, values, str(root / "site.toml"))
         experiment = read(root / "study.toml", timed=False)
         site = Site(root, experiment, about, read_roster(root))
         site.check()
@@ -260,7 +260,7 @@ class Site:
         """The file that says who is connected, while the site is served."""
         return self.root / "status.json"
 
-    def ticket(self, node: Node) -> Ticket:
+    def ticket(self, node: Member) -> Ticket:
         """Return the ticket of a node."""
         return Ticket(
             scheme=SCHEME,
@@ -425,7 +425,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         but = f"it asks for '{known[0]}', which only a simulation knows"
         raise refused(f"{where}: --method", method, "one whose clients train together", but)
     directory = Path(study.data.directory) if study.data.directory else None
-    about = About(
+    about = AboutSite(
         scheme=SCHEME,
         digest=digest_of(study, study.method[0], study.seeds[0]),
         made=datetime.now(UTC).replace(microsecond=0),
@@ -455,7 +455,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     return replace(site, root=root)
 
 
-def admit(root: Path, name: str, public: Path) -> tuple[Node, str]:
+def admit(root: Path, name: str, public: Path) -> tuple[Member, str]:
     """Let the key of a node in, and return the node and what became of it.
 
     Args:
@@ -508,7 +508,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
     return tickets
 
 
-def _admit(root: Path, name: str, public: Path) -> tuple[Node, str]:
+def _admit(root: Path, name: str, public: Path) -> tuple[Member, str]:
     roster = read_roster(root)
     node = roster.named(name, "node")
     key, written = certificates.read_public_key(public)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedtide.core.asks import Node, nodes_of, read_asks
+from fedtide.core.asks import NodeRecord, nodes_of, read_asks
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Flag, Text, Whole
 from fedtide.core.errors import FedtideError
@@ -111,7 +111,7 @@ def rows(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:
     alive = status is not None and status.age(now) <= STALE
     told = {node.name: node for node in nodes_of(read_asks(site.record))}
     for node in site.roster.node:
-        found = told.get(node.name, Node(node.name))
+        found = told.get(node.name, NodeRecord(node.name))
         there = status.nodes.get(node.name) if status is not None and alive else None
         yield (
             node.name,

@@ -10,7 +10,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.fleets.carrier import Carrier, Question
 from fedtide.fleets.heard import LOST, Heard, Post, Sent, all_alike, one_line, read
 from fedtide.fleets.node import ANSWERED
-from fedtide.fleets.real_clock import Clock
+from fedtide.fleets.real_clock import RealClock
 
 PAUSE = 0.05
 """Seconds between two looks at what came."""
@@ -25,7 +25,7 @@ class Mailbox:
         heaviest: largest weight that a client may give to a value.
     """
 
-    def __init__(self, carrier: Carrier, clock: Clock, heaviest: float) -> None:
+    def __init__(self, carrier: Carrier, clock: RealClock, heaviest: float) -> None:
         self.carrier, self._clock, self._heaviest = carrier, clock, heaviest
         self._sent: dict[str, Sent] = {}
         self._at: dict[tuple[Post, int], str] = {}

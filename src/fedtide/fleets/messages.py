@@ -179,16 +179,6 @@ class Told(Header):
     failed: Words = ""
 
 
-class About(Header):
-    """What a node says of itself."""
-
-    protocol: Small
-    run: Name
-    versions: dict[Name, Name]
-    machine: Name
-    seconds: Seconds = 0.0
-
-
 H = TypeVar("H", bound=Header)
 
 

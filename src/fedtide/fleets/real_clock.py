@@ -14,7 +14,7 @@ from fedtide.core.durations import zone_of
 from fedtide.core.types import Moment
 
 
-class Clock(Protocol):
+class RealClock(Protocol):
     """The clock of a run on real clients."""
 
     def monotonic(self) -> float:

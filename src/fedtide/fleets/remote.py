@@ -25,7 +25,7 @@ from fedtide.fleets.mailbox import Mailbox
 from fedtide.fleets.masked import Attempts, Opened, by_slot
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
 from fedtide.fleets.presence import Who
-from fedtide.fleets.real_clock import Clock, RoundClock
+from fedtide.fleets.real_clock import RealClock, RoundClock
 from fedtide.fleets.schema import Schema, Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
@@ -77,7 +77,7 @@ class RemoteFleet:
     carrier: Carrier
     roster: Mapping[str, Sequence[int]]
     who: Who
-    clock: Clock = RoundClock()
+    clock: RealClock = RoundClock()
     _: KW_ONLY
     run: str = ""
     reveals: Sequence[str] = ()

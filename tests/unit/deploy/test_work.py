@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedtide.config import read
-from fedtide.core.asks import OTHER, REASONS, AskLine, Node, NodeLine
+from fedtide.core.asks import OTHER, REASONS, AskLine, NodeLine, NodeRecord
 from fedtide.core.errors import FedtideError
 from fedtide.deploy.log import Health
 from fedtide.deploy.predict import predict_at_node
@@ -209,7 +209,7 @@ def test_nothing_is_sent_that_cannot_be_written_down(tmp_path):
 
 
 def test_a_node_that_talks_much_does_not_fill_the_record():
-    node = Node("oslo")
+    node = NodeRecord("oslo")
     for number in range(3 * REASONS):
         node.hear(AskLine(question="train", nodes={}), NodeLine(clients={"0": f"refused: reason {number}"}), number)
     assert len(node.reasons) == REASONS + 1

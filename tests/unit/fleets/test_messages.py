@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.fleets.messages import HEADER, About, AskHeader, Told, WhoHeader, from_json, question_of, read
+from fedtide.fleets.messages import HEADER, AskHeader, Told, WhoHeader, from_json, question_of, read
 
 ASK: dict[str, Any] = {
     "kind": "ask", "protocol": 1, "run": "0123abcd", "question": "train", "purpose": "train#1",
@@ -75,7 +75,7 @@ def test_a_key_that_lacks_is_named(key):
 
 @pytest.mark.parametrize("header", [None, [], 3, "ask", {}, {1: 2}])
 def test_what_is_no_header_is_refused(header):
-    for kind in (Told, About, AskHeader):
+    for kind in (Told, AskHeader):
         if (kind, header) != (Told, {}):
             with pytest.raises(FedtideError, match=r"^header"):
                 read(kind, header)
