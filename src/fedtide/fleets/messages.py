@@ -47,15 +47,6 @@ class MomentHeader(Header):
     seconds: Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 
 
-class WhoHeader(Header):
-    """Question who a node is."""
-
-    kind: Literal["who"]
-    protocol: Small = 0
-    run: Name = ""
-    deadline: Seconds = 0.0
-
-
 class LeafHeader(Header):
     """One weighted value of a sum in fixed point (`fedtide.wire.vector.Leaf`)."""
 
@@ -209,14 +200,12 @@ def read(kind: type[H], header: Any, name: str = "header") -> H:
         raise FedtideError(f"{where}: found {shown(first['input'])}, allowed: {said}") from None
 
 
-def question_of(header: Any) -> WhoHeader | AskHeader:
-    """Return the header of a question to a node, of either kind.
+def question_of(header: Any) -> AskHeader:
+    """Return the header of a question to a node.
 
     Raises:
         FedtideError: it is none, or does not speak of the same clients throughout.
     """
-    if isinstance(header, Mapping) and header.get("kind") == "who":
-        return read(WhoHeader, header, "question")
     asked = read(AskHeader, header, "question")
     clients = [str(client) for client in asked.clients]
     if len(set(clients)) != len(clients):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import sys
 import time
 import traceback
@@ -17,7 +16,6 @@ from typing import Any, Protocol, get_args
 import torch
 from torch import Tensor
 
-import fedtide
 from fedtide.core import codec, strangers
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
@@ -28,7 +26,7 @@ from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
 from fedtide.fleets.masked import masked, objection, show
-from fedtide.fleets.messages import AskHeader, KeyHeader, WhoHeader, question_of, read
+from fedtide.fleets.messages import AskHeader, KeyHeader, question_of, read
 from fedtide.fleets.node_memory import Judged, MemoryLost, NodeMemory
 from fedtide.fleets.scoring import score
 from fedtide.fleets.tally import decision_units
@@ -147,8 +145,6 @@ class Node:
 
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = question_of(header)
-        if isinstance(asked, WhoHeader):
-            return self.about, b""
         model = hashlib.sha256(payload).hexdigest()
         why = self._objection(asked) or self.rules.refuses(header, model)
         if why is not None:
@@ -246,12 +242,6 @@ class Node:
     @cached_property
     def _classes(self) -> tuple[type, ...]:
         return (Weights, *classes_in(_state_of(self.algorithm)))
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Versions of what decides the bits of an answer."""
-        versions = {"fedtide": fedtide.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        return {"protocol": PROTOCOL, "run": self.run, "versions": versions, "machine": platform.machine()}
 
     def _objection(self, asked: AskHeader) -> str | None:
         if asked.protocol != PROTOCOL:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.fleets.messages import HEADER, AskHeader, Told, WhoHeader, from_json, question_of, read
+from fedtide.fleets.messages import HEADER, AskHeader, Told, from_json, question_of, read
 
 ASK: dict[str, Any] = {
     "kind": "ask", "protocol": 1, "run": "0123abcd", "question": "train", "purpose": "train#1",
@@ -21,10 +21,7 @@ ASK: dict[str, Any] = {
 
 
 def test_a_question_is_read_as_it_is():
-    read_as = question_of(ASK)
-    assert isinstance(read_as, AskHeader)
-    assert read_as.model_dump(exclude_unset=True) == ASK
-    assert isinstance(question_of({"kind": "who"}), WhoHeader)
+    assert question_of(ASK).model_dump(exclude_unset=True) == ASK
 
 
 def set_at(header: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
