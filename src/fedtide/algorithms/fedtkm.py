@@ -61,6 +61,7 @@ from fedtide.core.types import (
     Payload,
     Prediction,
     Shard,
+    Slotted,
     Weighted,
     Weights,
     to_everyone,
@@ -179,16 +180,15 @@ def fedtkm(
             return None
         # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.
         z = features(task, fitted.weights, shard.x).double()
-        r = F.one_hot(nearest(distances(z, payload).mean(0)), branches).double()
+        mode = int(nearest(distances(z, payload).mean(0)))
         total = branch_update(fitted, k, branches, shard, weighting)
         trained = total["delta"].value
         if max_update_norm is not None:
             trained = detached(trained)  # what it trained, before it is clipped in place
             clip(list(total["delta"].value.params.values()), max_update_norm)
         total |= parts | {
-            "modes": Weighted(r, 1.0),
-            "features": Weighted(r[:, None] * z.mean(0), len(shard)),
-            "rows": Weighted(r, len(shard)),
+            "modes": Weighted(F.one_hot(torch.tensor(mode), branches).double(), 1.0),
+            "features": Slotted({mode: Weighted(z.mean(0), len(shard))}, branches),
         }
         return Answer(total, notes=Notes(branch=k), update=trained)
 
@@ -197,15 +197,17 @@ def fedtkm(
         if reply.total is None:
             return state, {}
         # Line 12: the sums.
-        got, mass = mean(reply.total), reply.total["rows"].value
-        qbar = got["modes"]
+        got = mean(reply.total)
+        qbar, summed = got["modes"], reply.total["features"]
+        mass = torch.tensor([0.0 if mode is None else mode.weight for mode in summed], dtype=torch.float64)
         q = prior.shares(fleet.moment, branches, float(qbar[0]), state.expected)
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha, expected = state.log_alpha, None if q is None else float(q[0])
         if q is not None:
             log_alpha = alpha(log_alpha, q, qbar, getattr(prior, "period", None))
         # Line 14: the centers (Eq. 12).
-        found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
+        modes = zip(state.centers, got["features"], strict=True)
+        found = torch.stack([old if new is None else new for old, new in modes])
         a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
         centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
         # Line 15: the network.

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, unknown
+from fedtide.core.errors import FedtideError
 from fedtide.wire.steps import Opening
 from fedtide.wire.vector import BITS, Form
 
@@ -121,13 +121,3 @@ def bound_of(name: str, bounds: Mapping[str, float]) -> float:
         known = ", ".join(bounds)
         raise FedtideError(f"wire.privacy.clip: no bound of '{key}', which clients send too; there are: {known}")
     return bounds[key]
-
-
-def check_bounds(form: Form, bounds: Mapping[str, float]) -> None:
-    """Raise if a leaf has no bound, or a bound no leaf."""
-    names = [leaf.name or WHOLE for leaf in form.leaves]
-    for name in names:
-        bound_of(name, bounds)
-    for name in bounds:
-        if name not in names:
-            raise unknown("wire.privacy.clip", name, names)

@@ -35,7 +35,7 @@ PRIVATE = {
     "fedadam": ("delta", "loss"),
     "scaffold": ("delta", "loss", "control"),
     "vanilla": ("delta", "loss", "branches"),
-    "fedtkm": ("delta", "loss", "branches", "modes", "features", "rows"),
+    "fedtkm": ("delta", "loss", "branches", "modes", "features"),
     "min-loss": ("delta", "loss", "branches"),
     "ifca": ("delta", "loss", "members"),
 }
