@@ -101,7 +101,7 @@ def test_what_is_not_finite_stays_so():
 def test_every_leaf_needs_a_bound():
     with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
         clipped(torch.zeros(FORM.size), FORM, {"delta": 1.0, "models": 1.0})
-    assert clipped(torch.tensor([1.0, 1.0]), Form((Leaf("", 1),), 1), {"total": 0.5})[0] < 0.5
+    assert clipped(torch.ones(2).double(), Form((Leaf("", 1),), 1), {"total": 0.5})[0] < 0.5
     with pytest.raises(FedtideError, match="negative weight"):
         clipped(torch.tensor([1.0, 1.0, -1.0]), Form((Leaf("delta", 2),), 1), {"delta": 1.0})
 
