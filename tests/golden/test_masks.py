@@ -79,7 +79,7 @@ def test_two_of_three_who_were_asked_by_hand():
     assert int(vanished[0]) != 0
 
 
-def test_a_try_is_masked_once_and_opened_for_one_list():
+def test_a_try_is_masked_once_and_a_question_opened_for_one_list():
     nodes = {k: Masker("run", f"node-{k}") for k in (1, 2, 3)}
     peers = {k: node.bundle.public for k, node in nodes.items()}
     one, x = nodes[1], torch.tensor([7])
@@ -90,10 +90,14 @@ def test_a_try_is_masked_once_and_opened_for_one_list():
             one.masked(CONTEXT, 1, vector, among)
     shown = one.show(CONTEXT, 1, [1, 2], 2)
     assert one.show(CONTEXT, 1, [2, 1], 2) == shown
-    with pytest.raises(FedtideError, match="opened once"):
+    with pytest.raises(FedtideError, match="for one list"):
         one.show(CONTEXT, 1, [1, 2, 3], 2)
     with pytest.raises(FedtideError, match="found 1, allowed: 2 clients or more"):
         one.show(CONTEXT, 1, [1], 2)
+    later = Context("run", (3, 0), 0, "a.2")
+    one.masked(later, 1, x, peers)
+    with pytest.raises(FedtideError, match="for one list"):
+        one.show(later, 1, [1, 3], 2)
     for alive in ([2, 3], [1, 4], [1, 2, 2]):
         with pytest.raises(FedtideError, match="clients that were asked, 1 among them"):
             one.show(CONTEXT, 1, alive, 2)

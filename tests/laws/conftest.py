@@ -60,7 +60,9 @@ BRIEF = (
 )
 """Laws of a variant that is much like others: determinism, bytes and stops are one law, and rows are odd in one way."""
 
-FLEETS = (every.workers, every.deployed, every.deployed_again, every.stops, every.wire, every.join_as_new)
+FLEETS = (
+    every.workers, every.deployed, every.deployed_again, every.masked_again, every.stops, every.wire, every.join_as_new,
+)  # fmt: skip
 """Laws of what plays an algorithm, where its state, its memory and its questions are those that other laws look at."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -248,44 +248,54 @@ class RemoteFleet:
     # -- masked sums --------------------------------------------------------------------------------------------------
 
     def _opened(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
-        """Put a question until those who answer it open their sums, too; return these without their masks.
+        """Put a question until all who answered it open their sums, too; return these without their masks.
 
-        Who vanishes between the two messages is left out of the next try, in which the others train no more.
+        Where one of them vanishes in between, the same ones try again, and train no more. Without it they would not:
+        its answer may come yet, and the server would have two sums that differ by one client.
         """
         assert self._masks is not None
-        asked = ask
+        asked, named_before = ask, frozenset[int]()
         for _ in range(TRIES):
-            asked = self._in_enough(self._met(asked, seconds))
-            mask = self._masks.header(self._masks.name(), asked, self._node)
-            self._send(asked, payload, seconds, mask=mask)
-            self._listen("ask", asked, seconds, first)
-            came = self._mail.came("ask", set(asked.clients.tolist()))
+            here = self._in_enough(self._met(asked, seconds))
+            mask = self._masks.header(self._masks.name(), here, self._node)
+            self._send(here, payload, seconds, mask=mask)
+            self._listen("ask", here, seconds, first)
+            came = self._mail.came("ask", set(here.clients.tolist()))
+            if self._forget_keys(client for client, heard in came.items() if heard.word == REFUSED + STALE):
+                continue
             answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-            alive = self._in_enough(_only(asked, _as_owners_want(set(answered), ask, came)))
-            if not len(alive.clients):
+            alive = self._in_enough(_only(here, _as_owners_want(set(answered), ask, came)))
+            clients = frozenset(alive.clients.tolist())
+            if named_before and clients != named_before:
+                continue
+            if not clients:
                 break
+            asked, named_before = alive, clients
             named = {str(slot): clients for slot, clients in by_slot(alive).items()}
             self._send(alive, {}, seconds, "unmask", mask=mask | {"alive": named})
             self._listen("unmask", alive, seconds, len(alive.clients))
-            shown = self._mail.came("unmask", set(alive.clients.tolist()))
-            silent = [client for client in alive.clients.tolist() if client not in shown]
-            stale = [client for client, heard in (shown | came).items() if heard.word == REFUSED + STALE]
-            lost = [client for client, heard in shown.items() if heard.word != ANSWERED]
-            for client in alive.clients.tolist():
+            shown = self._mail.came("unmask", clients)
+            for client in clients:
                 self._mail.forget("unmask", client)
-            for client in (*silent, *stale):
-                self._masks.keys.pop(self._node[client], None)
-            if not silent and not lost and not stale:
+            open_up = {client for client, heard in shown.items() if heard.word == ANSWERED}
+            if not self._forget_keys(clients - open_up):
                 sums = {
                     slot: unmasked(
-                        {client: came[client].sent["total"] for client in clients},
-                        {client: shown[client].sent for client in clients},
+                        {client: came[client].sent["total"] for client in members},
+                        {client: shown[client].sent for client in members},
                     )
-                    for slot, clients in by_slot(alive).items()
+                    for slot, members in by_slot(alive).items()
                 }
-                return Opened(sums, frozenset(alive.clients.tolist()))
-            asked = _only(asked, set(asked.clients.tolist()) - set(silent) - (set(lost) - set(stale)))
+                return Opened(sums, clients)
         return Opened({}, frozenset())
+
+    def _forget_keys(self, clients: Iterable[int]) -> bool:
+        """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
+        assert self._masks is not None
+        nodes = {self._node[client] for client in clients}
+        for node in nodes:
+            self._masks.keys.pop(node, None)
+        return bool(nodes)
 
     def _met(self, ask: Ask, seconds: float) -> Ask:
         """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""

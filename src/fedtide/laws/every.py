@@ -52,6 +52,7 @@ from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
+from fedtide.wire.masks import library
 from fedtide.wire.vector import BITS
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
@@ -493,6 +494,27 @@ def deployed_again(case: Case) -> None:
     alike(there.state, played(case.experiment, fleet=lambda _: again).state, words)
 
 
+def masked(case: Case) -> None:
+    """Masked sums of clients at nodes have the bits of a simulation in fixed point."""
+    deployed(_secure(case))
+
+
+def masked_again(case: Case) -> None:
+    """Where answers are lost or late on the way, masked sums open without those, and the record plays them again."""
+    deployed_again(_secure(case))
+
+
+def _secure(case: Case) -> Case:
+    """Return the case with masked sums; of two clients, as clusters of a toy are small."""
+    secure = replace(case, make=partial(case.make, wire={"secure": True, "fewest": 2}))
+    try:
+        library()
+        secure.host()
+    except FedtideError as error:
+        raise NotApplicable(str(error)) from None
+    return secure
+
+
 def _deployable(case: Case) -> None:
     needs = [name for name in case.reference.host.algorithm.reveals if name in SIMULATION_ONLY]
     if needs:
@@ -606,6 +628,7 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
     "parity": [block_order, workers, stacks],
     "fixed point": [fixed_point],
     "deployed": [deployed, deployed_again],
+    "masks": [masked, masked_again],
     "pooled": [pooled, batch_size, no_memory],
 }
 LAWS = tuple(Law(name, check) for name, checks in CHECKS.items() for check in checks)

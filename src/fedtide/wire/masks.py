@@ -10,7 +10,9 @@ server takes the masks off the sum. Nobody ever gives both b_i and all s_ij of o
 same list; so b_i is sealed with what every other client gives for its own list, and nothing opens where lists differ.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
-shares: who vanishes between the messages costs a retry, with new masks and without training.
+shares: where somebody vanishes between the messages nothing opens, and the same clients try again, with new masks and
+without training. They never try without the one that vanished: if its message were only late, the server would have two
+sums that differ by one client. So a node opens a question for one list, whatever the try.
 
 Secrets are in the memory of their node alone. Primitives are those of `cryptography`: X25519 (RFC 7748), HKDF-SHA256
 (RFC 5869), ChaCha20 (RFC 8439) with a key for each stream, ECDSA over P-384.
@@ -173,6 +175,7 @@ class Masker:
             self.bundle = Bundle(public, line.decode(), signature)
         self._used: set[tuple[Context, int]] = set()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
+        self._shown: dict[tuple[tuple[int, int], int, int], str] = {}
         self._shared: dict[bytes, bytes] = {}
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
@@ -224,7 +227,7 @@ class Masker:
         return torch.from_numpy(total.view(np.int64))
 
     def show(self, context: Context, client: int, alive: Sequence[int], fewest: int) -> Shown:
-        """Return what opens the sum of the clients in a list, of which this is one; of each try for one list alone.
+        """Return what opens the sum of the clients in a list, of which this is one; of a question for one list alone.
 
         Raises:
             FedtideError: there are fewer than `fewest`, or another list was named before, or nothing is known of it.
@@ -236,10 +239,9 @@ class Masker:
             raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
-        if known.shown not in (None, frozenset(named)):
-            raise FedtideError("a sum is opened once in a try")
-        known.shown = frozenset(named)
         others, digest = sorted(named - {client}), _digest(alive)
+        if self._shown.setdefault((context.version, context.slot, client), digest) != digest:
+            raise FedtideError("a question is opened for one list of clients")
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(self._secret(known.peers[other]), context.info("open", digest, owner, helper))
@@ -269,13 +271,12 @@ STALE = "its key for masks is another than the server knows"
 
 @dataclass
 class _Sum:
-    """A sum that is masked: a digest of what went in, its secrets, and the list it was opened for."""
+    """A sum that is masked: a digest of what went in, and its secrets."""
 
     same: bytes
     own: bytes
     links: dict[int, bytes]
     peers: dict[int, bytes]
-    shown: frozenset[int] | None = None
 
     def __repr__(self) -> str:
         return "_Sum()"  # its secrets stand in no traceback

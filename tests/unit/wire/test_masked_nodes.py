@@ -1,0 +1,226 @@
+"""Masked sums over nodes: who vanishes between the messages, what nodes refuse, and where secrets never are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedtide.core import codec
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.fleets.carrier import Response
+from fedtide.fleets.near import NearCarrier, near_fleet
+from fedtide.fleets.node import REFUSED
+from fedtide.fleets.real_clock import RoundClock
+from fedtide.laws.case import Time
+from fedtide.laws.toy import played, toy
+from fedtide.runs.build import host_of
+from fedtide.wire import masks
+from fedtide.wire.masks import Masker
+
+EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
+
+
+class Meddling(NearCarrier):
+    """A carrier whose answers somebody changes: (kind of question, node, how often it was asked that) -> what is lost.
+
+    It keeps what was asked, and what came of it.
+    """
+
+    def __init__(self, nodes: Any, lost: Any = lambda kind, node, times: False) -> None:
+        super().__init__(nodes)
+        self.lost, self.times, self.asked, self.came = lost, Counter[Any](), list[Any](), list[Response]()
+
+    def pull(self) -> list[Response]:
+        if not self._questions:
+            return []
+        question = self._questions[0][0]
+        self.asked.append(question)
+        key = question.header["kind"], question.node
+        self.times[key] += 1
+        lost = self.lost(*key, self.times[key])
+        came = [replace(each, header={}, payload=b"", error="lost") if lost else each for each in super().pull()]
+        self.came += came
+        return came
+
+
+def fleet_of(home: Path, lost: Any = lambda kind, node, times: False) -> tuple[Any, Any, Counter[int]]:
+    """Six clients at nodes of their own, of whom somebody is lost; and how often each of them trained."""
+    host, trained, time = host_of(EXPERIMENT, EXPERIMENT.method[0], 0, MemoryStore(None)), Counter[int](), Time()
+    train = host.algorithm.works["train"]
+
+    def counted(payload, memory, shard, moment, rng):
+        if len(rng.path) > 1:  # else the server learns what answers look like
+            trained[int(rng.path[1])] += 1
+        return train(payload, memory, shard, moment, rng)
+
+    host = replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, "train": counted}))
+    clock = RoundClock(monotonic=time, sleep=time.sleep)
+    fleet = near_fleet(host, 8, home, lambda nodes: Meddling(nodes, lost), clock=clock, patience=1.0)
+    fleet.begin(replace(fleet.moment, round=0, rounds=3))
+    return host, fleet, trained
+
+
+def asked(host: Any, fleet: Any, clients: torch.Tensor) -> Any:
+    return fleet.ask("train", clients, host.algorithm.init(fleet, Rng(0)).weights)
+
+
+def test_who_vanishes_between_the_messages_costs_a_retry_and_no_training(tmp_path):
+    host, plain, _ = fleet_of(tmp_path)
+    whole = asked(host, plain, torch.arange(6))
+    host, fleet, trained = fleet_of(
+        tmp_path / "b", lambda kind, node, times: kind == "unmask" and node == "node-2" and times < 3
+    )
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == list(range(6))
+    assert same(whole.total, reply.total)
+    assert trained == dict.fromkeys(range(6), 1)
+    assert fleet.carrier.times["ask", "node-0"] == 3
+
+
+def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tmp_path):
+    """Its answer may only be late: with it the server would have two sums, and their difference is one client."""
+    host, fleet, trained = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node == "node-2")
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.total is None
+    assert set(trained.values()) == {1}
+    lists = [each.header["mask"]["alive"]["0"] for each in fleet.carrier.asked if each.header["kind"] == "unmask"]
+    assert all(each == list(range(6)) for each in lists)
+
+
+def test_who_does_not_answer_at_all_is_left_out(tmp_path):
+    host, fleet, trained = fleet_of(tmp_path, lambda kind, node, times: node == "node-2")
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == [0, 1, 3, 4, 5]
+    assert set(trained) == {0, 1, 3, 4, 5}
+    host, fleet, trained = fleet_of(tmp_path / "b", lambda kind, node, times: kind == "ask" and node == "node-2")
+    again = asked(host, fleet, torch.arange(6))
+    assert same(again.total, reply.total), "masks that it shares with others come off, too"
+
+
+def test_a_node_that_was_started_again_between_the_messages_takes_part(tmp_path):
+    host, fleet, trained = fleet_of(tmp_path)
+    whole = asked(host, fleet, torch.arange(6))
+    host, fleet, trained = fleet_of(tmp_path / "b")
+    carrier = fleet.carrier
+
+    def restarted(kind: str, node: str, times: int) -> bool:
+        if kind == "unmask" and node == "node-2" and times == 1:
+            carrier.nodes[node] = replace(carrier.nodes[node], masker=Masker("", node))
+        return False
+
+    carrier.lost = restarted
+    trained.clear()
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == list(range(6))
+    assert same(whole.total, reply.total)
+    assert trained[2] == 2, "its answer was in the memory of the process that ended"
+    assert all(trained[client] == 1 for client in (0, 1, 3, 4, 5))
+
+
+def test_fewer_than_fewest_are_never_opened(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: kind == "ask" and node not in ("node-0", "node-1"))
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.total is None
+    assert not len(reply.clients)
+    assert fleet.carrier.times["unmask", "node-0"] == 0
+    words = fleet.asks[0]["nodes"]["node-0"]["clients"]
+    assert words == {"0": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
+
+
+def test_too_few_are_not_even_asked(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    fleet.carrier.asked.clear()
+    assert asked(host, fleet, torch.arange(2)).total is None
+    assert {question.header["kind"] for question in fleet.carrier.asked} <= {"keys"}
+
+
+def question(fleet: Any, kind: str) -> Any:
+    return next(each for each in fleet.carrier.asked if each.header["kind"] == kind and each.node == "node-0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("ask", {"mask": None}, "its study masks sums, and this one would not be"),
+        ("ask", {"forms": None, "mask": None}, "FedtideError at the node"),
+        ("ask", {"mask.peers": {"0": {"0": "node-0", "1": "node-1"}}}, "a sum of 2 clients is not masked; allowed: 3"),
+        ("ask", {"mask.peers": {}}, "the server does not say who else is asked"),
+        ("ask", {"mask.keys": {}}, "the server does not say who else is asked"),
+        ("unmask", {"mask.alive": {"0": [0, 1, 2]}}, "a question is opened for one list of clients"),
+        ("unmask", {"mask.alive": {"0": [0]}}, "found 1, allowed: 3 clients or more"),
+        ("unmask", {"mask.alive": {"0": [1, 2, 3]}}, "allowed: clients that were asked, 0 among them"),
+        ("unmask", {"mask.attempt": "another"}, "its key for masks is another than the server knows"),
+    ],
+)
+def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, kind), fleet.carrier.nodes["node-0"]
+    header = json.loads(json.dumps(sent.header))
+    for key, value in changes.items():
+        place = header["mask"] if key.startswith("mask.") else header
+        place[key.removeprefix("mask.")] = value
+    told, payload = node.handle(header, sent.payload)
+    word = told["clients"]["0"]
+    assert word.startswith(REFUSED)
+    assert words in word
+    assert payload in (b"", codec.to_bytes({}))
+
+
+def test_a_question_that_comes_twice_is_answered_with_the_same_bytes(tmp_path):
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    for kind in ("ask", "unmask"):
+        sent = question(fleet, kind)
+        before = next(each for each in fleet.carrier.came if each.id == sent.id)
+        header = json.loads(json.dumps(sent.header))
+        assert fleet.carrier.nodes["node-0"].handle(header, sent.payload)[1] == before.payload
+
+
+def test_no_secret_lies_in_a_log_a_record_a_checkpoint_or_a_file(tmp_path, monkeypatch):
+    """Nor is the answer of a client on the wire: what goes there is searched for its numbers in fixed point."""
+    secret: list[bytes] = []
+    for name, module in (("derived", masks), ("token_bytes", masks.secrets)):
+        made = getattr(module, name)
+
+        def kept(*given: Any, made: Any = made) -> bytes:
+            secret.append(made(*given))
+            return secret[-1]
+
+        monkeypatch.setattr(module, name, kept)
+    logged: list[str] = []
+    host = host_of(EXPERIMENT, EXPERIMENT.method[0], 0, MemoryStore(None))
+    fleet = near_fleet(host, 8, tmp_path / "nodes", Meddling)
+    nodes = {name: replace(node, log=logged.append) for name, node in fleet.carrier.nodes.items()}
+    fleet.carrier.nodes = nodes
+    run = played(EXPERIMENT, fleet=lambda _: fleet)
+    secret += [node.masker._key.private_bytes_raw() for node in nodes.values()]
+    secret += [shared for node in nodes.values() for shared in node.masker._shared.values()]
+    assert len(secret) > 100
+    fleet.memory.save(tmp_path / "memory.safetensors", (99, 0))
+    codec.to_file(tmp_path / "state.safetensors", run.state)
+    found = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    words = "".join(
+        [str(fleet.told()), *logged, repr(nodes), repr(fleet), *(repr(each.header) for each in fleet.carrier.came)]
+    )
+    for each in secret:
+        assert each not in found
+        assert each.hex() not in words
+        assert repr(each) not in words
+    vectors = [
+        codec.from_bytes(sent.payload)[client]["total"].numpy().tobytes()
+        for node in nodes.values()
+        for (_, client), sent in node._sent.items()
+    ]
+    assert vectors
+    wire = b"".join(each.payload for each in fleet.carrier.came)
+    for vector in vectors:
+        assert vector[:64] not in wire
