@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic
 
 from pydantic import BeforeValidator
 
-from fedtide.config import Forgetting, StopAt
+from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_target
 from fedtide.core.config_types import Count, Spelled, Whole
 from fedtide.core.errors import refused
@@ -21,7 +21,7 @@ from fedtide.data.partition import Partition
 from fedtide.data.population import Population
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
-from fedtide.data.transforms import Prepare, Step
+from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets.devices import Devices, Steady
@@ -78,17 +78,11 @@ def population(
     return build(rows, **as_written("population", PopulationOptions, given | {"transforms": tuple(transforms)}))
 
 
-class PopulationOptions(Strict):
+class PopulationOptions(Data):
     """Arguments of `population` that are read as in a file."""
 
-    partition: Annotated[Partition, Spelled] | None = None
-    groups: Groups = OneGroup()
-    split: Split = Split()
-    held_out_clients: HeldOutClients = HeldOutClients()
     shift: Shift = Shift()
     seed: Whole = 0
-    transforms: tuple[Step, ...] = ()
-    public_samples: Whole = 0
 
 
 class SimulationOptions(Strict):
