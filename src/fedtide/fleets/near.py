@@ -18,6 +18,7 @@ from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
 from fedtide.fleets.vectors import Vectors
 from fedtide.wire.masks import Masker
+from fedtide.wire.steps import Wire
 
 
 class NearCarrier:
@@ -55,7 +56,12 @@ class NearCarrier:
 
 
 def near_fleet(
-    host: Host, nodes: int, home: Path, carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier, **options: Any
+    host: Host,
+    nodes: int,
+    home: Path,
+    carry: Callable[[Mapping[str, Node]], Carrier] = NearCarrier,
+    wire: Wire | None = None,
+    **options: Any,
 ) -> RemoteFleet:
     """Build a fleet of nodes in this process, which share the clients of a simulation.
 
@@ -64,6 +70,7 @@ def near_fleet(
         nodes: how many; the first ones have a client more.
         home: folder of theirs, in which each keeps what its clients keep.
         carry: makes the carrier from the nodes by name.
+        wire: as the server knows it; None as clients do.
         options: further arguments of `RemoteFleet`.
     """
     population, algorithm = host.population, host.algorithm
@@ -90,7 +97,7 @@ def near_fleet(
         first=algorithm.first,
         deadline=algorithm.deadline,
         schemas=schemas,
-        vectors=None if host.wire is None else Vectors(host.wire, schemas),
+        vectors=None if host.wire is None else Vectors(wire or host.wire, schemas),
     )
 
 

@@ -30,7 +30,9 @@ from fedtide.fleets.schema import Schema, Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import Vectors
+from fedtide.wire.ledger import Ledger, arrivals, eligible
 from fedtide.wire.masks import STALE, unmasked
+from fedtide.wire.release import ledger_of
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
@@ -90,7 +92,6 @@ class RemoteFleet:
     vectors: Vectors | None = None
     truth: ClassVar[None] = None
     substituted: ClassVar[None] = None
-    ledger: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         known = [name for name in self.reveals if name in SIMULATION_ONLY]
@@ -148,6 +149,11 @@ class RemoteFleet:
     def add_server_time(self, seconds: float) -> None:
         """Do nothing: on a real clock the server's own work takes the time it takes."""
 
+    @property
+    def ledger(self) -> Ledger | None:
+        """What was released of clients, and who may be asked; None where sums are not private."""
+        return ledger_of(None if self.vectors is None else self.vectors.wire)
+
     # -- who ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -158,11 +164,16 @@ class RemoteFleet:
     @property
     def reachable(self) -> Tensor:
         """Ids that could answer now, sorted: those that were present when the round began."""
-        return self.who.reachable(self.present, self.moment)
+        there = self.who.reachable(self.present, self.moment)
+        return there[eligible(self.ledger, there, self.moment.round)]
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` of the clients that are there, from (seed, round) alone, sorted."""
-        came = self.who.arrivals(m, self.present, self.moment)
+
+        def draw(size: int) -> Tensor:
+            return self.who.arrivals(size, self.present, self.moment)
+
+        came, _ = arrivals(self.ledger, draw, m, len(self._node), self.moment.round)
         self._drawn[str(m)] = came.tolist()
         return came
 
@@ -217,6 +228,7 @@ class RemoteFleet:
         self._mail.open()
         seconds = self.patience if deadline is None else min(self.patience, deadline)
         there = self.who.answers(ask.clients, self.moment, ask.number)
+        there &= eligible(self.ledger, ask.clients, self.moment.round)
         post: Post = "ask"
         sent = None
         if self.schemas is not None and self.schemas.memory is None:

@@ -24,7 +24,7 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import BLOCKS, blocks_of_clients, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import Vectors
 from fedtide.learn.task import ROWS
-from fedtide.wire.ledger import Ledger
+from fedtide.wire.ledger import Ledger, arrivals, eligible
 from fedtide.wire.release import ledger_of
 from fedtide.wire.steps import Wire
 
@@ -192,13 +192,7 @@ class SimulatedFleet:
     def reachable(self) -> Tensor:
         """Ids that could answer now, sorted: of those whose privacy allows it."""
         there = self.population.reachable(self.moment)
-        return there[self._eligible(there)]
-
-    def _eligible(self, clients: Tensor) -> Tensor:
-        """Tell which clients (n,) have enough left of their privacy for this round."""
-        if self.ledger is None:
-            return torch.ones(len(clients), dtype=torch.bool)
-        return self.ledger.eligible(clients, self.moment.round)
+        return there[eligible(self.ledger, there, self.moment.round)]
 
     @property
     def true_groups(self) -> Tensor:
@@ -222,12 +216,13 @@ class SimulatedFleet:
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` clients by the shift, from (seed, round) alone, sorted; whose privacy forbids it is passed over."""
-        size, came = m, self.population.arrivals(m, self.moment)
-        while int(self._eligible(came).sum()) < m and len(came) == size < self.population.registered:
-            size = min(size + m - int(self._eligible(came).sum()), self.population.registered)
-            came = self.population.arrivals(size, self.moment)
+
+        def draw(size: int) -> Tensor:
+            return self.population.arrivals(size, self.moment)
+
+        came, size = arrivals(self.ledger, draw, m, self.population.registered, self.moment.round)
         self.substituted += self.population.substituted(size, self.moment)
-        return came[self._eligible(came)]
+        return came
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -279,7 +274,8 @@ class SimulatedFleet:
             ahead, down = self.moment.seconds - since, each * int(sent.sum())
         rows = self.population.counts(clients, "train", self.moment)
         seconds = self.clock.answers(ask, rows, each, each) - ahead
-        counts = self.population.answers(clients, self.moment, number, since) & self._eligible(clients)
+        counts = self.population.answers(clients, self.moment, number, since)
+        counts &= eligible(self.ledger, clients, self.moment.round)
         if deadline is not None:
             counts &= seconds <= deadline
         if first is not None:

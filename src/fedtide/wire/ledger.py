@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -149,6 +149,32 @@ class Ledger:
     def _refused(self, line: Line, why: str) -> FedtideError:
         where = f"'{line.question}' of round {line.round}"
         return FedtideError(f"{self.path or 'wire.privacy'}: {where} {why}; allowed: what the budget has")
+
+
+def eligible(ledger: Ledger | None, clients: Tensor, number: int) -> Tensor:
+    """Tell which clients (n,) have enough left of their privacy for a round; all where there is no ledger."""
+    return torch.ones(len(clients), dtype=torch.bool) if ledger is None else ledger.eligible(clients, number)
+
+
+def arrivals(
+    ledger: Ledger | None, draw: Callable[[int], Tensor], m: int, most: int, number: int
+) -> tuple[Tensor, int]:
+    """Return the first `m` of those that arrive who may be in a round, and how many arrived until then.
+
+    Args:
+        ledger: of the run; None lets all be in it.
+        draw: the first so many that arrive, sorted; those of fewer are among them.
+        m: how many are wanted.
+        most: how many there are.
+        number: of the round.
+    """
+    size, came = m, draw(m)
+    there = eligible(ledger, came, number)
+    while int(there.sum()) < m and len(came) == size < most:
+        size = min(size + m - int(there.sum()), most)
+        came = draw(size)
+        there = eligible(ledger, came, number)
+    return came[there], size
 
 
 def read(path: Path) -> list[Line]:

@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
 from fedtide.core.weights import flat
+from fedtide.fleets.near import near_fleet
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.vectors import Vectors
 from fedtide.fleets.workers import WorkersEngine
@@ -181,3 +182,16 @@ def test_epsilon_or_noise():
     run = played(private("fedavg", epsilon=None, multiplier=3.0))
     assert run.fleet.ledger.z == 3.0
     assert replace(run.fleet.ledger.plan).epsilon(3.0, 1e-5) > 0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "scaffold"])
+@pytest.mark.parametrize("secure", [False, True])
+def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure):
+    plain = private(name, options=options_of(name), fewest=2)
+    experiment = plain.model_copy(update={"wire": plain.wire.model_copy(update={"secure": secure})})
+    here = played(experiment)
+    wire = server_wire(experiment, experiment.method[0], here.host)
+    fleet = near_fleet(here.host, 3, tmp_path, wire=wire)
+    there = played(experiment, fleet=lambda _: fleet)
+    assert same(there.state, here.state)
+    assert fleet.ledger.lines == here.fleet.ledger.lines
