@@ -41,6 +41,18 @@ def test_deployed_is_simulated(tmp_path, name):
     assert ("killing the server" in said.getvalue()) == kills
 
 
+def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
+    method = {"name": "ifca", "algorithm": "ifca", "cohort": 5, "local": LOCAL, "clusters": 2}
+    experiment = read(hospitals(tmp_path, method=[method], wire={"secure": True, "fewest": 3}))
+    site = make_site(experiment, "ifca", Roster.of("berlin,lyon:2,oslo:2"), tmp_path / "site", None, "study.toml")
+    said = io.StringIO()
+    assert rehearse(site, rounds=3, log=Log(file=said)) == 0, said.getvalue()
+    assert "deployed = simulated, bit for bit" in said.getvalue()
+    told = (site.root / "rehearsal" / "nodes" / "berlin" / "asked.jsonl").read_text()
+    assert '"kind": "unmask"' in told
+    assert '"opened": {"0": [' in told
+
+
 def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_plan", lambda site, kills: [Kill(1, "")])
     site = make_site(

@@ -114,3 +114,18 @@ def test_what_was_forgotten_is_not_masked_again():
         node.masked(Context("run", (number, 0), 0, "a"), 1, torch.tensor([1]), peers)
     with pytest.raises(FedtideError, match="masked once"):
         node.masked(Context("run", (0, 0), 0, "a"), 1, torch.tensor([1]), peers)
+
+
+def test_a_node_that_is_started_again_knows_which_lists_it_opened_sums_for(tmp_path):
+    """It has another key, and the same answer: for another list the server would have the difference of two sums."""
+    file = tmp_path / "opened"
+    for alive in ([1, 2], [1, 2], [1, 2, 3]):
+        nodes = {k: Masker("run", f"node-{k}", lists=file if k == 1 else None) for k in (1, 2, 3)}
+        peers = {k: node.bundle.public for k, node in nodes.items()}
+        nodes[1].masked(CONTEXT, 1, torch.tensor([7]), peers)
+        if alive == [1, 2, 3]:
+            with pytest.raises(FedtideError, match="for one list"):
+                nodes[1].show(CONTEXT, 1, alive, 2)
+        else:
+            shown = nodes[1].show(CONTEXT, 1, alive, 2)
+            assert not any(secret.hex() in file.read_text() for secret in (shown.sealed, *shown.opens.values()))

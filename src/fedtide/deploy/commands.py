@@ -149,7 +149,16 @@ def join(
         tell(line)
     if dry:
         about = seat.ticket.rows
-        for line in what_it_means(seat.algorithm, seat.like, about.classes, seat.policy, seat.ticket.registered):
+        wire = seat.ticket.experiment.wire
+        means = what_it_means(
+            seat.algorithm,
+            seat.like,
+            about.classes,
+            seat.policy,
+            seat.ticket.registered,
+            None if wire is None else wire.build(),
+        )
+        for line in means:
             tell(line)
         return 0
     from fedtide.deploy.join import join as take_part

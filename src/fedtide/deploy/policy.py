@@ -4,9 +4,11 @@
     questions = ["train", "score"]   # the works that are done here; "score" judges what was sent on the rows here
     fewest = 3                       # clients that are asked the same question, and so are in its sum
     rows_at_least = 20               # rows that a client needs to be judged on them
+    secure = true                    # only masked sums, which the server can open together alone
+    peers = ["SHA256:..."]           # fingerprints of the other nodes' keys, as their owners tell them
 
-A rule that the file does not have forbids nothing. How many clients are in a sum is the server's word: as long as
-answers are not masked it could look at each of them.
+A rule that the file does not have forbids nothing. How many clients are in a sum is the server's word: where answers
+are not masked it could look at each of them. Where they are, it is the word of the keys that masks are shared with.
 
 Some things hold without a file, as no study needs more: a client is judged on test and validation rows alone, with few
 models in a round, and the server is told its mean loss to three digits.
@@ -25,7 +27,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from fedtide.core.config_types import Count
+from fedtide.core.config_types import Count, Flag
 from fedtide.core.errors import FedtideError
 from fedtide.core.strict import Strict, checked
 from fedtide.core.types import Scores
@@ -54,12 +56,17 @@ class Policy(Strict):
         questions: names of the works that are done here; None allows what the study asks.
         fewest: how many clients there must be in a sum.
         rows_at_least: how many rows of a part a client must have to be judged on it.
+        secure: whether sums must be masked.
+        peers: fingerprints of the keys of nodes that masks may be shared with; None takes the first key that comes with
+            a node's name, and no other one after it.
     """
 
     reveals: tuple[Name, ...] | None = None
     questions: tuple[Name, ...] | None = None
     fewest: Count = 1
     rows_at_least: Count = 1
+    secure: Flag = False
+    peers: tuple[Name, ...] | None = None
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -145,6 +152,11 @@ class Owner:
     def rows_at_least(self) -> int:
         """How many rows of a part a client must have to be judged on it."""
         return self.policy.rows_at_least
+
+    @property
+    def secure(self) -> bool:
+        """Whether sums must be masked."""
+        return self.policy.secure
 
     def shown(self, scores: Scores) -> Scores:
         """Return what the server is told of an evaluation."""

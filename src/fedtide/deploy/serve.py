@@ -33,10 +33,13 @@ from fedtide.fleets.presence import Present, Rehearsed, Who
 from fedtide.fleets.real_clock import RealClock, RoundClock, WallClock
 from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
+from fedtide.fleets.vectors import Vectors
 from fedtide.report.page import write_report
 from fedtide.runs import folder
-from fedtide.runs.build import host_of, metrics_of
+from fedtide.runs.build import host_of, metrics_of, wire_of
+from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Progress, Run
+from fedtide.wire.steps import Wire
 
 TOLD = 3.0
 """Seconds between two writings of the status file."""
@@ -292,18 +295,20 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[Rem
     if rehearsed:
         host = host_of(experiment, method, site.seed, MemoryStore(None))
         algorithm, who, held = host.algorithm, Rehearsed(host.population), host.population
+        wire = server_wire(experiment, method, host)
     else:
         algorithm = algorithm_without_rows(experiment, about)
         who, held = Present(site.seed), Unseen(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
         if algorithm.check is not None:
             algorithm.check(held)
+        wire = wire_of(experiment, method, algorithm, held.registered)
     clock = RoundClock(experiment.timing.seconds or 1.0) if rehearsed else clock_of(site)
 
     def fail(question: str, number: int, error: Exception) -> None:
         text = f"{method.name}: round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
         log.say("failed", f"{text}: {one_line(error)}", method=method.name, question=question, round=number)
 
-    fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes))
+    fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes), wire)
     algorithm = without_failures(algorithm, fleet, fail)
     judged = views(held, experiment.eval_clients, site.seed, experiment.eval_splits)
     return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
@@ -325,10 +330,16 @@ def next_round(fleet: RemoteFleet) -> datetime | None:
 
 
 def fleet_of(
-    site: Site, carrier: Carrier, algorithm: Algorithm, who: Who, clock: RealClock, rows: Shard
+    site: Site,
+    carrier: Carrier,
+    algorithm: Algorithm,
+    who: Who,
+    clock: RealClock,
+    rows: Shard,
+    wire: Wire | None = None,
 ) -> RemoteFleet:
     """Return the nodes of a site as a fleet; `rows` are made up, as those of a client look."""
-    deploy = site.deploy
+    deploy, schemas = site.deploy, Schemas(algorithm.works, rows)
     return RemoteFleet(
         carrier,
         {node.name: node.clients for node in site.roster.node},
@@ -340,8 +351,9 @@ def fleet_of(
         fewest=deploy.fewest,
         first=algorithm.first,
         deadline=algorithm.deadline,
-        schemas=Schemas(algorithm.works, rows),
+        schemas=schemas,
         heaviest=deploy.heaviest,
+        vectors=None if wire is None else Vectors(wire, schemas),
     )
 
 

@@ -414,6 +414,8 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         raise FedtideError(f"{root}: already exists, and is left as it is; allowed: --out with another folder")
     certificates.library()
     study = chosen(experiment, method, roster.clients, address, where)
+    if study.wire is not None and study.wire.privacy is not None:
+        raise refused(f"{where}: wire.privacy", "a table", "none", "noise and its ledger are for simulations as yet")
     preflight(study, where)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
     dealt = host.population.registered

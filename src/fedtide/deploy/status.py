@@ -90,6 +90,9 @@ def lines(site: Site, now: datetime) -> Iterator[str]:
     """Say in lines how a site is."""
     title = site.experiment.title or "a study"
     yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.address}"
+    wire = site.experiment.wire
+    if wire is not None and wire.secure:
+        yield f"sums: masked, opened for {wire.fewest} clients or more"
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
     yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one before"
     status = Status.read(site.status)

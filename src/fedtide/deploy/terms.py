@@ -26,6 +26,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.schema import ROWS, made_up
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.wire.steps import Wire
 
 CLIENTS, ROUNDS = 8, 3
 """Clients and rounds of a trial."""
@@ -52,7 +53,9 @@ class Term:
     keeps: int = 0
 
 
-def terms_of(algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS) -> list[Term]:
+def terms_of(
+    algorithm: Algorithm[Any], like: Shard, classes: int, clients: int = CLIENTS, wire: Wire | None = None
+) -> list[Term]:
     """Try a method and return a term for each of its questions, those that were not asked included.
 
     Args:
@@ -60,6 +63,7 @@ def terms_of(algorithm: Algorithm[Any], like: Shard, classes: int, clients: int 
         like: rows as a model sees them, one at least.
         classes: number of classes.
         clients: how many there are; some methods need several.
+        wire: how sums pass to the server.
     """
     terms = {question: Term(question) for question in algorithm.works}
     answers: dict[str, list[Answer]] = {question: [] for question in algorithm.works}
@@ -83,7 +87,8 @@ def terms_of(algorithm: Algorithm[Any], like: Shard, classes: int, clients: int 
     population = build(
         Rows("made-up rows", rows.x, rows.y, classes), IID(clients=clients), split=Split(val=0.2, test=0.2)
     )
-    host = Host(tried, population, 0, MemoryStore(None))
+    tried_wire = None if wire is None else replace(wire, fewest=1, steps=())
+    host = Host(tried, population, 0, MemoryStore(None), wire=tried_wire)
     fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
     start = begin(tried, fleet, seed=0, rounds=ROUNDS)
     _note(fleet, terms, answers)
@@ -107,7 +112,9 @@ def _note(fleet: SimulatedFleet, terms: Mapping[str, Term], answers: Mapping[str
             shown = {name: answer.rows[name] for name in query.ask.reveal}
             term.shown |= {name: _numbers(row) for name, row in shown.items()}
             beside = [row for name, row in shown.items() if name not in answer.repeated]
-            term.up = max(term.up, size_in_bytes([answer.total, beside]))
+            numbers = max((form.size for form in (query.ask.forms or {}).values()), default=0)
+            total = 8 * numbers if numbers else size_in_bytes(answer.total)
+            term.up = max(term.up, total + size_in_bytes(beside))
     for heard in answers.values():
         heard.clear()
 
@@ -136,13 +143,14 @@ def _numbers(tree: Tree) -> str:
     return f"{count:,} {'number' if count == 1 else 'numbers'}{tensors}{shape}"
 
 
-def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> Iterator[str]:
+def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire: Wire | None = None) -> Iterator[str]:
     """Say what taking part means, in lines for people, with what the owner's rules forbid.
 
     Args:
         algorithm: the method.
         terms: of it.
         policy: the owner's rules.
+        wire: how sums pass to the server.
     """
     *works, judged = terms
     asked = [term for term in works if term.down or term.up]
@@ -159,7 +167,17 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy) -> It
         yield f"shows the server, for each client by itself: {shown.get(name, f'{name}, of which a trial saw nothing')}"
     if not shown and not algorithm.reveals:
         yield "shows the server, for each client by itself: what score sends, and no extra values of the method"
-    yield "sums: the server makes them, so it receives the answer of each client by itself; nothing hides it"
+    if wire is not None and wire.secure:
+        yield (
+            f"sums: masked; the server can open them for {max(wire.fewest, policy.fewest)} clients or more together; "
+            f"{SCORE}, and what is shown, are not masked"
+        )
+        if policy.peers is None:
+            yield "masks: shared with the nodes whose keys the server names first; `peers` of your rules can name them"
+    else:
+        yield "sums: the server makes them, so it receives the answer of each client by itself; nothing hides it"
+        if policy.secure:
+            yield "will be refused: every question but score, as its owner allows masked sums alone"
     kept = max((term.keeps for term in works), default=0)
     memory = f"{_bytes(kept)} for each client" if kept else "nothing of the method"
     yield f"keeps here, in the node's folder: {memory}, its key, the last model that it scored, what was asked and sent"
@@ -189,7 +207,9 @@ def _bytes(count: int) -> str:
     return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
 
 
-def what_it_means(algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int) -> list[str]:
+def what_it_means(
+    algorithm: Algorithm[Any], like: Shard, classes: int, policy: Policy, clients: int, wire: Wire | None = None
+) -> list[str]:
     """Return in lines what taking part in a method means for a node with these rules."""
-    terms = terms_of(algorithm, like, classes, max(clients, CLIENTS))
-    return [printable(line) for line in in_words(algorithm, terms, policy)]
+    terms = terms_of(algorithm, like, classes, max(clients, CLIENTS), wire)
+    return [printable(line) for line in in_words(algorithm, terms, policy, wire)]

@@ -40,6 +40,7 @@ TOLD: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("title", "description", "rounds", "precision", "model", "method")),
     "data": ("split", "transforms"),
     "fleet": ("threads", "channels_last"),
+    "wire": None,
 }
 """Keys of a study that a node is told, and of its tables; None is all of a table."""
 KEPT = ("init_from", "shift")

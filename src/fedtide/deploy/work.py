@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core.memory import MemoryStore
+from fedtide.deploy import certificates
 from fedtide.deploy.flower.worker import say, serve
 from fedtide.deploy.log import Health
+from fedtide.deploy.peers import Peers
 from fedtide.deploy.policy import Owner
 from fedtide.deploy.seat import RECORD, Seat
 from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
 from fedtide.fleets.node import REFUSED, Node, NoRules, Rules
 from fedtide.runs.build import host_of
+from fedtide.wire.masks import Masker
 
 
 def node_of(told: Mapping[str, Any]) -> Node:
@@ -32,17 +35,25 @@ def node_of(told: Mapping[str, Any]) -> Node:
     home = Path(told["home"])
     rows: ClientRows
     rules: Rules = NoRules()
+    trusts: Callable[[str, str], str | None]
     if "site" in told:
         site = Site.read(Path(told["site"]))
         host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
         experiment, run = site.experiment, site.digest
         algorithm, seed, rows = host.algorithm, site.seed, host.population
+        name, key = home.name, home / "key"
+        keys = {node.name: node.key for node in site.roster.node}
+        trusts = lambda node, line: None if keys.get(node) == line else "its key is not that of the roster"  # noqa: E731
     else:
         policy = None if told["policy"] is None else Path(told["policy"])
         seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], policy, home)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
-        rules = Owner(policy, home / "judged.jsonl", experiment.rounds, say)
+        rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say)
+        name, key = seat.ticket.node, seat.key
+        trusts = Peers(home / "peers.json", lambda: owner.policy, say).trusts
+    wire = None if experiment.wire is None else experiment.wire.build()
+    secure = wire is not None and wire.secure
     return Node(
         algorithm,
         seed,
@@ -54,6 +65,8 @@ def node_of(told: Mapping[str, Any]) -> Node:
         threads=experiment.fleet.threads,
         log=say,
         judged=home / "judged" if "site" not in told else None,
+        wire=wire,
+        masker=Masker(run, name, certificates.read_private_key(key), trusts, home / "opened") if secure else None,
     )
 
 
@@ -101,6 +114,8 @@ class Watch:
             "received": received,
             "sent": sent,
         }
+        if header["kind"] == "unmask":
+            line["opened"] = header["mask"]["alive"]
         self.record.parent.mkdir(parents=True, exist_ok=True)
         with open(self.record, "a", encoding="utf-8") as file:
             file.write("\n" + json.dumps(line))  # after what a kill may have left half

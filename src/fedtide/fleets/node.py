@@ -55,6 +55,10 @@ class Rules(Protocol):
     def rows_at_least(self) -> int:
         """How many rows of a part a client must have to be evaluated on it."""
 
+    @property
+    def secure(self) -> bool:
+        """Whether sums must be masked."""
+
     def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
         """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
 
@@ -66,6 +70,7 @@ class NoRules:
     """All is allowed."""
 
     fewest = rows_at_least = 1
+    secure = False
 
     def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
         """Refuse nothing."""
@@ -146,7 +151,7 @@ class Node:
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = question_of(header)
         model = hashlib.sha256(payload).hexdigest()
-        why = self._objection(asked) or self.rules.refuses(header, model)
+        why = self._objection(asked) or self.rules.refuses(header, model) or self._objection_to_sum(asked)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
         if asked.kind in ("keys", "unmask"):
@@ -248,8 +253,13 @@ class Node:
             return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
         if asked.run != self.run:
             return f"it takes part in run {self.run}, and the question is of run {asked.run}"
+        return None
+
+    def _objection_to_sum(self, asked: AskHeader) -> str | None:
         if asked.kind == "score":
             return None
+        if self.rules.secure and self.masker is None:
+            return "its owner allows masked sums alone, and its study does not mask them"
         if self.masker is not None:
             return objection(self.masker, asked, self._fewest)
         if asked.kind != "ask" or asked.mask is not None or (asked.forms is not None and self.wire is None):

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +156,8 @@ class Masker:
         node: the node's name.
         identity: its registered private key; None for nodes of one process.
         trusts: (name of a node, its registered key) -> why its word does not count; None where it does.
+        lists: file of the lists that sums were opened for, of which a node that is started again must know: a line
+            each, with a digest and no secret. None keeps them in memory.
     """
 
     def __init__(
@@ -162,6 +166,7 @@ class Masker:
         node: str,
         identity: Any = None,
         trusts: Callable[[str, str], str | None] = lambda node, key: None,
+        lists: Path | None = None,
     ) -> None:
         primitives = library().hazmat.primitives
         self._key = primitives.asymmetric.x25519.X25519PrivateKey.generate()
@@ -175,7 +180,12 @@ class Masker:
             self.bundle = Bundle(public, line.decode(), signature)
         self._used: set[tuple[Context, int]] = set()
         self._open: OrderedDict[tuple[Context, int], _Sum] = OrderedDict()
-        self._shown: dict[tuple[tuple[int, int], int, int], str] = {}
+        self._lists = lists
+        self._shown: dict[str, str] = {}
+        for line in [] if lists is None or not lists.is_file() else lists.read_text(encoding="ascii").splitlines():
+            question, _, digest = line.partition(" ")
+            if len(digest) == 64:  # else a kill left half of it, before anything was shown
+                self._shown.setdefault(question, digest)
         self._shared: dict[bytes, bytes] = {}
 
     def check(self, bundles: Mapping[str, Bundle]) -> None:
@@ -240,8 +250,7 @@ class Masker:
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
         others, digest = sorted(named - {client}), _digest(alive)
-        if self._shown.setdefault((context.version, context.slot, client), digest) != digest:
-            raise FedtideError("a question is opened for one list of clients")
+        self._name(f"{self.run},{context.version[0]},{context.version[1]},{context.slot},{client}", digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
             return derived(self._secret(known.peers[other]), context.info("open", digest, owner, helper))
@@ -251,6 +260,16 @@ class Masker:
             {other: pad(other, client, other) for other in others},
             {j: seed for j, seed in known.links.items() if j not in named},
         )
+
+    def _name(self, question: str, digest: str) -> None:
+        """Note the list that a question of a client is opened for; raise where it is another than before."""
+        if self._shown.setdefault(question, digest) != digest:
+            raise FedtideError("a question is opened for one list of clients")
+        if self._lists is not None:
+            with open(self._lists, "a", encoding="ascii") as file:
+                file.write(f"\n{question} {digest}")  # after what a kill may have left half
+                file.flush()
+                os.fsync(file.fileno())
 
     def _link(self, context: Context, client: int, other: int, key: bytes) -> bytes:
         return derived(self._secret(key), context.info("mask", *sorted((client, other))))
