@@ -66,4 +66,4 @@ class WireSettings(Strict):
     def build(self) -> Wire:
         """Build the wire as clients know it; the server has noise beside (`fedtide.runs.private`)."""
         steps = () if self.privacy is None else (Clip(self.privacy.clip),)
-        return Wire(self.secure, self.fewest, steps)
+        return Wire(self.secure, self.fewest, steps, hides=self.privacy is not None)

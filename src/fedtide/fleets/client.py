@@ -50,6 +50,7 @@ class Clients:
         seed: seed of every random key.
         memory: what they keep.
         partial_work: probability that a client asked to train does only a part of its local work.
+        hides: whether one that has nothing to say, or not numbers, answers with zeros, as that would tell of its rows.
     """
 
     algorithm: Algorithm
@@ -57,10 +58,12 @@ class Clients:
     seed: int
     memory: Kept
     partial_work: float = 0.0
+    hides: bool = False
 
     def answer(self, ask: Ask, client: int, received: Payload) -> Answer | None:
         """Return the answer of one client, the same bits each time; its tensors may soon be written over."""
-        return self._do(self.algorithm.works[ask.question], ask, client, received)
+        answer = self._do(self.algorithm.works[ask.question], ask, client, received)
+        return Answer({}) if self.hides and (answer is None or not is_finite(answer)) else answer
 
     def adapt(self, ask: Ask, client: int, received: Payload, part: str) -> Memory:
         """Return what a client would keep when it is evaluated, adapted on its own rows where the algorithm says so.

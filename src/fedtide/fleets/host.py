@@ -44,7 +44,8 @@ class Host:
     @cached_property
     def clients(self) -> Clients:
         """The clients, who know their own rows alone."""
-        return Clients(self.algorithm, self.population, self.seed, self.memory, self.partial_work)
+        hides = self.wire is not None and self.wire.hides
+        return Clients(self.algorithm, self.population, self.seed, self.memory, self.partial_work, hides)
 
     def ask(self, ask: Ask, payload: Tree) -> BlockResult:
         """Run one question on a block of clients, one after the other, and add their answers up."""

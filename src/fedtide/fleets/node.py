@@ -278,7 +278,8 @@ class Node:
         return NodeMemory(self.home, {client: version}).read(client, (0, 0))
 
     def _clients(self, memory: NodeMemory) -> Clients:
-        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work)
+        hides = self.wire is not None and self.wire.hides
+        return Clients(self.algorithm, self.rows, self.seed, memory, self.partial_work, hides)
 
     def _score(
         self, asked: AskHeader, received: Tree, header: Mapping[str, Any], payload: bytes

@@ -77,7 +77,8 @@ class Plan:
     def epsilon(self, z: float, delta: float) -> float:
         """Return epsilon of the whole run."""
         if self.sampling is not None:
-            return sampled_epsilon(z, self.sampling, self.rounds * self.releases, delta)
+            # All sums of a round are over one draw: together one sum, of so many times the length.
+            return sampled_epsilon(z / math.sqrt(self.releases), self.sampling, self.rounds, delta)
         return epsilon_of(self.moved / z, delta)
 
     def noise(self, epsilon: float, delta: float) -> float:

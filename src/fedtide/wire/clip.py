@@ -17,8 +17,9 @@ positive and add up to 1.
 
 Choices:
     Every client counts once, whatever its number of samples: then the sum of weights of a leaf without slots is the
-    number of answers, which is no secret, needs no noise, and is a good divisor. A leaf of weight zero sends zeros and
-    counts, too. Buffers are part of their leaf. What fixed point rounds is taken off the bounds.
+    number of clients that were asked and there, which is no secret, needs no noise, and is a good divisor. So who has
+    nothing to say, or not numbers, sends zeros and counts, too. Buffers are part of their leaf. What fixed point rounds
+    is taken off the bounds.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.wire.steps import Opening
-from fedtide.wire.vector import BITS, Form
+from fedtide.wire.vector import BITS, ROOM, Form
 
 ROUNDED = 2.0 ** -(BITS + 1)
 """How far fixed point moves a number at most."""
@@ -63,16 +65,15 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
     """Return a client's vector with every leaf within its bound, and weights that add up to 1.
 
     Raises:
-        FedtideError: a leaf has no bound, or a weight is negative.
+        FedtideError: a leaf has no bound or too large a one, or a weight is negative.
 
-    >>> import torch
     >>> from fedtide.wire.vector import Leaf
     >>> form = Form((Leaf("delta", 2), Leaf("models", 1, slots=2)), people=3)
     >>> vector = torch.tensor([30.0, 40.0, 10.0, 6.0, 3.0, 2.0, 1.0])  # (3, 4) of weight 10; 2 and 2 of weights 3 and 1
     >>> clipped(vector, form, {"delta": 2.5, "models": 9.0})
     tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
     """
-    sent = vector.clone()
+    sent = vector.clone() if bool(vector.isfinite().all()) else torch.zeros_like(vector)
     for name, table in form.tables(sent).items():
         values, weights = table[:, :-1], table[:, -1]
         whole = float(weights.sum())
@@ -84,10 +85,13 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
             values.zero_()
         if len(table) == 1:
             weights.fill_(1.0)
-        most = bound_of(name, bounds) - ROUNDED * math.sqrt(values.numel())
-        length = float(values.norm())
-        if not length <= most:  # what is not finite stays so, and is refused
-            values *= most / length
+        bound = bound_of(name, bounds)
+        if bound * form.people >= ROOM:
+            at_most = f"below {ROOM / form.people:.3g}, the room of each in a sum of {form.people}"
+            raise refused(f"wire.privacy.clip.{name or WHOLE}", bound, at_most)
+        most, length = bound - ROUNDED * math.sqrt(values.numel()), float(values.norm())
+        if length > most:
+            values *= max(most, 0.0) / length
     return sent
 
 

@@ -7,6 +7,7 @@ second release.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -97,6 +98,12 @@ class Ledger:
         before = [held for held in self._rounds.get(client, ()) if held < number]
         return len(before) < self.plan.times and (not before or number - before[-1] >= self.plan.distance)
 
+    def _keeps(self, client: int, number: int) -> bool:
+        """Tell whether a client that is in a round, too, is in few enough, and these far enough apart."""
+        rounds = sorted({*self._rounds.get(client, ()), number})
+        apart = all(after - before >= self.plan.distance for before, after in itertools.pairwise(rounds))
+        return apart and len(rounds) <= self.plan.times and 0 <= rounds[0] <= rounds[-1] < self.plan.rounds
+
     def epsilon(self) -> float:
         """Return what was spent so far, by the client that was in most releases; at most the plan's."""
         if self.plan.sampling is not None:
@@ -117,7 +124,7 @@ class Ledger:
             if known.sha256 != line.sha256:
                 raise self._refused(line, "was released before with another sum")
             return
-        late = [client for client in line.clients if not self._may(client, line.round)]
+        late = [client for client in line.clients if not self._keeps(client, line.round)]
         if self.plan.sampling is None and late:
             raise self._refused(line, f"has client {late[0]}, who may not be in it")
         if any((line.question, line.round, client) in self._asked for client in line.clients):

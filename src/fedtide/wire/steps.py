@@ -59,11 +59,13 @@ class Wire:
         secure: whether vectors are masked on their way; a simulation adds them in the same fixed point.
         fewest: clients below which no sum is opened.
         steps: in the order of the client; the server takes them in the same order.
+        hides: whether a client that has nothing to say sends zeros, as if it had.
     """
 
     secure: bool = True
     fewest: int = FEWEST
     steps: Sequence[Step] = ()
+    hides: bool = False
 
     def send(self, form: Form, total: Tree) -> Tensor:
         """Return what a client sends, in fixed point.

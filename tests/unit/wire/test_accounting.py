@@ -72,6 +72,12 @@ def test_uniform_draws_tell_less():
     assert z < Plan(100, 100).noise(2.0, 1e-5)
 
 
+def test_all_questions_of_a_round_ask_one_draw():
+    pytest.importorskip("dp_accounting")
+    sampling = Sampling(5, 1000)
+    assert Plan(300, 300, releases=4, sampling=sampling).epsilon(3.0, 1e-5) == sampled_epsilon(1.5, sampling, 300, 1e-5)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     import sys
 

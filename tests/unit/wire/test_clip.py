@@ -92,10 +92,13 @@ def test_a_mean_of_short_updates_is_their_mean():
     torch.testing.assert_close(made.value, torch.tensor([0.9, 1.2], dtype=torch.float64))
 
 
-def test_what_is_not_finite_stays_so():
+def test_who_has_no_numbers_sends_zeros_and_counts():
     form = Form((Leaf("delta", 2),), 1)
-    for bad in (math.nan, math.inf):
-        assert not clipped(torch.tensor([bad, 1.0, 1.0]), form, {"delta": 1.0}).isfinite().all()
+    for bad in (math.nan, math.inf, 0.0):
+        sent = clipped(torch.tensor([bad, 0.0, 0.0 if bad == 0 else 1.0]), form, {"delta": 1.0})
+        assert sent.tolist() == [0.0, 0.0, 1.0]
+    with pytest.raises(FedtideError, match=r"wire.privacy.clip.delta: found 1000000000.0, allowed: below 5.37e\+08"):
+        clipped(torch.ones(3), form, {"delta": 1e9})
 
 
 def test_every_leaf_needs_a_bound():

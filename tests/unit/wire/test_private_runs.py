@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite, same
+from fedtide.core.types import Weighted
 from fedtide.core.weights import flat
 from fedtide.fleets.near import near_fleet
 from fedtide.fleets.pool import Pool
@@ -195,3 +197,23 @@ def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure
     there = played(experiment, fleet=lambda _: fleet)
     assert same(there.state, here.state)
     assert fleet.ledger.lines == here.fleet.ledger.lines
+
+
+def test_who_abstains_or_has_no_numbers_is_not_seen(tmp_path):
+    """A client without rows and one whose update is NaN count as all others do, in a simulation and at nodes."""
+    experiment = private("fedavg", fewest=1, distance=1)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    train = host.algorithm.works["train"]
+
+    def work(payload, memory, shard, moment, rng):
+        answer = train(payload, memory, shard, moment, rng)
+        if len(shard) % 2:
+            return None
+        return replace(answer, total={**answer.total, "loss": Weighted(math.nan, 1.0)}) if moment.round == 1 else answer
+
+    odd = replace(host, algorithm=replace(host.algorithm, works={"train": work}))
+    here = played(experiment, host=odd, rounds=2)
+    assert all(len(query.answered) == len(query.ask.clients) for query in here.fleet.queries)
+    assert not any(len(query.refused) for query in here.fleet.queries)
+    fleet = near_fleet(odd, 3, tmp_path, wire=server_wire(experiment, experiment.method[0], odd))
+    assert same(played(experiment, fleet=lambda _: fleet, host=odd, rounds=2).state, here.state)

@@ -135,7 +135,7 @@ def test_cap_and_distance():
     ledger.add(line(3, (0,)))
     ledger.add(line(6, (0,)))
     assert ledger.eligible(everyone, 9).tolist() == [False, True, True]  # client 0 was in three rounds
-    for late in (line(9, (0,)), line(8, (1, 0)), line(7, (2, 0))):
+    for late in (line(9, (0,)), line(8, (1, 0)), line(7, (2, 0)), line(2, (0,)), line(5, (0,))):
         with pytest.raises(FedtideError, match="has client 0, who may not be in it; allowed: what the budget has"):
             ledger.add(late)
     with pytest.raises(FedtideError, match="was released before with another sum"):
@@ -143,6 +143,17 @@ def test_cap_and_distance():
     with pytest.raises(FedtideError, match="asks a client twice"):
         ledger.add(line(6, (0,), ask=1))
     ledger.add(line(6, (0,), ask=1, question="other"))
+    with pytest.raises(FedtideError, match="has client 2"):
+        ledger.add(line(10, (2,)))
+
+
+def test_rounds_in_any_order_keep_cap_and_distance():
+    ledger = Ledger(PLAN, 1.0, 1e-5)
+    for number in (6, 3, 0):
+        ledger.add(line(number, (0,)))
+    for number in (5, 4, 2, 9):
+        with pytest.raises(FedtideError, match="has client 0"):
+            ledger.add(line(number, (0,)))
 
 
 def test_epsilon_so_far():
