@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
 from rich.console import Console
@@ -231,27 +231,47 @@ def export(
     """Write a model of a run to a file that other programs read; one that is a program is checked first.
 
     Args:
-        run_folder: the run folder, with a sweep that of one point.
+        run_folder: the run folder, with a sweep that of one point; or the folder of a node of real clients, for the
+            model that it was evaluated with last.
         format: weights by name (safetensors), or a program that takes rows as the model sees them and returns
             log-probabilities (torch-export, onnx).
         method: name of the method, where there are several.
         seed: by default the first.
         client: the model by which this client predicts, with what it keeps; by default that of a new client.
         cluster: number of a network of the server instead: of a cluster, component or branch.
-        out: the file; it must not exist. By default METHOD-SEED here.
+        out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
     from fedtide.config import slug
-    from fedtide.runs.export import ENDINGS
+    from fedtide.runs.export import ENDINGS, Model, check_onnx
     from fedtide.runs.export import export as write
+    from fedtide.runs.predict import check_free
     from fedtide.runs.trained import Trained
 
-    trained = Trained.read(run_folder, method, seed)
-    part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
-    file = out or Path(f"{slug(trained.run.method.name)}-{trained.run.seed}{part}{ENDINGS[format]}")
-    said = write(trained, file, format, client=client, cluster=cluster)
-    say(f"{trained.run.title}, after round {trained.moment.round + 1}: {said}")
+    if format == "onnx":
+        check_onnx()
+    if any(run_folder.glob("*.ticket")):
+        from fedtide.deploy.predict import model_at_node
+
+        _check_none(method=method, seed=seed, cluster=cluster)
+        name, model = model_at_node(run_folder, client)
+    else:
+        trained = Trained.read(run_folder, method, seed)
+        part = f"-client-{client}" * (client is not None) + f"-cluster-{cluster}" * (cluster is not None)
+        name = f"{slug(trained.run.method.name)}-{trained.run.seed}{part}"
+        model = Model.of(trained, client, cluster)
+    file = out or Path(f"{name}{ENDINGS[format]}")
+    check_free(file)
+    said = write(model, file, format)
+    say(f"{model.about['run']}, after round {model.about['rounds']}: {said}")
     say(f"export: {file}")
     return 0
+
+
+def _check_none(**given: Any) -> None:
+    """Raise for an option that has no meaning at a node."""
+    for name, value in given.items():
+        if value is not None:
+            raise refused(f"--{name}", value, "none at a node, which has one model")
 
 
 @app.command
@@ -281,9 +301,7 @@ def predict(
     if any(run_folder.glob("*.ticket")):
         from fedtide.deploy.predict import predict_at_node
 
-        for name, given in (("--method", method), ("--seed", seed), ("--cluster", cluster)):
-            if given is not None:
-                raise refused(name, given, "none at a node, which has one model")
+        _check_none(method=method, seed=seed, cluster=cluster)
         done = predict_at_node(run_folder, rows, out, client)
         say(f"{done.node}, client {done.client}, after round {done.round + 1}: {done.rows} rows predicted")
         say(f"predictions: {out}")

@@ -216,17 +216,17 @@ def introduction(ticket: Ticket) -> Iterator[str]:
 
 def like(about: RowsAbout, transforms: tuple[Prepare, ...]) -> Shard:
     """Return a row of zeros as the model sees it."""
-    x, none = features(_blank(about).x), torch.zeros(1, dtype=torch.int64)
+    x, none = features(blank(about).x), torch.zeros(1, dtype=torch.int64)
     return Shard(apply_transforms(transforms, x), none, none)
 
 
 def algorithm_without_rows(experiment: Experiment, about: RowsAbout) -> Algorithm:
     """Return the algorithm of a study, made where its rows are not: at a node, or at a server of real clients."""
     method = experiment.method[0]
-    return algorithm_of(method, task_of(experiment, method, _blank(about)), experiment.data.directory)
+    return algorithm_of(method, task_of(experiment, method, blank(about)), experiment.data.directory)
 
 
-def _blank(about: RowsAbout) -> Rows:
+def blank(about: RowsAbout) -> Rows:
     """Return a row of zeros."""
     x = torch.zeros(1, *about.shape, dtype=getattr(torch, about.dtype))
     return Rows("rows", x, torch.zeros(1, dtype=torch.int64), about.classes)

@@ -21,7 +21,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.core.shapes import bare, fields_of
 from fedtide.core.trees import Tree, detached
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Prediction, Scores, Weights
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Prediction, Scores, Weights
 from fedtide.fleets.ask import Ask, Scoring
 from fedtide.fleets.client import ClientRows, Clients, is_finite
 from fedtide.fleets.local import threads
@@ -317,7 +317,15 @@ class Node:
         return set(ask.clients[(rows > 0) & (rows < self.rules.rows_at_least)].tolist())
 
     def predict(self, judged: Judged, client: int, x: Tensor) -> Prediction:
-        """Predict rows as in the last evaluation of a client, with what it kept then.
+        """Predict rows as in the last evaluation of a client, see `held`."""
+        received, memory = self.held(judged, client)
+        grouping = read(AskHeader, judged.header, "the last evaluation").grouping
+        units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, grouping)
+        with threads(self.threads):
+            return self.algorithm.predict(received, [memory] * len(first), x, units)
+
+    def held(self, judged: Judged, client: int) -> tuple[Payload, Memory]:
+        """Return what a client received in its last evaluation, and what it kept then.
 
         Raises:
             FedtideError: it was not evaluated, or its memory is gone.
@@ -329,11 +337,8 @@ class Node:
         with threads(self.threads):
             ((_, received),) = ask.sent(strangers.decode(judged.payload, self._classes))
             if self.algorithm.adapt is None or not asked.personal:
-                memory = judged.memory.read(client, ask.version)
-            else:
-                memory = clients.adapt(ask, client, received, asked.part)
-            units, first = decision_units(torch.zeros(len(x), dtype=torch.int64), None, asked.grouping)
-            return self.algorithm.predict(received, [memory] * len(first), x, units)
+                return received, judged.memory.read(client, ask.version)
+            return received, clients.adapt(ask, client, received, asked.part)
 
 
 def classes_in(hint: Any) -> tuple[type, ...]:

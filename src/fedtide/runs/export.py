@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 import fedtide
 from fedtide.config import resolved
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError, unknown
-from fedtide.runs.predict import check_free, names_of_classes
-from fedtide.runs.trained import Trained, module_of
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Weights
+from fedtide.learn.task import Task
+from fedtide.runs.predict import names_of_classes
+from fedtide.runs.trained import Trained, agrees, module_of
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 """Kind of a file: weights by name, or a program with its weights for ONNX or `torch.export.load`."""
@@ -31,32 +34,45 @@ CHECKED = 64
 """How many rows an exported program must predict as the run does."""
 
 
-def export(
-    trained: Trained, out: Path, format: Format, *, client: int | None = None, cluster: int | None = None
-) -> str:
+@dataclass(frozen=True)
+class Model:
+    """A model that is written to a file.
+
+    Args:
+        task: the kind of its networks.
+        parts: the networks, with the share of each in the probabilities.
+        rows: some rows as it sees them, to compare on.
+        about: what the file says of itself.
+    """
+
+    task: Task
+    parts: Sequence[tuple[Weights, float]]
+    rows: Tensor
+    about: Mapping[str, str]
+
+    @staticmethod
+    def of(trained: Trained, client: int | None, cluster: int | None) -> Model:
+        """Return the model of a run, see `Trained.parts`."""
+        parts = trained.parts(client, cluster)
+        return Model(trained.task, parts, trained.rows(CHECKED), described(trained, client, cluster))
+
+
+def export(model: Model, out: Path, format: Format) -> str:
     """Write the network by which rows are predicted to a file, and say what it is.
 
     A program takes rows as the model sees them, any number of them, and returns their log-probabilities. It is written
     only if it predicts as the run does.
 
     Args:
-        trained: the run.
-        out: the file; it must not exist.
+        model: what is written.
+        out: the file.
         format: "safetensors" for the weights alone, which `init_from` reads, too; "torch-export" or "onnx" for a
             program.
-        client: as this client predicts; None for one that nobody knows.
-        cluster: this network of the server's state.
 
     Raises:
         FedtideError: several networks predict, a library is missing, or what was exported predicts otherwise.
     """
-    if format not in get_args(Format):
-        raise unknown("--format", format, get_args(Format))
-    check_free(out)
-    if format == "onnx":
-        check_onnx()
-    parts = trained.parts(client, cluster)
-    about = described(trained, client, cluster)
+    parts, about, rows = list(model.parts), dict(model.about), model.rows
     if format == "safetensors":
         if len(parts) > 1:
             but = f"{len(parts)} networks mixed; allowed: --format torch-export or onnx, or --cluster for one of them"
@@ -69,8 +85,7 @@ def export(
         except SafetensorError as error:
             raise FedtideError(f"{out}: cannot be written ({error})") from None
         return f"weights of {sum(array.numel() for array in arrays.values()):,} numbers in {len(arrays)} arrays"
-    program = Predicting(module_of(trained.task, parts)).eval()
-    rows = trained.rows(CHECKED)
+    program = Predicting(module_of(model.task, parts)).eval()
     with torch.no_grad():
         said = program(rows)
     with replacing(out) as file:
@@ -78,7 +93,7 @@ def export(
         try:
             with _quiet():
                 found = (_torch_export if format == "torch-export" else _onnx)(program, rows, named, about)
-            if not trained.agrees(found, said):
+            if not agrees(model.task, found, said):
                 raise FedtideError(f"--format: what {format} makes of this model predicts otherwise; allowed: another")
             named.replace(file)
         finally:

@@ -158,24 +158,13 @@ class Trained:
         received, memory = self._held(client)
         rows = self.rows()
         said = self.host.algorithm.predict(received, [memory] * len(rows), rows, torch.arange(len(rows)))
-        # What a client keeps is more its own than what everybody receives.
-        shared = networks_in(received, self.like)
-        tries = [[(found, 1.0)] for found in (*networks_in(memory, self.like), *shared)]
-        if said.weights is not None and len(shared) == said.weights.shape[1]:
-            tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
-        for parts in tries:
-            if self.agrees(module_of(self.task, parts)(rows).log_softmax(-1), said.logp):
-                return parts
+        if (found := mixed(self.task, self.like, rows, received, memory, said)) is not None:
+            return found
         hint = f"--cluster 0 to {many - 1} for one of its networks, or fedtide predict" if many else "fedtide predict"
         raise FedtideError(
             f"{self.run.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
             f"{hint}"
         )
-
-    def agrees(self, ours: Tensor, theirs: Tensor) -> bool:
-        """Tell whether two log-probabilities are those of the same model, computed in another order."""
-        far = (ours.double().exp() - theirs.double().exp()).abs().max()
-        return bool(far <= (0.02 if self.task.bfloat else TOLERANCE))
 
     def rows(self, most: int = ROWS) -> Tensor:
         """Return rows of clients and made-up ones, as the model sees them, at most so many of either."""
@@ -205,6 +194,33 @@ class Mixture(nn.Module):
         logp = torch.stack([network(x).log_softmax(-1) for network in self.networks], -1)
         mixed: Tensor = (logp + self.get_buffer("shares").log()).logsumexp(-1)
         return mixed
+
+
+def mixed(
+    task: Task, like: Weights, rows: Tensor, received: Payload, memory: Memory, said: Prediction
+) -> list[tuple[Weights, float]] | None:
+    """Return the networks, with the share of each, that predict as a method does; None where that depends on the row.
+
+    Args:
+        task: the model and loss.
+        like: weights of one network.
+        rows: as the model sees them.
+        received: what a client receives to predict with.
+        memory: what it keeps.
+        said: what the method predicts, each row by itself.
+    """
+    # What a client keeps is more its own than what everybody receives.
+    shared = networks_in(received, like)
+    tries = [[(found, 1.0)] for found in (*networks_in(memory, like), *shared)]
+    if said.weights is not None and len(shared) == said.weights.shape[1]:
+        tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
+    return next((parts for parts in tries if agrees(task, module_of(task, parts)(rows), said.logp)), None)
+
+
+def agrees(task: Task, logits: Tensor, logp: Tensor) -> bool:
+    """Tell whether logits, and log-probabilities, are those of the same model, computed in another order."""
+    far = (logits.log_softmax(-1).double().exp() - logp.double().exp()).abs().max()
+    return bool(far <= (0.02 if task.bfloat else TOLERANCE))
 
 
 def module_of(task: Task, parts: list[tuple[Weights, float]]) -> nn.Module:

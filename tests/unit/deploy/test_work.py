@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedtide.config import read
 from fedtide.core.asks import OTHER, REASONS, AskLine, NodeLine, NodeRecord
@@ -33,7 +34,7 @@ from fedtide.fleets.remote import RemoteFleet
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
 from helpers import echo_worker
-from helpers.hospitals import NAMES, hospitals
+from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 from helpers.shell import done, refused
 
 # -- as its owner wants ------------------------------------------------------------------------------------------------
@@ -88,6 +89,22 @@ def test_a_node_predicts_rows_of_its_own(place, tmp_path):
     assert sum(map(str.__eq__, said, labels)) > 0.6 * len(labels)
     found = predict_at_node(place / "berlin", place / "lyon.csv", tmp_path / "other.csv")
     assert (found.node, found.client, found.round, found.rows) == ("berlin", 0, 3, 90)
+
+
+def test_a_node_exports_the_model_that_it_predicts_with(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert done("predict", place / "berlin", place / "berlin.csv") == 0
+    assert done("export", place / "berlin", "--format", "torch-export") == 0
+    assert "SCAFFOLD, after round 4: program" in capsys.readouterr().out
+    with open(place / "berlin.csv", newline="") as file:
+        rows = torch.tensor([[float(row[name]) for name in COLUMNS] for row in csv.DictReader(file)])
+    said = torch.export.load("berlin-client-0.pt2").module()(rows).exp()
+    with open("predictions.csv", newline="") as file:
+        want = torch.tensor([[float(row[f"p {name}"]) for name in CLASSES] for row in csv.DictReader(file)])
+    assert (said - want).abs().max() < 1e-5
+    assert "--cluster: found 0, allowed: none at a node" in refused(
+        capsys, tmp_path, "export", place / "berlin", "--format", "safetensors", "--cluster", 0
+    )
 
 
 def test_what_a_node_cannot_predict_is_named(place, tmp_path, capsys):
