@@ -79,7 +79,7 @@ PLAYED = (
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "million-clients", "pfedem-cifar",
-    "wsm-baselines", "wsm-norms",
+    "private-clusters", "wsm-baselines", "wsm-norms",
 )  # fmt: skip
 """Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 
