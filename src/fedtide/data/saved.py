@@ -112,17 +112,8 @@ def labels_of(path: Path) -> dict[str, Any] | None:
     return {**found, "names": _words(path, "labels", found.get("names"))}
 
 
-def groups_of(path: Path) -> list[str]:
-    """Return the names of the groups of a saved population."""
-    return _names(path, "group_names")
-
-
-def domains_of(path: Path) -> list[str]:
-    """Return the names of the domains of its source."""
-    return _names(path, "domain_names")
-
-
-def _names(path: Path, key: str) -> list[str]:
+def names_of(path: Path, key: Literal["group_names", "domain_names"]) -> list[str]:
+    """Return the names of the groups of a saved population, or of the domains of its source."""
     return _words(path, key, codec.piece(path, key))
 
 

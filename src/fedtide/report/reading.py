@@ -16,7 +16,7 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
-from fedtide.data.saved import domains_of, groups_of, labels_of
+from fedtide.data.saved import labels_of, names_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
@@ -101,12 +101,12 @@ class RunRecord:
     @property
     def group_names(self) -> list[str]:
         """Names of the groups of the population; empty where the shift was not saved."""
-        return groups_of(self.shift) if self.shift is not None and self.shift.is_file() else []
+        return names_of(self.shift, "group_names") if self.shift is not None and self.shift.is_file() else []
 
     @property
     def domain_names(self) -> list[str]:
         """Names of the domains of the source; empty where the shift was not saved."""
-        return domains_of(self.shift) if self.shift is not None and self.shift.is_file() else []
+        return names_of(self.shift, "domain_names") if self.shift is not None and self.shift.is_file() else []
 
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
         """Return the accuracy of each group at each evaluation, with the turns of groups; None for one group."""

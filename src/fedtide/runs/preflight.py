@@ -17,17 +17,7 @@ from fedtide.fleets import ray_cluster
 from fedtide.fleets.stacked import stackable
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
-from fedtide.runs.build import (
-    clock_of,
-    cohort_of,
-    cohort_size,
-    embedded_of,
-    host_of,
-    load_rows,
-    metrics_of,
-    population_of,
-    task_of,
-)
+from fedtide.runs import build
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
@@ -42,7 +32,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
     """
     if fresh:
-        load_rows.cache_clear()
+        build.load_rows.cache_clear()
     _check_ray(experiment, where)
     _try_metrics(experiment)
     dealt = set[tuple[str, str]]()
@@ -57,32 +47,33 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             if key not in dealt:
                 dealt.add(key)
                 for seed in point.experiment.seeds[1:]:
-                    population_of(point.experiment, shift, seed)
+                    build.population_of(point.experiment, shift, seed)
 
 
 def _build(experiment: Experiment, method: Method) -> None:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
     seed, rounds = experiment.seeds[0], experiment.rounds
-    host = host_of(experiment, method, seed, MemoryStore(None))
+    host = build.host_of(experiment, method, seed, MemoryStore(None))
     population = host.population
     population.check(rounds)
-    clock_of(experiment, method, host.algorithm, population)
+    build.clock_of(experiment, method, host.algorithm, population)
     local = method.settings().get("local")
     parts = (local.local_steps or local.epochs or 1) if isinstance(local, LocalTrainer) else 0
     if experiment.timing.partial_work and parts == 1:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
         raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
-    check_fit(task_of(experiment, method, population.rows), *population.few(), local, f"method '{method.name}'.local")
+    task = build.task_of(experiment, method, population.rows)
+    check_fit(task, *population.few(), local, f"method '{method.name}'.local")
     if experiment.fleet.kind == "stacked":
         stackable(host, f"method '{method.name}': fleet.kind")
     views(population, named=experiment.eval_splits)
-    embedded_of(experiment, method, population)
+    build.embedded_of(experiment, method, population)
     if experiment.forgetting is not None:
         owners_of(population, experiment.forgetting.part, None, seed)
     last = Moment(rounds - 1, rounds, 0.0)
     population.expected(last)
-    population.arrivals(cohort_size(method, population.registered), last)
-    cohort = cohort_of(method)
+    population.arrivals(build.cohort_size(method, population.registered), last)
+    cohort = build.cohort_of(method)
     if isinstance(cohort, PickedBy):
         with within(f"method '{method.name}'"):
             cohort.choose(population.clients, cohort.clients_per_round, Moment(0, rounds, 0.0), Rng(seed))
@@ -93,7 +84,7 @@ def _try_metrics(experiment: Experiment) -> None:
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
     moment = Moment(0, experiment.rounds, 0.0)
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
-    for metric in metrics_of(experiment)[len(METRICS) :]:
+    for metric in build.metrics_of(experiment)[len(METRICS) :]:
         metric.of(scores)
 
 
