@@ -28,7 +28,7 @@ from torch import Tensor
 from fedtide.core.errors import refused
 from fedtide.core.loop import Step
 from fedtide.core.rng import Rng
-from fedtide.core.types import Grouping, Moment, Scores, Weights
+from fedtide.core.types import Grouping, Scores, Weights
 from fedtide.data.population import Population
 from fedtide.evaluate.judge import draw_clients
 from fedtide.fleets.simulated import SimulatedFleet
@@ -190,14 +190,9 @@ class Probe:
 
     def _labels(self, clients: Tensor, part: str) -> np.ndarray:
         """Count the rows of each class that each of `clients` holds now, by current labels (clients, classes)."""
-        population, moment = self.fleet.population, self.fleet.moment
-        return np.array([_counted(population, client, moment, part) for client in clients.tolist()]).reshape(
-            len(clients), population.rows.classes
-        )
-
-
-def _counted(population: Population, client: int, moment: Moment, part: str) -> np.ndarray:
-    return np.bincount(population.shard(client, moment, part).y.numpy(), minlength=population.rows.classes)
+        population, classes = self.fleet.population, self.fleet.population.rows.classes
+        held = [population.shard(client, self.fleet.moment, part).y.numpy() for client in clients.tolist()]
+        return np.array([np.bincount(y, minlength=classes) for y in held]).reshape(len(clients), classes)
 
 
 def _per_row(scored: list[Scores], name: str) -> np.ndarray:

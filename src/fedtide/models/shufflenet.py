@@ -48,7 +48,7 @@ class ShuffleNetV2:
         stages: dict[str, nn.Module] = {}
         before = STEM
         for i, (channels, blocks) in enumerate(STAGES, start=2):
-            same = [_same(channels, norm) for _ in range(blocks - 1)]
+            same = [Half(_body(channels // 2, channels // 2, 1, norm)) for _ in range(blocks - 1)]  # with stride 1
             stages[f"stage{i}"] = nn.Sequential(_smaller(before, channels, norm), *same)
             before = channels
         return sequence(
@@ -91,12 +91,6 @@ def shuffle(a: Tensor, b: Tensor) -> Tensor:
     tensor([0., 1., 0., 1.])
     """
     return torch.stack((a, b), 2).flatten(1, 2)
-
-
-def _same(channels: int, norm: Norm) -> nn.Module:
-    """Build a block with stride 1."""
-    half = channels // 2
-    return Half(_body(half, half, 1, norm))
 
 
 def _smaller(before: int, channels: int, norm: Norm) -> nn.Module:

@@ -54,11 +54,8 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
 
 def groups_in(found: dict[int, dict[int, tuple[str, int]]]) -> list[str]:
     """Return the groups that any client was ever in, sorted by number where groups drift."""
-    return sorted({group for members in found.values() for group, _ in members.values()}, key=_as_number)
-
-
-def _as_number(group: str) -> tuple[int, str]:
-    return (int(group) if group.isdecimal() else 0), group
+    groups = {group for members in found.values() for group, _ in members.values()}
+    return sorted(groups, key=lambda group: (int(group) if group.isdecimal() else 0, group))
 
 
 @dataclass(frozen=True)

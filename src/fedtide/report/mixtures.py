@@ -161,7 +161,7 @@ def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
 
 def client_losses(record: ExperimentRecord) -> Drawn | None:
     """Draw participants' training losses over rounds and in the last cycle; None without blended domains."""
-    drawn = _numbered(record, _median) if record.blended else []
+    drawn = _numbered(record, lambda run: loss(run, "q50")) if record.blended else []
     if not drawn:
         return None
     last = {method.name: last_rounds(record, method) for method in record.methods}
@@ -180,10 +180,6 @@ def client_losses(record: ExperimentRecord) -> Drawn | None:
         below.grid(axis="y", visible=False)
         below.set_xlabel("training loss of a client in the last cycle")
         return svg(figure, "training loss over clients")
-
-
-def _median(run: RunRecord) -> np.ndarray:
-    return loss(run, "q50")
 
 
 def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
