@@ -861,6 +861,17 @@ def test_a_finished_run_of_another_configuration(capsys, here, half):
     assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
 
 
+def test_a_run_of_before_an_option_is_read_and_not_resumed(capsys, here, half):
+    """What an older version would have written: a key that it did not know is not there."""
+    config = half / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
+    assert "another configuration" in refused(capsys, here, "report", "x")
+    config.write_text(config.read_text().replace("weight_decay = 0.0\n", ""))
+    assert done("report", "x") == 0
+    assert done("verify", "x") == 0
+    assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
+
+
 def change(half: Path, **values) -> Path:
     (path,) = half.glob("scaffold/0/checkpoints/*/checkpoint.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, Local, Method, Stacked, is_own
+from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.stacked import device
 from fedtide.learn.begin import file_of
 from fedtide.runs.build import place_of_weights, spec_of
 from fedtide.runs.files import located
+from fedtide.runs.folder import Planned
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
@@ -43,6 +45,26 @@ def known_digest_of(experiment: Experiment, method: Method, seed: int) -> str | 
     if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
         return None
     return digest_of(experiment, method, seed)
+
+
+def digest_to_read(run: Planned) -> str | None:
+    """Return the digest of a run that is read and not played; None if an older version wrote its configuration.
+
+    That one knew fewer options: what it wrote can be read with their defaults, but not compared.
+    """
+    written = run.folder.parent.parent / "config.toml"
+    if written.is_file() and _lacks(tomllib.loads(written.read_text(encoding="utf-8")), resolved(run.experiment)):
+        return None
+    return known_digest_of(run.experiment, run.method, run.seed)
+
+
+def _lacks(written: Any, known: Any) -> bool:
+    """Tell whether a configuration lacks keys that are known."""
+    if isinstance(written, dict) and isinstance(known, dict):
+        return any(key not in written or _lacks(written[key], value) for key, value in known.items())
+    if isinstance(written, list) and isinstance(known, list):
+        return any(_lacks(*pair) for pair in zip(written, known, strict=False))
+    return False
 
 
 def _has_key(value: Any, keys: set[str]) -> bool:

@@ -15,7 +15,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fleets.calls import Processes
 from fedtide.runs.build import as_json
-from fedtide.runs.digest import digest_of, known_digest_of
+from fedtide.runs.digest import digest_of, digest_to_read
 from fedtide.runs.folder import Planned, check_entries, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
@@ -120,6 +120,5 @@ def check_runs(runs: list[Planned]) -> None:
         FedtideError: a checkpoint belongs to another configuration, is damaged, or counts on a record that is.
     """
     for run in runs:
-        folder, config = run.folder / "checkpoints", known_digest_of(run.experiment, run.method, run.seed)
-        if (about := checkpoint.check(folder, config=config)) is not None:
+        if (about := checkpoint.check(run.folder / "checkpoints", config=digest_to_read(run))) is not None:
             check_marks(run.folder, about.records)

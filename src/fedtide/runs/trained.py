@@ -26,7 +26,7 @@ from fedtide.fleets.schema import made_up
 from fedtide.fleets.tally import decision_units
 from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_in
-from fedtide.runs.digest import known_digest_of
+from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
 
 ROWS = 256
@@ -72,7 +72,7 @@ class Trained:
         """
         run = _run_of(root, method, seed)
         folder = run.folder / "checkpoints"
-        about = checkpoint.check(folder, config=known_digest_of(run.experiment, run.method, run.seed))
+        about = checkpoint.check(folder, config=digest_to_read(run))
         if about is None:
             raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: {go_on(root)}")
         newest = checkpoint.check_files(folder, about)

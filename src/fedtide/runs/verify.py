@@ -10,7 +10,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
-from fedtide.runs.digest import known_digest_of
+from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, load, plan
 
 
@@ -36,7 +36,7 @@ def verify(root: Path) -> Iterator[Verdict]:
     for run in plan(load(root, imports=False), root):
         folder = run.folder / "checkpoints"
         try:
-            about = checkpoint.check(folder, config=known_digest_of(run.experiment, run.method, run.seed))
+            about = checkpoint.check(folder, config=digest_to_read(run))
         except FedtideError as error:
             yield Verdict(run, 0, str(error))
             continue
