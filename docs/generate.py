@@ -92,17 +92,17 @@ def reveals() -> str:
     heads = ("method", "the server is shown of a client by itself", "sums and messages tell", "secure sums")
     rows = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
-        told: dict[tuple[tuple[str, ...], str], str] = {}
+        told: dict[tuple[tuple[str, ...], str, str], str] = {}
         for variant, given in {"": {}, **entry.variants}.items():
             if "cohort" not in given:  # what a cohort asks it shows for every method
                 made = algorithm_in_toy(name, {**entry.variants.get("", {}), **given})
-                told.setdefault((made.reveals, why_not(made)), variant)
-        for (shown, why), variant in told.items():
+                told.setdefault((made.reveals, entry.told(variant), why_not(made)), variant)
+        for (shown, tells, why), variant in told.items():
             said = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
             hidden = "hide what the update tells" if shown else "hide all that is sent"
             masked = f"refused: {why}" if why else "no sums" if entry.family == "baseline" else hidden
             method = f"[{title(name)}](algorithms/{name}.md)" + f", *{variant}*" * bool(variant)
-            rows.append(f"| {method} | {said} | {entry.tells or 'nothing'} | {masked} |")
+            rows.append(f"| {method} | {said} | {tells or 'nothing'} | {masked} |")
     return "\n".join(rows)
 
 

@@ -129,7 +129,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedbuff": Entry(
         fedbuff, "weights down, update up; the server steps when K have answered", "global",
-        tells="sums for each age of the model that they began from",
+        tells={"": "sums for each age of the model that they began from"},
         variants={"late": {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}},
         reductions=[
             # Where all clients take equally long, all that begin in a round answer in it.
@@ -255,7 +255,8 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "aem": Entry(
-        aem, "J models down, the update of one up", "clustered", tells="which model it trained, unless hidden",
+        aem, "J models down, the update of one up", "clustered",
+        tells={"": "which model it trained, unless sums are secure"},
         keeps="nothing; what it makes for itself stays with it",
         variants={
             "mixture": {
@@ -310,6 +311,7 @@ REGISTRY: Mapping[str, Entry] = {
     "fielding": Entry(
         fielding, "a cluster's model down, its update up", "clustered",
         reveals=("representation",), keeps="what it said last",
+        tells={"by sums": "two sums may differ by one client, whose representation is then their difference"},
         exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
         variants={
             "drifts": {
@@ -384,7 +386,8 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "ifca": Entry(
-        ifca, "K models down, the update of one up", "clustered", tells="which model it trained, unless hidden",
+        ifca, "K models down, the update of one up", "clustered",
+        tells={"": "which model it trained, unless sums are secure"},
         variants={
             "gradient": {**GRADIENT, "init_noise": 0.1, "clusters": 3},
             "head": {"cluster_layer": "head", "clusters": 3, **GRADIENT},
@@ -403,7 +406,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "flexcfl": Entry(
         flexcfl, "weights of a group down, update up", "clustered",
-        tells="its group", reveals=("update", "shifted"),
+        tells={"": "its group"}, reveals=("update", "shifted"),
         keeps="its label shares of then",
         variants={
             "": {"pooling": False, "clusters": 2, "pretrain": 5, "migrate": 0.0},
@@ -425,7 +428,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "auxo": Entry(
-        auxo, "weights of a cluster down, update up", "clustered", tells="its cluster", reveals=("sketch",),
+        auxo, "weights of a cluster down, update up", "clustered", tells={"": "its cluster"}, reveals=("sketch",),
         variants={
             "": {
                 "pooling": False, "split": {"kind": "rounds", "rounds": [1, 2]}, "min_participants": 2, "epsilon": 0.3,
@@ -452,7 +455,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "feddrift": Entry(
         feddrift, "its model down, update up; each step all models down, errors up", "clustered",
-        tells="its model", reveals=("bad", "rows"),
+        tells={"": "its model"}, reveals=("bad", "rows"),
         keeps="nothing, or the rows of recent steps",
         variants={
             "": {"rounds_per_step": 3, "delta": 0.0, "local": FAST},
@@ -485,7 +488,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
     ),
     "local": Entry(
-        local_only, "nothing", "baseline", tells="nothing", keeps="its model, and a checksum of its rows",
+        local_only, "nothing", "baseline", tells={"": "nothing"}, keeps="its model, and a checksum of its rows",
         exempt={
             "degenerate": "a client whose rows break its training spoils its own model alone, and nothing is summed",
             "update": "it starts from nothing that others have trained, so it cannot forget what is theirs",

@@ -40,7 +40,8 @@ class Entry:
         family: what it trains.
         reveals: names of what the server is shown of a client by itself with the default options, beside what the
             cohort asks (`fedtide.core.reveals`).
-        tells: what the server learns of a client by itself from how it is asked or answers, in words.
+        tells: what the server learns of a client by itself from sums, or from how it is asked or answers, in words; by
+            the beginning of the name of the variants for which it is so, "" for all others.
         keeps: memory of a client between rounds.
         exempt: laws that cannot hold for the algorithm, each with the reason.
         variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
@@ -52,7 +53,7 @@ class Entry:
     sends: str
     family: Family
     reveals: tuple[str, ...] = ()
-    tells: str = ""
+    tells: Mapping[str, str] = field(default_factory=dict)
     keeps: str = "nothing"
     exempt: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -61,7 +62,12 @@ class Entry:
     @property
     def sees(self) -> str:
         """What the server sees of a client by itself, in words."""
-        return ", ".join(filter(None, (self.tells, in_words(self.reveals)))) or "sums only"
+        return ", ".join(filter(None, (self.told(), in_words(self.reveals)))) or "sums only"
+
+    def told(self, variant: str = "") -> str:
+        """Return what the server learns of a client besides what it is shown, with a variant's options."""
+        begin = max((key for key in self.tells if variant.startswith(key)), key=len, default="")
+        return self.tells.get(begin, "")
 
 
 def preset(name: str, make: Callable[..., Algorithm], summary: str, **defaults: Any) -> Callable[..., Algorithm]:

@@ -27,7 +27,9 @@ Choices:
     drifted. A cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
     others. One without any stays where it is and can be found again, as its members may only be away. Centers are of
     the clients that can be reached at the moment, and so are new clusters; who was away finds the nearest center when
-    it is back. Reports of others are not kept, so nothing about a client is at the server.
+    it is back. Reports of others are not kept, so nothing about a client is at the server. What two sums tell that
+    differ by one client, one who moved between two steps of Lloyd or went away between two rounds, only noise hides.
+    An evaluation on real clients says which cluster answered, unless a node's rules withhold "choice".
 
     The first centers come of no client either: the mean of all is split again and again, along what varies most. Center
     and model of a cluster follow from its members as in `fielding.py`; with given clusters and the same participants
@@ -113,6 +115,8 @@ class Reports:
 @ingredient
 class Nothing:
     """The server sees sums alone; clients find their clusters themselves.
+
+    Two sums may differ by one client, whose representation is then their difference: only noise hides that.
 
     Args:
         fewest: smallest number of clients whose representations are summed; clusters with fewer members are closed.

@@ -1,0 +1,72 @@
+"""Fielding by sums: what it refuses, what its server is never told, and few clients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.laws.case import Case
+from fedtide.multi.kmeans_by_sums import Groups, judged, split
+from helpers.toys import played, toy
+
+BY_SUMS = {"reveal": {"kind": "nothing", "fewest": 2}, "clustering": {"kind": "k-means", "k_max": 3, "n_init": 2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trigger": "adaptive"}, "found 'adaptive', allowed: 'fraction', 'gain' or 'learned' with reveal 'nothing'"),
+        ({"clustering": {"kind": "k-center", "k": 3}}, "found 'k-center', allowed: 'k-means' with reveal 'nothing'"),
+        (
+            {"clustering": {"kind": "k-means", "center": "median"}},
+            "found 'median', allowed: 'mean' with reveal 'nothing'",
+        ),
+        ({"reveal": {"kind": "nothing", "fewest": 0}}, "fewest"),
+        ({"reveal": "all"}, "reveal"),
+    ],
+)
+def test_what_needs_single_clients_is_refused(options, said):
+    with pytest.raises(FedtideError) as error:
+        played(toy("fielding", {**BY_SUMS, **options}), rounds=1)
+    assert said in str(error.value)
+
+
+def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
+    """As the clients that are asked twice, first for sizes, stay: over all asks of a run with drift."""
+    case = Case(lambda *given, **changes: toy("fielding by sums", *given, **changes), lambda: None)
+    _, fleet = case.watched()
+    sums = [ask for ask in fleet.asks if ask.question == "sums"]
+    assert len(sums) > 5
+    for ask in sums:
+        for one in ask.reply.total["groups"].value:
+            assert bool((one["size"] >= 2).all())
+    for ask in fleet.asks:
+        if ask.question == "center":
+            filled = ask.reply.total["members"].value["size"]
+            assert bool(((filled == 0) | (filled >= 2)).all())
+        assert not ask.reply.rows
+        assert ask.slot is None  # who is asked is asked the same, whatever its cluster
+
+
+def test_fewer_clients_than_fewest_are_one_cluster():
+    run = played(toy("fielding", {**BY_SUMS, "reveal": {"kind": "nothing", "fewest": 20}}))
+    assert [step.facts["clusters"] for step in run.steps] == [1] * 6
+
+
+def test_too_few_participants_train_nothing():
+    options = {**BY_SUMS, "reveal": {"kind": "nothing", "fewest": 2, "fewest_updates": 5}}
+    run = played(toy("fielding", options))
+    assert all("loss" not in step.facts for step in run.steps)
+
+
+def test_cells_are_split_along_the_first_of_what_varies_most():
+    """Shares of two classes vary equally, but for rounding."""
+    variance = torch.tensor([[0.1, 0.2, 0.2 + 1e-12]], dtype=torch.float64)
+    cells = Groups(torch.zeros(1, 3, dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64), variance)
+    assert (split(cells, 2) != 0).tolist() == [[False, True, False]] * 2
+
+
+def test_who_is_alone_has_no_silhouette():
+    centers, sizes = torch.tensor([[0.0], [5.0]], dtype=torch.float64), torch.tensor([1.0, 4.0], dtype=torch.float64)
+    assert judged(torch.zeros(1, dtype=torch.float64), centers, sizes, "l1").tolist() == [0.0, 0.0]
