@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import Context, Masker, derived, library, link, stream, unmasked
+from fedtide.wire.masks import PIECE, Context, Masker, derived, library, link, put, unmasked
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
+
+
+def stream(seed: bytes, count: int) -> np.ndarray:
+    made = np.zeros(count, np.uint64)
+    put(made, seed)
+    return made
 
 
 def test_key_agreement_as_in_rfc_7748():
@@ -40,6 +46,16 @@ def test_streams_as_in_rfc_8439():
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
     )
     assert stream(bytes(32), 16).astype("<u8").tobytes().hex() == first + second
+
+
+def test_a_long_stream_goes_on_where_its_pieces_end():
+    count = 2 * PIECE + 5
+    ciphers = library().hazmat.primitives.ciphers
+    whole = ciphers.Cipher(ciphers.algorithms.ChaCha20(b"k" * 32, bytes(16)), mode=None).encryptor()
+    made = stream(b"k" * 32, count)
+    assert made.astype("<u8").tobytes() == whole.update(bytes(8 * count))
+    put(made, b"k" * 32, add=False)
+    assert not made.any()
 
 
 def test_derived_secrets_as_in_rfc_5869():

@@ -40,6 +40,14 @@ from fedtide.core.errors import FedtideError, refused
 SEED = 32
 """Bytes of every secret."""
 
+PIECE = 2**15
+"""Numbers of a stream that are made at a time, which a cache holds."""
+
+ZEROS = bytes(8 * PIECE)
+
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+"""A vector modulo 2^64."""
+
 KEPT = 8
 """Tries whose secrets a node keeps; it forgets the oldest."""
 
@@ -112,11 +120,18 @@ class Shown:
     links: Mapping[int, bytes]
 
 
-def stream(seed: bytes, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return `count` numbers modulo 2^64 that a seed makes, each seed once: ChaCha20 from block 0 with a nonce of 0."""
+def put(total: Numbers, seed: bytes, *, add: bool = True) -> None:
+    """Add the stream of a seed to numbers modulo 2^64, in place, or take it off.
+
+    The stream is ChaCha20 from block 0 with a nonce of 0; a seed makes one stream and is used for nothing else.
+    """
     ciphers = library().hazmat.primitives.ciphers
-    made = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
-    return np.frombuffer(made, "<u8").astype(np.uint64, copy=False)
+    made = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    piece = np.empty(PIECE, "<u8")
+    for start in range(0, len(total), PIECE):
+        part = total[start : start + PIECE]
+        made.update_into(memoryview(ZEROS)[: 8 * len(part)], piece.data.cast("B"))
+        (np.add if add else np.subtract)(part, piece[: len(part)], out=part)
 
 
 def derived(secret: bytes, info: bytes) -> bytes:
@@ -142,10 +157,9 @@ def _xor(*parts: bytes) -> bytes:
     return made.to_bytes(SEED)
 
 
-def link(total: np.ndarray[Any, np.dtype[np.uint64]], i: int, j: int, seed: bytes, *, off: bool = False) -> None:
+def link(total: Numbers, i: int, j: int, seed: bytes, *, off: bool = False) -> None:
     """Put the mask that i shares with j on what i sends, in place, or take it off a sum that it is in."""
-    add = (i < j) != off
-    (np.add if add else np.subtract)(total, stream(seed, len(total)), out=total)
+    put(total, seed, add=(i < j) != off)
 
 
 class Masker:
@@ -231,7 +245,7 @@ class Masker:
                 self._open.popitem(last=False)
         elif known.same != same:
             raise FedtideError("a sum is masked once in a try")
-        np.add(total, stream(known.own, len(total)), out=total)
+        put(total, known.own)
         for j, seed in known.links.items():
             link(total, client, j, seed)
         return torch.from_numpy(total.view(np.int64))
@@ -312,7 +326,7 @@ def unmasked(masked: Mapping[int, Tensor], shown: Mapping[int, Shown]) -> Tensor
     for i, vector in masked.items():
         total += vector.numpy().view(np.uint64)
         own = _xor(shown[i].sealed, *(shown[other].opens[i] for other in masked if other != i))
-        np.subtract(total, stream(own, len(total)), out=total)
+        put(total, own, add=False)
         for j, seed in shown[i].links.items():
             link(total, i, j, seed, off=True)
     return torch.from_numpy(total.view(np.int64))

@@ -9,6 +9,7 @@ from fedtide.core.types import Shard
 from fedtide.deploy.policy import Policy
 from fedtide.deploy.terms import Term, terms_of, what_it_means
 from fedtide.runs.build import host_of
+from fedtide.wire.steps import Wire
 from helpers.toys import toy
 
 LIKE = Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1))
@@ -30,6 +31,28 @@ def test_a_method_that_reveals_nothing():
         "asked and sent",
         "never leaves: rows, labels, and what is kept; what is sent tells of them, the more the fewer rows there are",
     ]
+
+
+def test_masked_sums():
+    experiment = toy("fedavg")
+    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    lines = what_it_means(algorithm, LIKE, 3, Policy(secure=True), 3, Wire())
+    # 43 numbers and a loss, each with its weight, of 8 bytes.
+    assert lines[0] == "asks: train: receives 172 B, sends 368 B: delta (43 numbers in 4 arrays), loss (1 number)"
+    assert lines[3:5] == [
+        "sums: masked; the server can open them for 3 clients or more together; score, and what is shown, are not masked",
+        "masks: shared with the nodes whose keys the server names first; `peers` of your rules can name them",
+    ]
+    assert not [line for line in lines if "refused" in line]
+    named = what_it_means(algorithm, LIKE, 3, Policy(fewest=5, peers=("SHA256:x",)), 3, Wire())
+    assert any("for 5 clients or more" in line for line in named)
+    assert not [line for line in named if line.startswith("masks")]
+
+
+def test_an_owner_who_wants_masked_sums_of_a_study_that_does_not():
+    assert "will be refused: every question but score, as its owner allows masked sums alone" in said(
+        "fedavg", Policy(secure=True)
+    )
 
 
 def test_a_method_with_memory():

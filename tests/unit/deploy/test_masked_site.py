@@ -1,0 +1,110 @@
+"""A site whose nodes mask their sums, made as `fedtide join` makes them, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedtide.config import read
+from fedtide.core.errors import FedtideError
+from fedtide.core.loop import begin, play
+from fedtide.deploy.seat import RECORD, Seat, algorithm_without_rows, like
+from fedtide.deploy.serve import fleet_of
+from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.deploy.status import lines
+from fedtide.deploy.work import Watch, node_of
+from fedtide.fleets.near import NearCarrier
+from fedtide.fleets.presence import Present
+from fedtide.fleets.real_clock import RoundClock
+from fedtide.fleets.schema import made_up
+from fedtide.runs.build import wire_of
+from helpers.hospitals import NAMES, hospitals
+
+
+def site_of(folder: Path, **changes: Any) -> Site:
+    return make_site(
+        read(hospitals(folder, **changes)), "FedAvg", Roster.of(",".join(NAMES)), folder / "site", None, "s"
+    )
+
+
+def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str, Any]:
+    nodes = {}
+    for name in NAMES:
+        policy = folder / f"{name}.toml"
+        policy.write_text(rules(name))
+        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [folder / f"{name}.csv"], policy, folder / name)
+        seat.settle()
+        told = {"ticket": str(seat.copy), "data": [str(seat.data[0])], "policy": str(policy), "home": str(seat.home)}
+        nodes[name] = Watch(node_of(told), datetime.now(UTC), seat.home / RECORD)
+    return nodes
+
+
+def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    rows = made_up(like(site.about.rows, ()), site.about.rows.classes)
+    wire = wire_of(site.experiment, site.method, algorithm, 3)
+    fleet = fleet_of(site, NearCarrier(nodes), algorithm, Present(0), RoundClock(), rows, wire)
+    fleet.patience = 5.0
+    start = begin(algorithm, fleet, seed=0, rounds=rounds)
+    list(play(algorithm, fleet, start, seed=0, rounds=rounds))
+    return fleet
+
+
+def words(fleet: Any) -> set[str]:
+    return {word for ask in fleet.asks for node in ask["nodes"].values() for word in node["clients"].values()}
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory) -> tuple[Path, Site, Any]:
+    folder = tmp_path_factory.mktemp("masked")
+    site = site_of(folder, wire={"secure": True})
+    return folder, site, played(site, nodes_of(folder, site, lambda name: "secure = true\n"))
+
+
+def test_sums_are_opened_and_what_a_node_opened_stands_in_its_record(masked):
+    folder, _, fleet = masked
+    assert words(fleet) == {"answered"}
+    told = [json.loads(line) for line in (folder / "berlin" / RECORD).read_text().splitlines() if line]
+    assert [line["kind"] for line in told] == ["keys", "ask", "unmask", "ask", "unmask"]
+    assert [line["opened"] for line in told if "opened" in line] == [{"0": [0, 1, 2]}] * 2
+    assert set(json.loads((folder / "berlin" / "peers.json").read_text())) == {"lyon", "oslo"}
+    assert len((folder / "berlin" / "opened").read_text().split()) == 4
+
+
+def test_status_says_that_sums_are_masked(masked):
+    _, site, _ = masked
+    assert "sums: masked, opened for 3 clients or more" in list(lines(site, datetime.now(UTC)))
+
+
+def test_an_owner_who_demands_masks_of_a_study_without(tmp_path):
+    site = site_of(tmp_path)
+    fleet = played(site, nodes_of(tmp_path, site, lambda name: "secure = true\n" if name == "oslo" else ""), rounds=1)
+    reason = "refused: its owner allows masked sums alone, and its study does not mask them"
+    assert words(fleet) == {"answered", reason}
+
+
+def test_an_owner_who_knows_none_of_the_peers(tmp_path):
+    site = site_of(tmp_path, wire={"secure": True})
+    fleet = played(site, nodes_of(tmp_path, site, lambda name: "peers = []\n" if name == "oslo" else ""), rounds=1)
+    found = words(fleet)
+    assert any("is not among the peers that the owner named" in word for word in found)
+    assert "answered" not in found, "of two no sum is opened"
+
+
+def test_an_owner_who_wants_more_clients_than_there_are(tmp_path):
+    site = site_of(tmp_path, wire={"secure": True, "fewest": 2})
+    fleet = played(site, nodes_of(tmp_path, site, lambda name: "fewest = 4\n" if name == "oslo" else ""), rounds=1)
+    assert words(fleet) == {"answered", "refused: its owner does not answer for a sum of 3; allowed: 4 clients or more"}
+
+
+def test_noise_of_real_clients_is_refused(tmp_path):
+    privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}}
+    with pytest.raises(FedtideError, match=r"wire.privacy: .*allowed: none"):
+        site_of(tmp_path, wire={"privacy": privacy})
