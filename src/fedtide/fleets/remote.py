@@ -103,6 +103,7 @@ class RemoteFleet:
         self._masks = Attempts(self._life) if self.vectors is not None and self.vectors.wire.secure else None
         self.memory = MemoryStore(None)
         self.moment = self._due = Moment(-1, 0, 0.0)
+        self._unmet: dict[int, str] = {}
         self.queries: list[Query] = []
         self.asks: list[dict[str, Any]] = []
         self._drawn: dict[str, list[int]] = {}
@@ -266,6 +267,7 @@ class RemoteFleet:
         its answer may come yet, and the server would have two sums that differ by one client.
         """
         assert self._masks is not None
+        self._unmet = {}
         asked, named_before = ask, frozenset[int]()
         for _ in range(TRIES):
             here = self._in_enough(self._met(asked, seconds))
@@ -320,6 +322,8 @@ class RemoteFleet:
             for client, heard in self._mail.came("keys", set(strangers.clients.tolist())).items():
                 if heard.word == ANSWERED:
                     keys[self._node[client]] = heard.sent
+                else:
+                    self._unmet[client] = heard.word
             for client in strangers.clients.tolist():
                 self._mail.forget("keys", client)
         return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))
@@ -464,7 +468,7 @@ class RemoteFleet:
         for client in ask.clients.tolist():
             word = came[client].word if client in came else LATE
             if word == LATE and self._mail.asked(post, client) is None:
-                word = LOST + "it was not asked"
+                word = self._unmet.get(client, LOST + "it was not asked")
             if word == ANSWERED and client in unopened:
                 word = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
             elif word == ANSWERED and client in held_back and post == "ask":

@@ -40,7 +40,8 @@ def test_masked_sums():
     # 43 numbers and a loss, each with its weight, of 8 bytes.
     assert lines[0] == "asks: train: receives 172 B, sends 368 B: delta (43 numbers in 4 arrays), loss (1 number)"
     assert lines[3:5] == [
-        "sums: masked; the server can open them for 3 clients or more together; score, and what is shown, are not masked",
+        "sums: masked; the server can open them for 3 clients or more together; score, and what is shown, are not "
+        "masked",
         "masks: shared with the nodes whose keys the server names first; `peers` of your rules can name them",
     ]
     assert not [line for line in lines if "refused" in line]
