@@ -13,9 +13,10 @@ from fedtide.wire.steps import FEWEST, Wire
 
 
 class Privacy(Strict):
-    """Differential privacy: what everybody may see of a run says little of any one client.
+    """Differential privacy: models, and whatever is made of noised sums, say little of any one client.
 
-    Each client's answers are cut to bounds, and sums get noise, once. See "Privacy" in the documentation.
+    Each client's answers are cut to bounds, and sums get noise, once. Evaluation on clients' rows is not covered. See
+    "Privacy" in the documentation.
 
     Args:
         epsilon: what the whole run may say of a client, at most; the noise follows from it.

@@ -39,6 +39,7 @@ from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Progress, Run
+from fedtide.wire.release import simulated_noise
 from fedtide.wire.steps import Wire
 
 TOLD = 3.0
@@ -295,7 +296,7 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[Rem
     if rehearsed:
         host = host_of(experiment, method, site.seed, MemoryStore(None))
         algorithm, who, held = host.algorithm, Rehearsed(host.population), host.population
-        wire = server_wire(experiment, method, host)
+        wire = server_wire(experiment, method, host, simulated_noise(site.seed))
     else:
         algorithm = algorithm_without_rows(experiment, about)
         who, held = Present(site.seed), Unseen(site.roster.clients, experiment.data.split.val > 0, row, about.classes)

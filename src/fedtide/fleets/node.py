@@ -230,6 +230,9 @@ class Node:
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
+                if self.wire is not None and self.wire.hides:  # what its rows bring about is nobody's business
+                    sent[client] = self._to_send(ask, client, Answer({}), ())
+                    told[str(client)] = ANSWERED
         return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:

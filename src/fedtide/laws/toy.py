@@ -19,6 +19,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.vectors import Vectors
 from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
+from fedtide.wire.release import simulated_noise
 
 TOY: dict[str, Any] = {
     "rounds": 6,
@@ -128,7 +129,11 @@ def played(
         engine(host),
         reveals=() if sums_only else None,
         unless_changed=host.algorithm.unless_changed,
-        vectors=Vectors.of(server_wire(experiment, experiment.method[0], host), host.algorithm, host.population.few()),
+        vectors=Vectors.of(
+            server_wire(experiment, experiment.method[0], host, simulated_noise(seed)),
+            host.algorithm,
+            host.population.few(),
+        ),
     )
     seen = fleet(simulated)
     start = start or begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)

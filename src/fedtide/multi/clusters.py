@@ -343,7 +343,7 @@ def step_models(
         else mean(total if normalize_by == "members" else replace(total, weight=everyone))
         for total in sums
     ]
-    if own_layer != WHOLE and everyone:
+    if own_layer != WHOLE and everyone and any(delta is not None for delta in deltas):
         shared = mean_of_all(sums, shares_of(sums, each))
         deltas = [with_shared_update(delta, shared, own_layer) for delta in deltas]
     return step_along(state, server, deltas, own_layer)

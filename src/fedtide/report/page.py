@@ -13,6 +13,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import listed
 from fedtide.report import (
+    budget,
     clock,
     cluster_maps,
     drift_pictures,
@@ -348,6 +349,10 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
         ("Accuracy over simulated time",
          f"The same against the clock of the simulation: how long clients compute and send.{band}",
          clock.accuracy_over_seconds(record)),
+        ("Privacy budget",
+         "What everybody may see of the run says at most so much of any one client (left), and the accuracy at which "
+         f"that much was spent (right).{band}",
+         budget.epsilon_and_accuracy(record)),
         ("One period, hour by hour",
          f"{record.span.capitalize()}, folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",

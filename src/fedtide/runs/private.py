@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedtide.cohorts import Arrivals, Uniform
+from fedtide.cohorts import Uniform
 from fedtide.config import Experiment, Method
 from fedtide.config.wire import Privacy
+from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
 from fedtide.runs.build import cohort_of
 from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.ledger import Ledger
-from fedtide.wire.release import Draw, simulated_noise, with_noise
+from fedtide.wire.release import Draw, with_noise
 from fedtide.wire.steps import Wire
 
 
@@ -22,7 +23,8 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     cohort, questions = cohort_of(method), len(host.algorithm.works)
     given = privacy.distance is not None or privacy.times is not None
     # Whoever is drawn uniformly from all, anew in each round, gains by not being known.
-    uniform = isinstance(cohort, Uniform | Arrivals) and shift.who.kind == "always" and people.availability is None
+    always = shift.who.kind == "always" and people.availability is None and people.there(Moment(0, rounds)) is None
+    uniform = isinstance(cohort, Uniform) and always
     if not given and privacy.noise == "plain" and uniform:
         drawn = min(cohort.asked(), people.registered)
         return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered))
@@ -37,7 +39,7 @@ def server_wire(
     experiment: Experiment,
     method: Method,
     host: Host,
-    draw: Draw | None = None,
+    draw: Draw,
     ledger: Path | None = None,
 ) -> Wire | None:
     """Return the wire as the server knows it: with noise, where there is privacy, and a ledger.
@@ -46,7 +48,7 @@ def server_wire(
         experiment: the experiment.
         method: one of its methods.
         host: that of the method, whose wire is as clients know it.
-        draw: fresh noise; None draws that of a simulation.
+        draw: fresh noise.
         ledger: file of the releases; None keeps them in this process.
     """
     wire, privacy = host.wire, None if experiment.wire is None else experiment.wire.privacy
@@ -55,4 +57,4 @@ def server_wire(
     plan = plan_of(privacy, experiment, method, host)
     z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
     assert z is not None
-    return with_noise(wire, Ledger(plan, z, privacy.delta, ledger), draw or simulated_noise(host.seed))
+    return with_noise(wire, Ledger(plan, z, privacy.delta, ledger), draw)

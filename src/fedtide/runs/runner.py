@@ -34,6 +34,7 @@ from fedtide.runs.digest import digest_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.private import server_wire
 from fedtide.wire.ledger import LEDGER
+from fedtide.wire.release import simulated_noise
 
 SAVE_SECONDS = 20.0
 """Seconds between checkpoints where the configuration does not say."""
@@ -206,7 +207,8 @@ def judge_of(
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
-    fleet = SimulatedFleet.of(host, engine, clock, probed, server_wire(experiment, method, host, ledger=ledger))
+    wire = server_wire(experiment, method, host, simulated_noise(seed), ledger)
+    fleet = SimulatedFleet.of(host, engine, clock, probed, wire)
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
     embedded = embedded_of(experiment, method, host.population)
     return Judge(host.algorithm, fleet, judged, method.decide_per, metrics_of(experiment), embedded)

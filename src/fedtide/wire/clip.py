@@ -90,8 +90,10 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
             at_most = f"below {ROOM / form.people:.3g}, the room of each in a sum of {form.people}"
             raise refused(f"wire.privacy.clip.{name or WHOLE}", bound, at_most)
         most, length = bound - ROUNDED * math.sqrt(values.numel()), float(values.norm())
+        if most <= 0:
+            raise refused(f"wire.privacy.clip.{name or WHOLE}", bound, "more than fixed point rounds off")
         if length > most:
-            values *= max(most, 0.0) / length
+            values *= most / length
     return sent
 
 

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedtide.core.atomic import naming
+from fedtide.core.atomic import flush, naming
 from fedtide.core.errors import FedtideError
 from fedtide.core.strict import checked
 from fedtide.wire.accounting import Plan
@@ -96,7 +96,7 @@ class Ledger:
 
     def _may(self, client: int, number: int) -> bool:
         before = [held for held in self._rounds.get(client, ()) if held < number]
-        return len(before) < self.plan.times and (not before or number - before[-1] >= self.plan.distance)
+        return len(before) < self.plan.times and number - max(before, default=-self.plan.distance) >= self.plan.distance
 
     def _keeps(self, client: int, number: int) -> bool:
         """Tell whether a client that is in a round, too, is in few enough, and these far enough apart."""
@@ -136,10 +136,13 @@ class Ledger:
         line = line.model_copy(update={"epsilon": self.epsilon()})
         self._lines[line.place] = line
         if self.path is not None:
+            new = not self.path.exists()
             with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
                 file.write(line.model_dump_json() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            if new:
+                flush(self.path.parent)
 
     def _count(self, line: Line) -> None:
         self._lines[line.place] = line

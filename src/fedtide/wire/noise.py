@@ -19,7 +19,9 @@ Choices:
     Parts follow the cube root of sizes: `sum s_g sqrt(d_g) / C_g`, the sum of relative errors, is least where
     a_g = d_g^(1/3) / sum d_h^(1/3). Empty slots get noise, too. The weight of a leaf without slots counts answers, and
     stays. A slot whose weight is below three deviations of its noise has no mean, as noise would be divided by noise:
-    it is as if nobody had answered in it.
+    it is as if nobody had answered in it. Noise is rounded to the grid on which sums lie, as the last bits of
+    floating-point noise tell what it was added to (Mironov: *On Significance of the Least Significant Bits for
+    Differential Privacy*, CCS 2012).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedtide.wire.clip import bound_of
-from fedtide.wire.vector import Form
+from fedtide.wire.vector import BITS, Form
 
 LEAST = 3.0
 """How many deviations of its noise a slot's weight has to have."""
@@ -91,9 +93,14 @@ def noised(total: Tensor, form: Form, bounds: Mapping[str, float], z: float, noi
     drawn = form.tables(noise)
     for name, table in form.tables(released).items():
         if table.shape[1] > 1:
-            table[:, :-1] += scale[name] * drawn[name][:, :-1]
+            table[:, :-1] += _on_grid(scale[name] * drawn[name][:, :-1])
         if len(table) > 1:
             deviation = scale[f"{name}#"]
-            table[:, -1] += deviation * drawn[name][:, -1]
+            table[:, -1] += _on_grid(deviation * drawn[name][:, -1])
             table[table[:, -1] < LEAST * deviation] = 0.0
     return released
+
+
+def _on_grid(noise: Tensor) -> Tensor:
+    """Round noise to the grid of sums in fixed point: sum + round(noise) = round(sum + noise)."""
+    return (noise * 2.0**BITS).round() * 2.0**-BITS

@@ -38,6 +38,7 @@ FORM = form_of(total(0.0, 0), OTHERS + 1)
 CLIENTS = Wire(steps=(Clip(BOUNDS),))
 CANARY = opened(CLIENTS.send(FORM, total(1e5, 1, weight=77.0)))
 """What the client sends that the guess is about: as much as it may, in a slot that no other chooses."""
+ZEROS = opened(CLIENTS.send(FORM, {}))
 REST = opened(torch.stack([CLIENTS.send(FORM, total(0.1 * client, 0)) for client in range(OTHERS)]).sum(0))
 
 
@@ -51,8 +52,9 @@ def played(plan, z, draw, member):
     seen = []
     for number in range(plan.rounds):
         clients = tuple(10 + OTHERS * number + client for client in range(OTHERS))
-        opening = Opening("train", (number, 0), None, (0, *clients) if number in rounds_of(plan) else clients, FORM)
-        sent = REST + CANARY if member and number in rounds_of(plan) else REST
+        there = number in rounds_of(plan)
+        opening = Opening("train", (number, 0), None, (0, *clients) if there else clients, FORM)
+        sent = REST + (CANARY if member else ZEROS) if there else REST
         seen.append(server.received(sent, opening))
     return torch.stack(seen).numpy()
 
@@ -64,9 +66,9 @@ def guess(plan):
     per = torch.zeros(FORM.size, dtype=torch.float64)
     for name, table in FORM.tables(per).items():
         table[:, :-1] = 1 / scale[name]
-        table[:, -1] = 1 / scale[f"{name}#"] if len(table) > 1 else 0.0
+        table[:, -1] = 1 / scale[f"{name}#"] if len(table) > 1 else 1e9  # what has no noise would tell everything
     x = np.zeros((plan.rounds, FORM.size))
-    x[rounds_of(plan)] = CANARY * per
+    x[rounds_of(plan)] = (CANARY - ZEROS) * per
     return lambda seen: float(np.sum((c.T @ c @ x) * (seen * per.numpy())))
 
 

@@ -24,8 +24,9 @@ from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import InAnyOrder
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of, spec_of
-from fedtide.runs.private import server_wire
+from fedtide.runs.private import plan_of, server_wire
 from fedtide.runs.runner import Run
+from fedtide.wire.accounting import Sampling
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.refusals import check_private
@@ -158,7 +159,7 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
         played(private("fedavg", options=oort))
     experiment = private("fedavg")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    assert ledger_of(server_wire(experiment, experiment.method[0], host)) is not None
+    assert ledger_of(server_wire(experiment, experiment.method[0], host, simulated_noise(0))) is not None
     with pytest.raises(FedtideError, match=r"^model: found .* as long as they like.*; allowed: one without"):
         check_private({}, host.algorithm, True, "method 'toy'")
 
@@ -192,7 +193,7 @@ def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure
     plain = private(name, options=options_of(name), fewest=2)
     experiment = plain.model_copy(update={"wire": plain.wire.model_copy(update={"secure": secure})})
     here = played(experiment)
-    wire = server_wire(experiment, experiment.method[0], here.host)
+    wire = server_wire(experiment, experiment.method[0], here.host, simulated_noise(0))
     fleet = near_fleet(here.host, 3, tmp_path, wire=wire)
     there = played(experiment, fleet=lambda _: fleet)
     assert same(there.state, here.state)
@@ -215,5 +216,52 @@ def test_who_abstains_or_has_no_numbers_is_not_seen(tmp_path):
     here = played(experiment, host=odd, rounds=2)
     assert all(len(query.answered) == len(query.ask.clients) for query in here.fleet.queries)
     assert not any(len(query.refused) for query in here.fleet.queries)
-    fleet = near_fleet(odd, 3, tmp_path, wire=server_wire(experiment, experiment.method[0], odd))
+    fleet = near_fleet(odd, 3, tmp_path, wire=server_wire(experiment, experiment.method[0], odd, simulated_noise(0)))
     assert same(played(experiment, fleet=lambda _: fleet, host=odd, rounds=2).state, here.state)
+
+
+def test_at_a_node_a_failing_work_is_not_seen(tmp_path):
+    experiment = private("fedavg", fewest=1, distance=1)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    train, told = host.algorithm.works["train"], []
+
+    def work(payload, memory, shard, moment, rng):
+        if len(shard) % 2:
+            raise ZeroDivisionError("of its rows")
+        return train(payload, memory, shard, moment, rng)
+
+    odd = replace(host, algorithm=replace(host.algorithm, works={"train": work}))
+    fleet = near_fleet(odd, 3, tmp_path, wire=server_wire(experiment, experiment.method[0], odd, simulated_noise(0)))
+    nodes = fleet.carrier.nodes
+    nodes.update({name: replace(node, log=told.append) for name, node in nodes.items()})
+    there = played(experiment, fleet=lambda _: fleet, host=odd, rounds=2)
+    assert all(len(query.answered) == len(query.ask.clients) for query in fleet.queries)
+    assert all_finite(there.state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sampled"),
+    [
+        ({"shift": {"who": "always"}}, True),
+        ({"shift": {"who": "always"}, "options": {"cohort": 4}}, False),
+        ({"shift": {"who": {"kind": "periodic", "period": 4}}}, False),
+        ({"shift": {"who": "always"}, "noise": "banded"}, False),
+        ({"shift": {"who": "always"}, "distance": 2}, False),
+        ({"shift": {"who": "always"}, "times": 3}, False),
+    ],
+)
+def test_only_uniform_draws_among_all_clients_gain_by_them(changes, sampled):
+    changes = dict(changes)
+    options, shift = (
+        changes.pop("options", {"cohort": {"kind": "uniform", "clients_per_round": 4}}),
+        changes.pop("shift"),
+    )
+    experiment = private("fedavg", options=options, **{"distance": None, "noise": "plain"} | changes)
+    tables = experiment.model_dump(include={"shift"}) | {"shift": shift}
+    experiment = toy("fedavg", options, wire=experiment.wire.model_dump(), **tables)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    plan = plan_of(experiment.wire.privacy, experiment, experiment.method[0], host)
+    assert (plan.sampling == Sampling(4, 8)) if sampled else plan.sampling is None
+    period = 4 if shift["who"] != "always" else 1
+    if not sampled:
+        assert plan.distance == (experiment.wire.privacy.distance or period)

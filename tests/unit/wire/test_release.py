@@ -13,10 +13,10 @@ from fedtide.core.types import Slotted, Weighted
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.banded import coefficients
 from fedtide.wire.ledger import Ledger, Line, read
-from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import deviations, groups_of, noised
 from fedtide.wire.release import Release, simulated_noise
 from fedtide.wire.steps import Opening
-from fedtide.wire.vector import form_of
+from fedtide.wire.vector import BITS, form_of
 
 BOUNDS = {"delta": 1.0, "models": 1.0}
 TOTAL = {"delta": Weighted(torch.zeros(3), 1.0), "models": Slotted({0: Weighted(torch.zeros(2), 1.0)}, 2)}
@@ -73,6 +73,15 @@ def test_a_run_that_goes_on_has_the_same_bits_and_writes_nothing_twice(tmp_path,
     rest = releases(step(), range(6, 9))
     assert all(torch.equal(rest[number], whole[number]) for number in rest)
     assert path.read_text() == text
+
+
+def test_a_release_lies_on_the_grid_of_sums_whatever_the_noise():
+    """Else its last bits would tell which sums it can come from (Mironov 2012)."""
+    rng = np.random.default_rng(0)
+    total = torch.from_numpy(rng.integers(-(2**36), 2**36, FORM.size).astype(float)) * 2.0**-BITS
+    released = noised(total, FORM, BOUNDS, 3.0, torch.from_numpy(rng.standard_normal(FORM.size)))
+    assert torch.equal((released * 2.0**BITS).round(), released * 2.0**BITS)
+    assert not torch.equal(released, total)
 
 
 def test_two_sums_never_have_the_same_noise():
