@@ -957,7 +957,7 @@ def test_a_report_in_the_place_of_a_folder(capsys, here, half, first):
     [
         "pathlib.Path.mkdir",
         "pathlib.Path.write_text",
-        "fedtide.core.record.Record._append",
+        "fedtide.core.record.Record.append",
         "fedtide.core.checkpoint.flush",
     ],
 )
