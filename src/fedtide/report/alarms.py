@@ -55,8 +55,8 @@ def _of(method: MethodSummary) -> list[str]:
         asked = _total(method, "answered") + refused
         many = f"all {asked:,}" if refused == asked else f"{refused:,} of {asked:,}"
         out.append(
-            f"{method.name}: {many} answers of clients were refused, as they were not finite; a smaller learning rate "
-            "is the usual cure"
+            f"{method.name}: {many} answers of clients were refused, as they were not finite, or too large for a sum "
+            "in fixed point ([wire]); a smaller learning rate is the usual cure"
         )
     if diverged:
         out.append(
