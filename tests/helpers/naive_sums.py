@@ -181,5 +181,8 @@ def counted(
     went: list[int], sizes: list[int], said: list[Row], centers: list[Row], kind: str, fewest: int
 ) -> list[int]:
     """Where clients are counted: as they like, but for clusters with some members and too few of them."""
-    may = [k for k, size in enumerate(sizes) if size == 0 or size >= fewest]
-    return [k if k in may else min(may, key=lambda j: distance(said[i], centers[j], kind)) for i, k in enumerate(went)]
+    full = [k for k, size in enumerate(sizes) if size >= fewest]
+    return [
+        k if k in full or not sizes[k] else min(full, key=lambda j: distance(said[i], centers[j], kind))
+        for i, k in enumerate(went)
+    ]

@@ -202,13 +202,16 @@ def fielding_by_sums(
     def places(state: State) -> dict[str, Any]:
         """Return what a client needs to find its cluster: a closed one has members, but not as many as `fewest`."""
         model = mix_models(state.weights, state.members + 1e-9) if representation.needs_model else None
-        opened = (state.members >= fewest) | (state.members == 0)
-        usual = int(state.members.argmax())
-        return {"centers": state.centers, "open": opened if opened.any() else ~opened, "usual": usual,
-                "made": state.made, "distance": state.distance, "at": model}  # fmt: skip
+        full = state.members >= fewest
+        full = full if full.any() else torch.ones_like(full)
+        return {"centers": state.centers, "open": full | (state.members == 0), "full": full, "made": state.made,
+                "usual": int(state.members.argmax()), "distance": state.distance, "at": model}  # fmt: skip
 
     def own_cluster(where: Any, memory: Memory, shard: Shard) -> int:
-        """Return the cluster of a client: as it noted, else the nearest one that is open."""
+        """Return the cluster of a client: as it noted, unless that is closed or old; else the nearest one.
+
+        Who reports goes to one with others, or it would be alone in a sum.
+        """
         if memory is not None and memory["made"] == where["made"] and where["open"][memory["cluster"]]:
             return int(memory["cluster"])
         if memory is None and not len(shard.labels):
@@ -216,7 +219,7 @@ def fielding_by_sums(
         if len(where["centers"]) == 1:
             return 0
         vector = represent(where["at"], shard) if memory is None else memory["reported"]
-        return nearest(vector, where["centers"], where["distance"], where["open"])
+        return nearest(vector, where["centers"], where["distance"], where["open" if memory is None else "full"])
 
     def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
@@ -260,19 +263,31 @@ def fielding_by_sums(
     def count_members(state: State, fleet: Fleet, clients: Tensor, *, anew: bool) -> tuple[State, dict[str, Any]]:
         """Let clients find their clusters, and count them; return also how many drifted, how many moved, and how far
         from its center a client is."""
-        reply = fleet.ask("move", clients, {**places(state), "again": anew}) if len(clients) else None
-        if reply is None or reply.total is None:
+        others = fleet.reachable[~torch.isin(fleet.reachable, clients)]  # counted only: their reports stay
+        totals = [
+            fleet.ask("move", some, {**places(state), "again": again}).total
+            for some, again in ((clients, anew), (others, False))
+            if len(some)
+        ]
+        counted = [total for total in totals if total is not None]
+        if not counted:
             return state, {"drifted": 0, "moved": 0}
-        got, far = reply.total, float(mean(reply.total)["far"])
-        facts = {name: int(got[name].value) for name in ("drifted", "moved")}
-        members = got["members"].value if len(clients) == len(fleet.reachable) else state.members
-        return replace(state, members=members), {**facts, **({"radius": far} if far else {})}
+        members, drifted, moved, far = (
+            sum(total[name].value for total in counted) for name in ("members", "drifted", "moved", "far")
+        )
+        facts = {"drifted": int(drifted), "moved": int(moved)}
+        if far:
+            facts["radius"] = far / sum(total["far"].weight for total in counted)
+        return replace(state, members=members), facts
 
     def update_centers(state: State, fleet: Fleet) -> tuple[State, Tensor]:
         """Set centers to the means of their members (Algorithm 2, line 3); return the mask (K,) of those with any."""
+        nobody = torch.zeros(len(state.weights), dtype=torch.bool)
+        if not bool((state.members >= fewest).any()):
+            return state, nobody
         reply = fleet.ask("center", fleet.reachable, places(state))
-        if reply.total is None or reply.total["members"].weight < fewest:
-            return state, torch.zeros(len(state.weights), dtype=torch.bool)
+        if reply.total is None:
+            return state, nobody
         size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
         filled = size > 0
         kept = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)

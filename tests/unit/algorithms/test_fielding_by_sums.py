@@ -49,6 +49,18 @@ def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
         assert ask.slot is None  # who is asked is asked the same, whatever its cluster
 
 
+def test_participants_that_report_are_counted_with_the_others():
+    """Else the server would not know how many a sum of all is of."""
+    options = {"reporters": "participants", "trigger": {"kind": "fraction", "tau": 0.0}}
+    case = Case(lambda *given, **changes: toy("fielding by sums", options, **changes), lambda: None)
+    _, fleet = case.watched()
+    centers = [ask for ask in fleet.asks if ask.question == "center"]
+    assert centers
+    for ask in centers:
+        size = ask.reply.total["members"].value["size"]
+        assert bool(((size == 0) | (size >= 2)).all())
+
+
 def test_fewer_clients_than_fewest_are_one_cluster():
     run = played(toy("fielding", {**BY_SUMS, "reveal": {"kind": "nothing", "fewest": 20}}))
     assert [step.facts["clusters"] for step in run.steps] == [1] * 6
