@@ -30,6 +30,8 @@ Choices:
     The `anchor` is ours, and off as it needs validation samples: FedAvg's model beside the K models, mixed into what a
     client's own predicts, with one weight for all that these samples choose (`fedtide.multi.anchor`). It is weighed
     beside the model that a client trains, which is chosen on training samples. No client trains another model for it.
+    In ten small settings over five seeds the paper's form lost up to 2.7 points to the best single model and gained up
+    to 22.8, anchored it lost none in the mean and gained as much (recipe never-worse).
 """
 
 from __future__ import annotations
