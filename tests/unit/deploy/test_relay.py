@@ -1,8 +1,10 @@
-"""The relay: what it makes of messages that nodes made up."""
+"""Programs in Flower's processes: the relay, with messages that nodes made up, and a node's app."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,8 @@ from flwr.proto.message_pb2 import Message as Head
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
 
-from fedtide.deploy.flower import server_app
+from fedtide.deploy.flower import client_app, server_app
+from helpers import echo_worker
 
 SERVER, NODE = 1, 77
 
@@ -187,3 +190,18 @@ def test_an_answer_to_a_question_that_is_over_is_deleted(relayed):
 def test_it_is_told_whether_an_error_is_the_node_s_own(relayed, source, own):
     ((told, _),) = relayed(Flower({"question": {}}, source=source), lambda *_: Failure())
     assert (told["code"], told["error"], told["own"]) == (5, "unavailable", own)
+
+
+def test_a_question_waits_for_a_worker_that_is_being_started(tmp_path, monkeypatch):
+    """As one is that took too long, or died, at the question before."""
+    path = tmp_path / "worker"
+    with pytest.raises(FileNotFoundError):
+        client_app._exchange(str(path), "{}", b"tree", 0.3)
+    worker = subprocess.Popen([sys.executable, echo_worker.__file__, str(path)])
+    try:
+        told, answer = client_app._exchange(str(path), '{"times": 2}', b"tree", 60.0)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert json.loads(told)["echo"] == {"times": 2}
+    assert answer == b"treetree"

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from importlib import import_module
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -27,6 +27,11 @@ SOCKET = "FEDTIDE_WORKER"
 """The environment variable that names the worker's socket."""
 MARGIN = 1.0
 """Seconds that the way back may take: so much before its deadline a node says that it is late."""
+
+STARTING = 60.0
+"""Seconds that a worker may take until it is there: it reads its rows, maybe on a busy machine."""
+PAUSE = 0.2
+"""Seconds between two looks whether it is."""
 
 app = ClientApp()
 
@@ -57,14 +62,28 @@ def _seconds_left(allowed: float, asked_at: float) -> float:
 
 
 def _exchange(socket: str, header: str, payload: bytes, seconds: float) -> tuple[str, bytes]:
-    """Ask the worker; raise TimeoutError where it does not answer in time."""
-    with Client(socket, "AF_UNIX") as line:
+    """Ask the worker, once it is there; raise TimeoutError where it does not answer in time."""
+    began = time.monotonic()
+    with _met(socket, min(seconds, STARTING)) as line:
+        seconds -= time.monotonic() - began
         line.send_bytes(json.dumps({"seconds": seconds}).encode())
         line.send_bytes(header.encode())
         line.send_bytes(payload)
         if not line.poll(max(seconds, 0.0)):
             raise TimeoutError
         return line.recv_bytes().decode(), line.recv_bytes()
+
+
+def _met(socket: str, seconds: float) -> Connection:
+    """Connect to the worker, which may be being started: that is not the fault of this question."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return Client(socket, "AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() >= end:
+                raise
+            time.sleep(PAUSE)
 
 
 class Forks:
