@@ -61,6 +61,8 @@ def test_fixed_point_by_hand():
 def test_a_number_that_does_not_fit_is_refused_and_never_cut():
     """Of two clients each has room for less than 2^28, so that their sum is below 2^29."""
     quantized(torch.tensor([2.0**28 - 1], dtype=torch.float64), 2)
+    with pytest.raises(TooLarge):  # rounded, 4096 of them would be 2^63
+        quantized(torch.tensor([(2.0**51 - 0.25) / 2.0**34], dtype=torch.float64), 4096)
     for number in (2.0**28, -(2.0**28), float("inf"), float("nan")):
         with pytest.raises(TooLarge, match=r"beyond 2.68e\+08, which is the room of each in a sum of 2"):
             quantized(torch.tensor([1.0, number], dtype=torch.float64), 2)

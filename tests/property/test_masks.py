@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import Context, Masker, library, unmasked
+from fedtide.wire.masks import About, Context, Masker, library, link, unmasked
 
 CONTEXT = Context("run", (0, 0), 0, "a.0")
 WHOLE = st.integers(-(2**63), 2**63 - 1)
@@ -79,6 +79,28 @@ def test_what_one_client_sends_is_uniform_whatever_its_numbers():
         high = (sent >> np.uint64(63)).astype(float) - 0.5
         beneath = np.arange(count) - (count - 1) / 2
         assert abs(high @ beneath) / np.sqrt((high @ high) * (beneath @ beneath)) < 6.2 / np.sqrt(count)
+
+
+def test_what_one_sends_who_vanished_is_uniform_even_without_the_masks_that_others_show():
+    """Its message may come late, when all others have shown what they share with it."""
+    count = 2**15
+    at, peers = asked([0, 1, 2])
+    sent = {k: at[k].masked(CONTEXT, k, torch.zeros(count, dtype=torch.int64), peers) for k in peers}
+    bare = sent[0].numpy().view(np.uint64).copy()
+    for other in (1, 2):
+        link(bare, 0, other, at[other].show(CONTEXT, other, [1, 2], 2).links[0], off=True)
+    found = np.bincount(bare.view(np.uint8), minlength=256)
+    statistic = ((found - 8 * count / 256) ** 2 / (8 * count / 256)).sum()
+    assert chi2.ppf(1e-9, 255) < statistic < chi2.ppf(1 - 1e-9, 255)
+
+
+def test_masks_do_not_come_off_where_two_were_asked_something_else():
+    at, peers = asked([0, 1, 2])
+    zeros = torch.zeros(4, dtype=torch.int64)
+    abouts = [About("[0, 'train']", "one model"), About("[0, 'train']", "one model"), About("[0, 'train']", "another")]
+    sent = {k: at[k].masked(CONTEXT, k, zeros, peers, abouts[k]) for k in peers}
+    shown = {k: at[k].show(CONTEXT, k, [0, 1, 2], 2) for k in peers}
+    assert unmasked(sent, shown).any()
 
 
 def test_of_two_sums_with_one_number_changed_the_server_sees_nothing_in_common():

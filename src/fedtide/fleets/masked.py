@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.messages import AskHeader, KeyHeader, MaskHeader, read
-from fedtide.wire.masks import SEED, Bundle, Context, Masker, Shown
+from fedtide.wire.masks import SEED, About, Bundle, Context, Masker, Shown
 
 # -- at a node ---------------------------------------------------------------------------------------------------------
 
@@ -39,13 +42,26 @@ def objection(masker: Masker, asked: AskHeader, fewest: int) -> str | None:
     return None
 
 
-def masked(masker: Masker, asked: AskHeader, sent: Mapping[int, Tree]) -> dict[int, Tree]:
-    """Return what clients send, under the masks of a question."""
+def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Return what clients send, under the masks of a question and of what they received."""
+    digests = {
+        slot: hashlib.sha256(codec.to_bytes(received if asked.slot is None else received[int(slot)])).hexdigest()
+        for slot in {_slot(asked, client) for client in sent}
+    }
+    name = json.dumps([asked.moment.round, asked.purpose])
+    what = [asked.question, name, asked.moment.rounds, sorted(asked.reveal)]
+    about = {slot: About(name, json.dumps([*what, digest])) for slot, digest in digests.items()}
     mask = _mask(asked)
     return {
         client: {
             **each,
-            "total": masker.masked(_context(asked, client), client, each["total"], _publics(mask, asked, client)),
+            "total": masker.masked(
+                _context(asked, client),
+                client,
+                each["total"],
+                _publics(mask, asked, client),
+                about[_slot(asked, client)],
+            ),
         }
         for client, each in sent.items()
     }

@@ -158,7 +158,7 @@ class Node:
             return self._about_masks(asked)
         question = json.dumps([asked.model_dump(exclude={"members", "deadline", "settled", "mask"}), model])
         if (before := self._sent_before(asked, question)) is not None:
-            return self._leaving(asked, before)
+            return self._leaving(asked, before, payload)
         received = strangers.decode(payload, self._classes)
         if asked.kind == "score":
             told, tree = self._score(asked, received, header, payload)
@@ -167,14 +167,15 @@ class Node:
         sent = Sent(question, told, codec.to_bytes(tree))
         if not any(word.startswith(REFUSED) for word in told["clients"].values()):
             self._sent.update(dict.fromkeys(((asked.kind, client) for client in asked.clients), sent))
-        return self._leaving(asked, sent)
+        return self._leaving(asked, sent, payload)
 
-    def _leaving(self, asked: AskHeader, sent: Sent) -> tuple[dict[str, Any], bytes]:
+    def _leaving(self, asked: AskHeader, sent: Sent, payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Return an answer as it leaves the node: masked, where its wire is secure."""
         if self.masker is None or asked.kind != "ask" or asked.forms is None:
             return sent.told, sent.payload
         try:
-            return sent.told, codec.to_bytes(masked(self.masker, asked, codec.from_bytes(sent.payload)))
+            received = strangers.decode(payload, self._classes)
+            return sent.told, codec.to_bytes(masked(self.masker, asked, received, codec.from_bytes(sent.payload)))
         except FedtideError as error:
             return {"clients": dict.fromkeys(sent.told["clients"], f"{REFUSED}{error}")}, b""
 

@@ -31,11 +31,16 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import Vectors
 from fedtide.wire.ledger import Ledger, arrivals, eligible
-from fedtide.wire.masks import STALE, unmasked
+from fedtide.wire.masks import STALE, Shown, unmasked
 from fedtide.wire.release import ledger_of
+from fedtide.wire.vector import Form
+from fedtide.wire.vector import opened as opened_up
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
+
+TINY = 1e-3
+"""By how much a sum of weights may be off."""
 
 TRIES = 3
 """How often a sum is masked anew where clients vanish before it is opened."""
@@ -291,7 +296,13 @@ class RemoteFleet:
             shown = self._mail.came("unmask", clients)
             for client in clients:
                 self._mail.forget("unmask", client)
-            open_up = {client for client, heard in shown.items() if heard.word == ANSWERED}
+            open_up = {
+                client
+                for slot, members in by_slot(alive).items()
+                for client in members
+                if client in shown and shown[client].word == ANSWERED
+                if _opens(shown[client].sent, client, set(members), set(by_slot(here)[slot]))
+            }
             if not self._forget_keys(clients - open_up):
                 sums = {
                     slot: unmasked(
@@ -300,8 +311,21 @@ class RemoteFleet:
                     )
                     for slot, members in by_slot(alive).items()
                 }
-                return Opened(sums, clients)
+                assert ask.forms is not None
+                sound = {
+                    slot
+                    for slot, total in sums.items()
+                    if self._sound(ask.forms[slot], total, len(by_slot(alive)[slot]))
+                }
+                told = {client for slot in sound for client in by_slot(alive)[slot]}
+                return Opened({slot: sums[slot] for slot in sound}, frozenset(told))
         return Opened({}, frozenset())
+
+    def _sound(self, form: Form, total: Tensor, members: int) -> bool:
+        """Tell whether the weights of an opened sum can be: else somebody sent a mask that does not come off."""
+        weights = [table[:, -1] for table in form.tables(opened_up(total)).values()]
+        most = self.heaviest * members
+        return all(bool(((each >= -TINY) & (each <= most + TINY)).all()) for each in weights)
 
     def _forget_keys(self, clients: Iterable[int]) -> bool:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
@@ -577,6 +601,11 @@ def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))
     return replace(block.result(), notes={})
+
+
+def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> bool:
+    """Tell whether a client gave all that opens a sum: for all others in it, and of who was asked and is not."""
+    return set(shown.opens) == members - {client} and set(shown.links) == peers - members
 
 
 def _only(ask: Ask, clients: set[int]) -> Ask:

@@ -106,6 +106,20 @@ class Context:
 
 
 @dataclass(frozen=True)
+class About:
+    """What a client was asked.
+
+    Args:
+        asked: the round and the name of the question, from which its answer follows: it opens each for one list alone.
+        key: digest of all that it was asked with, its model too. Masks come off among those who were asked the same:
+            else a server could send all but one a model of which it knows the answer.
+    """
+
+    asked: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
 class Shown:
     """What a client gives so that a sum can be opened.
 
@@ -197,7 +211,7 @@ class Masker:
         self._lists = lists
         self._shown: dict[str, str] = {}
         for line in [] if lists is None or not lists.is_file() else lists.read_text(encoding="ascii").splitlines():
-            question, _, digest = line.partition(" ")
+            question, _, digest = line.rpartition(" ")
             if len(digest) == 64:  # else a kill left half of it, before anything was shown
                 self._shown.setdefault(question, digest)
         self._shared: dict[bytes, bytes] = {}
@@ -219,7 +233,9 @@ class Masker:
             if why is not None:
                 raise FedtideError(f"node '{node}': {why}")
 
-    def masked(self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes]) -> Tensor:
+    def masked(
+        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes], about: About = About()
+    ) -> Tensor:
         """Return a client's vector under its masks, int64.
 
         Args:
@@ -227,18 +243,20 @@ class Masker:
             client: a client of this node.
             vector: in fixed point.
             peers: by client that is asked the same, the public key of its node.
+            about: what it was asked.
 
         Raises:
             FedtideError: it was masked for this try before, with other numbers or among others.
         """
         total = vector.numpy().view(np.uint64).copy()
-        same = hashlib.sha256(total.tobytes() + _plain([[k, peers[k].hex()] for k in sorted(peers)])).digest()
+        among = _plain(about.asked, about.key, [[k, peers[k].hex()] for k in sorted(peers)])
+        same = hashlib.sha256(total.tobytes() + among).digest()
         known = self._open.get((context, client))
         if known is None:
             if (context, client) in self._used:
                 raise FedtideError("a sum is masked once in a try")
-            links = {j: self._link(context, client, j, key) for j, key in peers.items() if j != client}
-            known = _Sum(same, secrets.token_bytes(SEED), links, dict(peers))
+            links = {j: self._link(context, about, client, j, key) for j, key in peers.items() if j != client}
+            known = _Sum(same, secrets.token_bytes(SEED), links, dict(peers), about)
             self._used.add((context, client))
             self._open[context, client] = known
             while len({(kept.version, kept.attempt) for kept, _ in self._open}) > KEPT:
@@ -264,10 +282,12 @@ class Masker:
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
         others, digest = sorted(named - {client}), _digest(alive)
-        self._name(f"{self.run},{context.version[0]},{context.version[1]},{context.slot},{client}", digest)
+        self._name(_plain(self.run, known.about.asked, client).decode(), digest)
 
         def pad(owner: int, helper: int, other: int) -> bytes:
-            return derived(self._secret(known.peers[other]), context.info("open", digest, owner, helper))
+            return derived(
+                self._secret(known.peers[other]), context.info("open", known.about.key, digest, owner, helper)
+            )
 
         return Shown(
             _xor(known.own, *(pad(client, other, other) for other in others)),
@@ -285,8 +305,8 @@ class Masker:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _link(self, context: Context, client: int, other: int, key: bytes) -> bytes:
-        return derived(self._secret(key), context.info("mask", *sorted((client, other))))
+    def _link(self, context: Context, about: About, client: int, other: int, key: bytes) -> bytes:
+        return derived(self._secret(key), context.info("mask", about.key, *sorted((client, other))))
 
     def _secret(self, key: bytes) -> bytes:
         if key not in self._shared:
@@ -310,6 +330,7 @@ class _Sum:
     own: bytes
     links: dict[int, bytes]
     peers: dict[int, bytes]
+    about: About
 
     def __repr__(self) -> str:
         return "_Sum()"  # its secrets stand in no traceback

@@ -124,7 +124,7 @@ def quantized(vector: Tensor, people: int) -> Tensor:
     True
     """
     scaled = vector * 2.0**BITS
-    largest = float(scaled.abs().max()) if len(scaled) else 0.0
+    largest = float(scaled.abs().max()) + 0.5 if len(scaled) else 0.0  # rounded
     if not largest * people < ROOM * 2.0**BITS:
         raise TooLarge(f"a number is beyond {ROOM / people:.3g}, which is the room of each in a sum of {people}")
     return scaled.round_().to(torch.int64)

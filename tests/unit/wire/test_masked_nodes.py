@@ -175,6 +175,38 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert payload in (b"", codec.to_bytes({}))
 
 
+@pytest.mark.parametrize("change", [{"version": [0, 7]}, {"slot": {"0": 0}}])
+def test_a_question_under_another_number_is_not_opened_for_another_list(tmp_path, change):
+    """Its answer follows from the round and the name of the question, and would be the same."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    node, sent, after = fleet.carrier.nodes["node-0"], question(fleet, "ask"), question(fleet, "unmask")
+    header, then = (json.loads(json.dumps(each.header)) | change for each in (sent, after))
+    received = codec.from_bytes(sent.payload)
+    payload = codec.to_bytes({0: received}) if "slot" in change else sent.payload
+    header["mask"]["attempt"] = then["mask"]["attempt"] = "other"
+    assert node.handle(header, payload)[0]["clients"]["0"] == "answered"
+    then["mask"]["alive"] = {"0": [0, 1, 3]}
+    assert "for one list" in node.handle(then, after.payload)[0]["clients"]["0"]
+
+
+@pytest.mark.parametrize("spoiled", ["opens", "sealed"])
+def test_a_node_that_opens_nothing_costs_the_sum_and_not_the_server(tmp_path, spoiled, monkeypatch):
+    host, fleet, _ = fleet_of(tmp_path)
+    masker = fleet.carrier.nodes["node-1"].masker
+    shows = masker.show
+
+    def lying(*given: Any) -> Any:
+        shown = shows(*given)
+        others = {k: v for k, v in shown.opens.items() if k != 0}
+        return replace(shown, opens=others) if spoiled == "opens" else replace(shown, sealed=bytes(32))
+
+    monkeypatch.setattr(masker, "show", lying)
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.total is None
+    assert not len(reply.clients)
+
+
 def test_a_question_that_comes_twice_is_answered_with_the_same_bytes(tmp_path):
     host, fleet, _ = fleet_of(tmp_path)
     asked(host, fleet, torch.arange(6))
