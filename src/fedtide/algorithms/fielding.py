@@ -238,13 +238,19 @@ def fielding(
         raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
     if cluster_layer != NOTHING:
         check_layer(task, cluster_layer, "cluster_layer")
+    term, totals = Proximal(mu) if mu else None, fair_totals if q else None
+    train = Training(task, local, weighting, term, squares=pooling)
+    if q:
+        train = FairTraining(task, local, weighting, term, q=q)
     if isinstance(reveal, Nothing):
         return fielding_by_sums(
-            task, local, representation, trigger, clustering, cluster_layer, pooling, reassign, reporters,
-            drift_baseline, drift_eps, mu, q, server, cohort, weighting, reassign_seconds, clustering_seconds,
-            reveal,
+            task, local, train, totals, representation, trigger, clustering, cluster_layer, pooling, reassign,
+            reporters, drift_baseline, drift_eps, server, cohort, reassign_seconds, clustering_seconds, reveal,
         )  # fmt: skip
     represent = representation.of(task)
+    average = partial(
+        train_clusters, server=server, cohort=cohort, own_layer=cluster_layer, pooling=pooling, totals=totals
+    )
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
@@ -279,21 +285,9 @@ def fielding(
             may = may[state.cluster[may] < 0]
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = pick_participants(state, fleet, rng) if participants is None else participants
-        cluster, totals = state.trains_with[clients], fair_totals if q else None
         members = torch.bincount(state.trains_with, minlength=len(state.weights))
         # Algorithm 1, lines 10 to 15.
-        state, reply, trained = train_clusters(
-            fleet,
-            state,
-            clients,
-            cluster,
-            server,
-            cohort,
-            own_layer=cluster_layer,
-            members=members,
-            pooling=pooling,
-            totals=totals,
-        )
+        state, reply, trained = average(fleet, state, clients, state.trains_with[clients], members=members)
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
@@ -339,12 +333,6 @@ def fielding(
         own = move_to_nearest(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    term = Proximal(mu) if mu else None
-    train = (
-        FairTraining(task, local, weighting, term, q=q)
-        if q
-        else Training(task, local, weighting, term, squares=pooling)
-    )
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,

@@ -51,7 +51,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.algorithms.qfedavg import FairTraining, fair_totals
 from fedtide.cohorts import Cohort
 from fedtide.core.config_types import Count, Spelled, ingredient
 from fedtide.core.errors import refused
@@ -77,7 +76,6 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
     accuracy_question,
@@ -102,7 +100,6 @@ from fedtide.multi.representation import Representation, drifted_from
 from fedtide.parts.distance import Distance, between
 from fedtide.parts.drift import Event, Trigger, center_moves, has_val, theta
 from fedtide.parts.recluster import Clusterer, KMeans
-from fedtide.parts.weighting import Weighting
 
 
 @ingredient
@@ -158,6 +155,8 @@ class State:
 def fielding_by_sums(
     task: Task,
     local: LocalTrainer,
+    training: Training,
+    totals: Callable[[Any], Any] | None,
     representation: Representation,
     trigger: Trigger,
     clustering: Clusterer,
@@ -167,16 +166,17 @@ def fielding_by_sums(
     reporters: Literal["reachable", "participants", "once"],
     drift_baseline: Literal["last-event", "last-clustering"],
     drift_eps: float,
-    mu: float,
-    q: float,
     server: Server,
     cohort: Cohort,
-    weighting: Weighting,
     reassign_seconds: float,
     clustering_seconds: float,
     reveal: Nothing,
 ) -> Algorithm[State]:
-    """Build Fielding that sees sums alone; the arguments are those of `fielding`.
+    """Build Fielding that sees sums alone; the arguments are those of `fielding`, and two that it makes of them.
+
+    Args:
+        training: local training, of q-FedAvg if wanted.
+        totals: transforms a cluster's sums before their mean is taken; None takes them as they are.
 
     Raises:
         FedtideError: the trigger or the clustering needs to see clients.
@@ -370,10 +370,7 @@ def fielding_by_sums(
         if reply.total is None:
             return state, facts
         trained, members = {"loss": mean(reply.total)["loss"]}, reply.total["members"].value
-        sums = [
-            _of_slot(reply.total, int(slot), fair_totals if q else None) if members[k] else None
-            for k, slot in enumerate(slots)
-        ]
+        sums = [_of_slot(reply.total, int(slot), totals) if members[k] else None for k, slot in enumerate(slots)]
         # What a cluster's sum counts for in that of all, where it is in several.
         each = members / torch.zeros_like(members).index_add(0, slots, members)[slots].clamp(min=1)
         if pooling:
@@ -410,13 +407,6 @@ def fielding_by_sums(
         if memory is None and not len(shard.labels):
             return None
         return Answer({}, memory={"found": own_cluster(payload, memory, shard)})
-
-    term = Proximal(mu) if mu else None
-    training = (
-        FairTraining(task, local, weighting, term, q=q)
-        if q
-        else Training(task, local, weighting, term, squares=pooling)
-    )
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         models = receive_models(payload["models"])
