@@ -184,8 +184,7 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    forward = {"train": models, "weigh": 0, "loss": 2 * models}
-    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
-    made = Algorithm("fedem", init, works, round, serve, predict, adapt=adapt, check=beside.check)
+    forward, serve = {"train": models, "weigh": 0, "loss": 2 * models}, to_everyone(broadcast)
+    made = beside.added_to(Algorithm("fedem", init, works, round, serve, by_mixture, adapt))
     trained = beside.trained(lambda rows: models * local.samples(rows))
     return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

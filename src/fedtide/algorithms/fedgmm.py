@@ -52,7 +52,6 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
-    Holdings,
     Memory,
     Moment,
     Notes,
@@ -198,8 +197,6 @@ def fedgmm(
         return Answer(total | parts, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        if fleet.moment.round < 0:
-            return setup.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
@@ -232,17 +229,11 @@ def fedgmm(
         logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    def check(held: Holdings) -> None:
-        enough_rows_for(components=components, gaussians=gaussians)(held)
-        beside.check(held)
-
-    works = {"collect": setup.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     forward = {"train": models + once, "collect": once, "loss": 2 * (models + once)}
-    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
-    made = Algorithm(
-        "fedgmm", init, works, round, serve, predict, adapt, setup.reveals, setup.before, check=check
-    )  # fmt: skip
+    serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
+    made = Algorithm("fedgmm", init, {"train": train}, round, serve, by_mixture, adapt, check=check)
+    made = setup.added_to(beside.added_to(made), cohort)
     trained = beside.trained(lambda rows: models * local.samples(rows))
     return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

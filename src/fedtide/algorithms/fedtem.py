@@ -243,10 +243,9 @@ def fedtem(
         return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    works, predict = {"train": train}, beside.mixed(by_branch)
-    made = Algorithm("fedtem", init, works, round, serve, predict, reveals=reveals, check=beside.check)
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, reveals=reveals)
     # Features before training and after it.
-    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=beside.trained())
+    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": 2}, trained=beside.trained())
 
 
 def carry_along(

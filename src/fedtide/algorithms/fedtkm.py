@@ -225,9 +225,9 @@ def fedtkm(
         return payload if rescale else {**payload, "log_alpha": torch.zeros_like(payload["log_alpha"])}
 
     serve = to_everyone(lambda state: at_inference(broadcast(state)))
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, beside.mixed(by_branch), check=beside.check)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch)
     # Features before training and after it.
-    return with_cohort(made, cohort, task, local, forward={"train": 2}, trained=beside.trained())
+    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": 2}, trained=beside.trained())
 
 
 def nearest(far: Tensor) -> Tensor:

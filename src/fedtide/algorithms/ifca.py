@@ -53,7 +53,6 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
-    Holdings,
     Memory,
     Moment,
     Notes,
@@ -186,12 +185,8 @@ def ifca(
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax(), **beside.sent(state)}, None
 
-    def check(held: Holdings) -> None:
-        at_most_registered(clusters)(held)
-        beside.check(held)
-
     # Every participant evaluates all models; one gradient is one pass.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
     works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
-    made = Algorithm("ifca", init, works, round, serve, beside.mixed(by_cluster), adapt, check=check)
-    return with_cohort(made, cohort, task, local, forward=forward, trained=beside.trained())
+    made = Algorithm("ifca", init, works, round, serve, by_cluster, adapt, check=at_most_registered(clusters))
+    return with_cohort(beside.added_to(made), cohort, task, local, forward=forward, trained=beside.trained())

@@ -129,7 +129,7 @@ def minloss(
         found: Prediction = certain(payload["weights"], memories, x, owner)
         return found
 
-    serve, predict = to_everyone(broadcast), beside.mixed(by_branch)
-    made = Algorithm("min-loss", init, {"train": train}, round, serve, predict, check=beside.check)
+    serve = to_everyone(broadcast)
+    made = beside.added_to(Algorithm("min-loss", init, {"train": train}, round, serve, by_branch))
     # One pass of all branches.
     return with_cohort(made, cohort, task, local, forward={"train": 1}, trained=beside.trained())

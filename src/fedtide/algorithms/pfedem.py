@@ -64,7 +64,6 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
-    Holdings,
     Memory,
     Moment,
     Notes,
@@ -210,8 +209,6 @@ def pfedem(
         return Answer(total | parts, memory=kept if keep_mixture else None, notes=notes, update=updates)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        if fleet.moment.round < 0:
-            return setup.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
@@ -254,15 +251,10 @@ def pfedem(
         logp, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
         return Prediction(logp, shares.argmax(1), shares, labels, density)
 
-    def check(held: Holdings) -> None:
-        enough_rows_for(components=components)(held)
-        beside.check(held)
-
-    works, once = {"collect": setup.work, "train": train}, int(not isinstance(features, PCA))
+    serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}
-    serve, predict = to_everyone(broadcast), beside.mixed(by_mixture)
-    made = Algorithm(
-        "pfedem", init, works, round, serve, predict, adapt, setup.reveals, setup.before, check=check
-    )  # fmt: skip
+    check = enough_rows_for(components=components)
+    made = Algorithm("pfedem", init, {"train": train}, round, serve, by_mixture, adapt, check=check)
+    made = setup.added_to(beside.added_to(made), cohort)
     trained = beside.trained(partial(split_samples, local, components))
     return with_cohort(made, cohort, task, local, forward=forward, trained=trained)

@@ -18,7 +18,7 @@ from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
-from fedtide.core.types import Holdings, Memory, Moment, Prediction, Shard, Sum, Weighted, Weights
+from fedtide.core.types import Algorithm, Holdings, Memory, Moment, Prediction, Shard, Sum, Weighted, Weights
 from fedtide.learn.local import LocalTrainer, LocalUpdate, Term, local_update
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
@@ -126,6 +126,17 @@ class Anchoring:
         anchor = state.anchor.step(self.server, total["anchor"], total.get("likelihoods"))
         return replace(state, anchor=anchor), {"anchor": anchor.share}
 
+    def added_to(self, made: Algorithm[S]) -> Algorithm[S]:
+        """Mix the anchor into a method's predictions; refused where no client has validation samples to weigh it by."""
+
+        def check(held: Holdings) -> None:
+            if made.check is not None:
+                made.check(held)
+            if self.on and not held.has_val:
+                raise refused("anchor", True, "false without validation samples (data.split.val)")
+
+        return replace(made, predict=self.mixed(made.predict), check=check)
+
     def mixed(self, predict: Predict) -> Predict:
         """Mix the anchor into a method's own prediction; what both predict alone is told beside.
 
@@ -145,11 +156,6 @@ class Anchoring:
             return replace(found, logp=logp, choice=choice, weights=weights, others=labels)
 
         return mixing if self.on else predict
-
-    def check(self, held: Holdings) -> None:
-        """Refuse an anchor where no client has validation samples to weigh it by."""
-        if self.on and not held.has_val:
-            raise refused("anchor", True, "false without validation samples (data.split.val)")
 
     def trained(self, own: Callable[[Tensor], Tensor] | None = None) -> Callable[[Tensor], Tensor]:
         """Return samples held -> samples that "train" trains on, for the clock.

@@ -12,10 +12,25 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.cohorts import Cohort
 from fedtide.core.config_types import Count, OfShift, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Answer, Fleet, Holdings, Memory, Moment, Reply, Shard, Weighted, Weights, Work
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Holdings,
+    Memory,
+    Moment,
+    Reply,
+    Shard,
+    Simulation,
+    Weighted,
+    Weights,
+    Work,
+)
 from fedtide.learn.task import Task
 from fedtide.multi.features import Extract, Features
 from fedtide.parts.cluster import best_kmeans, summary
@@ -98,7 +113,8 @@ def collect_question(extract: Extract, count: int) -> Work:
 
 
 S = TypeVar("S", bound=Any)
-"""State of a method with Gaussians: a dataclass with `weights`, `mu` (K, d), `spread` of each, and `collected`."""
+"""State of a method with Gaussians: a dataclass with `weights`, `mu` (K, d), `spread` of each, `collected`, and the
+memo of `cohort`."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +156,6 @@ class GaussianSetup:
         """Values revealed per client in these rounds."""
         return SEEN if self.before else ()
 
-    @property
-    def work(self) -> Work:
-        """Work of a client in these rounds."""
-        return collect_question(self.extract, self.count)
-
     def initial(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
         """Return means (K, d) and spreads, float64, available before any round: from public samples, or random."""
         public = self.task.public
@@ -162,7 +173,18 @@ class GaussianSetup:
         mu, var = fit_centers(held, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
-    def round(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
+    def added_to(self, made: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
+        """Put the rounds of the initialization before those of a method."""
+
+        def round(state: S, fleet: Simulation, rng: Rng) -> tuple[S, Facts]:
+            if fleet.moment.round >= 0:
+                return made.round(state, fleet, rng)
+            return self.collect(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+
+        works = {"collect": collect_question(self.extract, self.count), **made.works}
+        return replace(made, works=works, round=round, reveals=self.reveals, before=self.before)
+
+    def collect(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
         payload = {"first": state.weights[0]} if self.features.moves else {}
         held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
