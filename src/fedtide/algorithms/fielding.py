@@ -112,11 +112,11 @@ from fedtide.multi.clusters import (
     accuracy_question,
     check_layer,
     mean_over_slots,
+    mix_clusters,
     mix_models,
     pick_per_cluster,
     predict_by_cluster,
     serve_clusters,
-    share_layers,
     train_clusters,
 )
 from fedtide.multi.pooling import Evidence
@@ -387,12 +387,7 @@ def adopt(state: State, found: Clustering, layer: str = WHOLE) -> State:
     """Adopt a clustering (Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
     share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
-    weights, server = (
-        share_layers([mix_models(held, row) for row in share], layer) for held in (state.weights, state.server)
-    )
     silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
     label = state.cluster.index_copy(0, known, found.label)
-    state = replace(state, weights=weights, server=server, cluster=label, silhouette=silhouette)
-    if state.evidence is not None:
-        state = replace(state, evidence=state.evidence.of_new_clusters())
+    state = replace(mix_clusters(state, share, layer), cluster=label, silhouette=silhouette)
     return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)

@@ -79,11 +79,11 @@ from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
     accuracy_question,
+    mix_clusters,
     mix_models,
     predict_by_cluster,
     receive_models,
     send_models,
-    share_layers,
     step_models,
     step_pooled,
 )
@@ -310,15 +310,10 @@ def fielding_by_sums(
             return state, 0
         share = reply.total["share"].value.view(len(centers), len(state.weights))
         rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
-        weights, memos = (
-            share_layers([mix_models(held, row) for row in rows], cluster_layer)
-            for held in (state.weights, state.server)
-        )
         silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
-        evidence = None if state.evidence is None else state.evidence.of_new_clusters()
         return replace(
-            state, weights=weights, server=memos, centers=centers, baseline=centers, members=share.sum(1), made=made,
-            distance=found.distance, silhouette=silhouette, evidence=evidence,
+            mix_clusters(state, rows, cluster_layer), centers=centers, baseline=centers, members=share.sum(1),
+            made=made, distance=found.distance, silhouette=silhouette,
         ), 1  # fmt: skip
 
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:

@@ -304,6 +304,21 @@ def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
     return map_leaves(mean_of, *trees)
 
 
+def mix_clusters(state: S, share: Tensor, own_layer: str) -> S:
+    """Make the models of new clusters: means of the old ones, as clients bring them along.
+
+    Args:
+        state: the state, with K models and the `evidence`, which begins anew between clusters.
+        share: (new clusters, K) share of its members that each new cluster has from an old one.
+        own_layer: the only layer in which the models differ; "*" means all.
+    """
+    weights, server = (
+        share_layers([mix_models(held, row) for row in share], own_layer) for held in (state.weights, state.server)
+    )
+    evidence = None if state.evidence is None else state.evidence.of_new_clusters()
+    return replace(state, weights=weights, server=server, evidence=evidence)
+
+
 def replace_at(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
     """Return a tuple with another value at position k.
 
