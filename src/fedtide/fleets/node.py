@@ -349,7 +349,7 @@ def classes_in(hint: Any) -> tuple[type, ...]:
     """List the dataclasses in a type and in the fields of those: all that a message may build of it.
 
     >>> [kind.__name__ for kind in classes_in(tuple[Ask, ...] | None)]
-    ['Ask', 'Moment', 'Rng']
+    ['Ask', 'Moment', 'Rng', 'Form', 'Leaf']
     """
     found: dict[type, None] = {}
     hints = [hint]

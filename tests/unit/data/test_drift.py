@@ -542,7 +542,7 @@ def test_how_unlike_clients_of_a_cluster_are_is_said_where_they_are_judged(tmp_p
         mine = [row for row in seen if int(row["round"]) == line["round"]]
         shares = {row["client"]: people.label_shares(torch.tensor([int(row["client"])]), moment)[0] for row in mine}
         slots = {row["client"]: row["slot"] for row in mine}
-        for name, cluster in (("within", slots), ("shared", slots), ("all", {})):
+        for name, cluster in (("within", slots), ("all", {})):
             means = []
             for client, share in shares.items():
                 near = [
@@ -550,10 +550,8 @@ def test_how_unlike_clients_of_a_cluster_are_is_said_where_they_are_judged(tmp_p
                     for they, other in shares.items()
                     if they != client and cluster.get(they) == cluster.get(client)
                 ]
-                if near or name != "shared":
-                    means.append(sum(near) / len(near) if near else 0.0)
-            mean = pytest.approx(sum(means) / len(means), abs=1e-6) if means else None
-            assert line["heterogeneity"][name] == mean
+                means.append(sum(near) / len(near) if near else 0.0)
+            assert line["heterogeneity"][name] == pytest.approx(sum(means) / len(means), abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "grouped"), [("drift", True), ("concepts", True), ("swaps", False)])
