@@ -154,8 +154,15 @@ def test_thirty_rounds(name):
         assert len({len(now.models) for now in naive}) > 1
 
 
-@pytest.mark.parametrize("fewest", [1, 3])
-@pytest.mark.parametrize("name", ["label shares", "gradients", "momentum", "since the last clustering", "never anew"])
+BY_SUMS = [
+    ("label shares", 3), ("gradients", 1), ("momentum", 3), ("since the last clustering", 1), ("never anew", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "fewest"),
+    [*BY_SUMS, *(pytest.param(name, 4 - fewest, marks=pytest.mark.thorough) for name, fewest in BY_SUMS)],
+)
 def test_thirty_rounds_by_sums(name, fewest):
     """Where the server sees sums alone; what clients like is in their memory."""
     play, representation, seed = PLAYS[name]

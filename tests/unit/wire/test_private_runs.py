@@ -18,7 +18,6 @@ from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Weighted
 from fedtide.core.weights import flat
 from fedtide.fleets.near import near_fleet
-from fedtide.fleets.pool import Pool
 from fedtide.fleets.vectors import Vectors
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import InAnyOrder
@@ -95,14 +94,14 @@ def test_noise_is_on_the_sum_once(monkeypatch):
     torch.testing.assert_close(moved.double(), scale * noise / len(line.clients), atol=1e-5, rtol=1e-5)
 
 
-def test_workers_have_the_same_bits(tmp_path):
+@pytest.mark.xdist_group("pool")
+def test_workers_have_the_same_bits(tmp_path, pool):
     experiment = private("ifca")
     reference = played(experiment).state
-    with Pool(2) as pool:
-        spec = spec_of(experiment, experiment.method[0], 0, tmp_path / "memory")
-        memory = MemoryStore(tmp_path / "memory")
-        found = played(experiment, engine=lambda host: WorkersEngine(pool, spec, memory), memory=memory)
-        assert same(found.state, reference)
+    spec = spec_of(experiment, experiment.method[0], 0, tmp_path / "memory")
+    memory = MemoryStore(tmp_path / "memory")
+    found = played(experiment, engine=lambda host: WorkersEngine(pool, spec, memory), memory=memory)
+    assert same(found.state, reference)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
