@@ -26,7 +26,7 @@ from works import source
 ROWS = 25
 TEST_ROWS = 10
 COHORT = 20
-ALGORITHMS = ("fedavg", "ifca")
+ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "ifca": {"anchor": False}}
 
 
 def crowd(clients: int, rounds: int, every: int) -> Experiment:
@@ -42,7 +42,7 @@ def crowd(clients: int, rounds: int, every: int) -> Experiment:
             },
             "model": {"kind": "linear"},
             "defaults": {"cohort": COHORT, "local": {"lr": 0.02, "batch_size": 0}},
-            "method": [{"name": name, "algorithm": name} for name in ALGORITHMS],
+            "method": [{"name": name, "algorithm": name, **options} for name, options in ALGORITHMS.items()],
         }
     )
 

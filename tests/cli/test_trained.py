@@ -24,8 +24,8 @@ COMMON = {key: A[key] for key in ("cohort", "local")}
 METHODS = [
     A,
     SCAFFOLD,
-    {**COMMON, "name": "IFCA", "algorithm": "ifca"},
-    {**COMMON, "name": "FedTEM", "algorithm": "fedtem", "branch_layer": "head"},
+    {**COMMON, "name": "IFCA", "algorithm": "ifca", "anchor": False},
+    {**COMMON, "name": "FedTEM", "algorithm": "fedtem", "branch_layer": "head", "anchor": False},
     {**COMMON, "name": "FedEM", "algorithm": "fedem", "components": 2, "component_layer": "head", "anchor": False},
     {
         **COMMON,

@@ -11,10 +11,11 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Shard, Sum, Weights
+from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
 from fedtide.multi.anchor import WEIGHTS, Anchor, likelihoods_of, mix
 from fedtide.runs.preflight import preflight
-from helpers.toys import played, toy
+from helpers.toys import TOY, played, toy
 
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 OPTIONS = {"features": "frozen", "gaussian_init": "random", "local": LOCAL, "cohort": "everyone"}
@@ -163,10 +164,16 @@ def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_besid
     assert torch.equal(found.others["anchor"], apart[1].logp.argmax(1))
 
 
-@pytest.mark.parametrize("name", ["pfedem", "fedem", *BESIDE])
-def test_without_validation_rows_it_is_refused_before_anything_runs(name):
-    with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
-        preflight(toy(name, {"anchor": True}, data={"split": {"val": 0.0, "test": 0.25}}))
+MIXTURES = {"pfedem": {"features": "frozen", "gaussian_init": "random"}, "fedem": {}}
+
+
+@pytest.mark.parametrize(("name", "options"), [*MIXTURES.items(), *BESIDE.items()])
+def test_without_validation_rows_the_default_is_refused_before_anything_runs(name, options):
+    split = {"split": {"val": 0.0, "test": 0.25}}
+    said = r"anchor: found True, allowed: false without validation samples \(write anchor = false, or [^\n]*$"
+    with pytest.raises(FedtideError, match=said):
+        preflight(as_it_is(name, options, data={**TOY["data"], **split}))
+    preflight(as_it_is(name, {**options, "anchor": False}, data={**TOY["data"], **split}))
 
 
 def test_that_of_ifca_is_trained_as_its_own_models_are():

@@ -47,7 +47,7 @@ def model(*weights: float) -> Weights:
 def moved(start, who=None, **options) -> list[list[float]]:
     """The weights of every model after one round of everybody."""
     state = State(tuple(start), (None,) * len(start), torch.zeros(len(start), dtype=torch.float64))
-    algorithm = ifca(TASK, STEP, clusters=len(start), cohort=Everyone(), **options)
+    algorithm = ifca(TASK, STEP, clusters=len(start), cohort=Everyone(), anchor=False, **options)
     made = after(algorithm, state, who=who or population())
     return [each.params["weight"].flatten().tolist() for each in made.weights]
 
@@ -135,7 +135,8 @@ def test_two_opposite_regressions_are_recovered(variant):
     task = Task(lambda: nn.Linear(3, 2, bias=False), dtype=torch.float64)
     starts = [torch.tensor([[0, 0, 0], w], dtype=torch.float64) for w in ([0.2, 0.2, 0.2], [-0.2, 0.1, 0.5])]
     state = State(tuple(Weights({"weight": w}) for w in starts), (None, None), torch.zeros(2, dtype=torch.float64))
-    algorithm = ifca(task, LocalTrainer(lr=1.0, batch_size=0, epochs=2), variant=variant, cohort=Everyone())
+    local = LocalTrainer(lr=1.0, batch_size=0, epochs=2)
+    algorithm = ifca(task, local, variant=variant, cohort=Everyone(), anchor=False)
     made = after(algorithm, state, rounds=60, who=who)
     for s, each in zip((1, -1), made.weights, strict=True):
         weight = each.params["weight"]

@@ -82,7 +82,7 @@ def test_twenty_rounds(variant, mu):
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
     alike = {"normalize_by": "participants", "weighting": "uniform"} if variant == "gradient" else {}
-    algorithm = ifca(task, local, clusters=K, variant=variant, mu=mu, cohort=Everyone(), **alike)
+    algorithm = ifca(task, local, clusters=K, variant=variant, mu=mu, cohort=Everyone(), anchor=False, **alike)
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
     state = State(models, (None,) * K, torch.zeros(K, dtype=torch.float64))

@@ -62,7 +62,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
         )
         assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.algorithm in ("fedtem", "fedtkm", "min-loss"):
-            assert (options["lam"], options["eps"]) == (lam, smooth)
+            assert (options["anchor"], options["lam"], options["eps"]) == (False, lam, smooth)
         elif "lam" in options:
             assert options["lam"] == 0
 
@@ -135,6 +135,7 @@ def test_figures_of_the_paper_are_of_its_own_forms(name):
     """The one on priors has both forms."""
     for method in recipe(name, "paper").method:
         options = method.settings()
+        assert not options.get("anchor")
         if method.algorithm == "fedtem":
             printed = (options["update"].kind, options["prior"].kind == "em-only" or not options["consistent_only"])
             assert printed == ("overwrite", True)

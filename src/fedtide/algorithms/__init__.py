@@ -50,6 +50,8 @@ FEW = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
 FAST = {"lr": 4.0, "batch_size": 4}
 MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
+PRINTED = {"anchor": False}  # as the paper has it
+TIMED = {**LINEAR, **PRINTED}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
 BY_SUMS = {"kind": "nothing", "fewest": 2}
@@ -146,41 +148,42 @@ REGISTRY: Mapping[str, Entry] = {
         fedtem, "weights and mixture down, update up", "branches",
         reveals=("pi", "odds", "mu", "var", "n"),
         variants={
-            "": LINEAR,
-            "cosine": {"prior": {"kind": "cosine", "period": 4}, "carry": True},
-            "block": {"prior": {"kind": "block", "period": 4}},
-            "soft": {"prior": {"kind": "soft", "period": 4}},
-            "uniform": {"prior": "uniform"},
-            "em-only": {"prior": "em-only"},
-            "sample": {**LINEAR, "selection": "sample"},
-            "bayes": {**LINEAR, "selection": "bayes", "update": "overwrite", "variance": "total"},
-            "three": {**LINEAR, "branches": 3, "consistent_only": False},
+            "": TIMED,
+            "cosine": {**PRINTED, "prior": {"kind": "cosine", "period": 4}, "carry": True},
+            "block": {**PRINTED, "prior": {"kind": "block", "period": 4}},
+            "soft": {**PRINTED, "prior": {"kind": "soft", "period": 4}},
+            "uniform": {**PRINTED, "prior": "uniform"},
+            "em-only": {**PRINTED, "prior": "em-only"},
+            "sample": {**TIMED, "selection": "sample"},
+            "bayes": {**TIMED, "selection": "bayes", "update": "overwrite", "variance": "total"},
+            "three": {**TIMED, "branches": 3, "consistent_only": False},
             "features of branches": {
-                **LINEAR, "feature": "branches", "update": {"kind": "certainty", "min_share": 0.7},
+                **TIMED, "feature": "branches", "update": {"kind": "certainty", "min_share": 0.7},
             },
-            "wsm": {**LINEAR, "loss": {"kind": "wsm", "val": True}},
+            "wsm": {**TIMED, "loss": {"kind": "wsm", "val": True}},
             "anchor": {**LINEAR, "anchor": True},
         },
-        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
+        reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "fedtkm": Entry(
         fedtkm, "weights and centers down, update, feature means and counts up", "branches",
         variants={
-            "": LINEAR,
-            "vote": {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
-            "three": {**LINEAR, "branches": 3, "alpha": {"kind": "integral", "schedule": "constant"}},
-            "eta per period": {**LINEAR, "alpha": "per-period"},
+            "": TIMED,
+            "vote": {**TIMED, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
+            "three": {**TIMED, "branches": 3, "alpha": {"kind": "integral", "schedule": "constant"}},
+            "eta per period": {**TIMED, "alpha": "per-period"},
             "anchor": {**LINEAR, "anchor": True},
         },
-        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
+        reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "min-loss": Entry(
         minloss, "weights down, update and branch up", "branches",
         variants={
-            "members": {"lam": 0.0, "normalize_by": "members", "choose_per": "client"},
+            "": PRINTED,
+            "members": {**PRINTED, "lam": 0.0, "normalize_by": "members", "choose_per": "client"},
             "anchor": {"anchor": True},
         },
-        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
+        reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
         scsgd, "weights down, update up", "branches",
@@ -213,15 +216,15 @@ REGISTRY: Mapping[str, Entry] = {
         fedgmm, "K models and Gaussians down, updates of all up", "mixture",
         reveals=("centers", "counts", "spreads"), keeps="its mixture",
         variants={
-            "pca": {"features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
-            "": {"features": "network", "components": 2, "gaussians": 2},
+            "pca": {**PRINTED, "features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
+            "": {**PRINTED, "features": "network", "components": 2, "gaussians": 2},
             "head": {
-                "features": {"kind": "frozen"}, "components": 3, "component_layer": "head", "gaussian_init": "random",
-                "em_steps": 2,
+                **PRINTED, "features": {"kind": "frozen"}, "components": 3, "component_layer": "head",
+                "gaussian_init": "random", "em_steps": 2,
             },
             "anchor": {"features": "network", "components": 2, "gaussians": 2, "anchor": True},
         },
-        reductions=[Reduction({"components": 1, "gaussians": 1}, "fedavg", tolerance=1e-6)],
+        reductions=[Reduction({**PRINTED, "components": 1, "gaussians": 1}, "fedavg", tolerance=1e-6)],
     ),
     "pfedem": Entry(
         pfedem, "K models and Gaussians down, updates of some up", "mixture",
@@ -282,7 +285,9 @@ REGISTRY: Mapping[str, Entry] = {
         },
         reductions=[
             Reduction({"anchor": False, "clusters": 1}, "fedavg"),
-            Reduction({"anchor": False, "clusters": 3, "exploration": {"epsilon": 0.0}}, "ifca", {"clusters": 3}),
+            Reduction(
+                {"anchor": False, "clusters": 3, "exploration": {"epsilon": 0.0}}, "ifca", {**PRINTED, "clusters": 3}
+            ),
             Reduction({"anchor": False, "clusters": 3, "hide_choice": True}, "aem", {"anchor": False, "clusters": 3}),
         ],
     ),
@@ -389,18 +394,22 @@ REGISTRY: Mapping[str, Entry] = {
         ifca, "K models down, the update of one up", "clustered",
         tells={"": "which model it trained, unless sums are secure"},
         variants={
-            "gradient": {**GRADIENT, "init_noise": 0.1, "clusters": 3},
-            "head": {"cluster_layer": "head", "clusters": 3, **GRADIENT},
-            "hidden": {"hide_choice": True},
-            "tries": {"n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam", "mu": 0.1},
+            "": PRINTED,
+            "gradient": {**PRINTED, **GRADIENT, "init_noise": 0.1, "clusters": 3},
+            "head": {**PRINTED, "cluster_layer": "head", "clusters": 3, **GRADIENT},
+            "hidden": {**PRINTED, "hide_choice": True},
+            "tries": {
+                **PRINTED, "n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam",
+                "mu": 0.1,
+            },
             "anchor": {"clusters": 3, "anchor": True},
         },
         reductions=[
-            Reduction({"clusters": 1}, "fedavg"),
-            Reduction({"clusters": 1, "mu": 0.5}, "fedprox", {"mu": 0.5}),
-            Reduction({"clusters": 1, "cluster_layer": "head"}, "fedavg"),
+            Reduction({**PRINTED, "clusters": 1}, "fedavg"),
+            Reduction({**PRINTED, "clusters": 1, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+            Reduction({**PRINTED, "clusters": 1, "cluster_layer": "head"}, "fedavg"),
             Reduction({"clusters": 3, "hide_choice": True}, "ifca", {"clusters": 3}),
-            Reduction({**FULL, "clusters": 1, **GRADIENT}, "fedsgd", {**FULL, **UNIFORM}),
+            Reduction({**PRINTED, **FULL, "clusters": 1, **GRADIENT}, "fedsgd", {**FULL, **UNIFORM}),
             Reduction({**FULL, "variant": "gradient"}, "ifca", FULL, 1e-6),
         ],
     ),

@@ -133,7 +133,8 @@ class Anchoring:
             if made.check is not None:
                 made.check(held)
             if self.on and not held.has_val:
-                raise refused("anchor", True, "false without validation samples (data.split.val)")
+                wanted = "false without validation samples (write anchor = false, or give some by data.split.val)"
+                raise refused("anchor", True, wanted)
 
         return replace(made, predict=self.mixed(made.predict), check=check)
 

@@ -169,7 +169,7 @@ def test_two_far_blobs_are_the_branches_of_their_groups():
 def test_rounds_of_collecting_are_no_rounds(tmp_path):
     """Nothing is trained in them and they are not on record; what they cost is told."""
     shots = {"name": "shots", "algorithm": "t-shot", "shots": 3, "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
-    alone = {**shots, "name": "alone", "algorithm": "min-loss"}
+    alone = {**shots, "name": "alone", "algorithm": "min-loss", "anchor": False}
     del alone["shots"]
     experiment = study(shots, alone, rounds=5)
     numbers = []
@@ -264,7 +264,7 @@ def test_min_loss_chooses_as_plain_losses_say():
 
 def test_min_loss_by_hand_for_one_client():
     """One full-batch step on the chosen branch; without lam the other one gets nothing."""
-    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
+    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0, anchor=False)
     weights, shard = begun(algorithm).weights, rows()
     answer = trained_by(algorithm, {"weights": weights}, shard)
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
@@ -280,7 +280,7 @@ def test_min_loss_by_hand_for_one_client():
 def test_members_step_as_far_as_if_they_were_alone():
     """Three rows chose branch 1, one chose branch 2; lam = 0."""
     for heads, factors in (("participants", (1.0, 1.0)), ("members", (4 / 3, 4.0))):
-        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD())
+        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD(), anchor=False)
         state = begun(algorithm)
         delta = Weights({name: torch.ones_like(p) for name, p in state.weights.params.items()})
         shares = torch.tensor([3.0, 1.0], dtype=torch.float64)

@@ -54,7 +54,7 @@ def rows_of(pt, n=None, mu=None, var=None, odds=None) -> dict[str, torch.Tensor]
 
 def server(prior, **options):
     """The algorithm with plain SGD on the server, and its first state."""
-    algorithm = fedtem(task(), prior=prior, server=SGD(), cohort=Arrivals(4), **options)
+    algorithm = fedtem(task(), prior=prior, server=SGD(), cohort=Arrivals(4), anchor=False, **options)
     return algorithm, begun(algorithm)
 
 
@@ -381,7 +381,7 @@ def test_constant_features_leave_everything_finite(update, level):
 
 def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
     """The work of one client and what it receives."""
-    algorithm = fedtem(task(), LocalTrainer(0.01, batch_size=0), Linear(256), selection=selection)
+    algorithm = fedtem(task(), LocalTrainer(0.01, batch_size=0), Linear(256), selection=selection, anchor=False)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(rows, DIMS, generator=draw, dtype=torch.float64)
@@ -483,7 +483,7 @@ def test_statistics_are_taken_without_dropout():
         return net
 
     dropping = Task(build, dtype=torch.float64, example=torch.zeros(1, DIMS))
-    algorithm = fedtem(dropping, LocalTrainer(0.1, batch_size=0), Linear(256))
+    algorithm = fedtem(dropping, LocalTrainer(0.1, batch_size=0), Linear(256), anchor=False)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(7, DIMS, generator=draw, dtype=torch.float64)

@@ -27,7 +27,7 @@ DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "mi
 
 def server(prior, **options):
     """The algorithm with plain SGD on the server, and its first state."""
-    algorithm = fedtkm(task(), prior=prior, server=SGD(), cohort=Arrivals(4), **options)
+    algorithm = fedtkm(task(), prior=prior, server=SGD(), cohort=Arrivals(4), anchor=False, **options)
     return algorithm, begun(algorithm)
 
 
@@ -48,7 +48,8 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
 
 def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options):
     """Run one client's work and return its answer; also its rows and what it received."""
-    algorithm = fedtkm(task(), local or LocalTrainer(0.01, batch_size=0), **{"prior": Linear(256), **options})
+    options = {"prior": Linear(256), "anchor": False, **options}
+    algorithm = fedtkm(task(), local or LocalTrainer(0.01, batch_size=0), **options)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, DIMS, generator=draw, dtype=torch.float64)
@@ -210,7 +211,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     x = torch.tensor([[0.0, 1.9], [0.0, 1.9], [0.0, 1.9], [0.0, 9.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 0, 1]), torch.arange(4))
     for distance, expected in (("mean", 0), ("vote", 1)):
-        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance)
+        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance, anchor=False)
         state = begun(algorithm)
         payload = {"weights": state.weights, "centers": centers, "log_alpha": torch.zeros(2, dtype=torch.float64)}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -219,7 +220,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
     centers = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1]), torch.arange(2))
-    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256))
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), anchor=False)
     payload = {
         "weights": begun(algorithm).weights,
         "centers": centers,
@@ -233,7 +234,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
     centers = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote")
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote", anchor=False)
     payload = {"weights": begun(algorithm).weights, "centers": centers, "log_alpha": torch.zeros(2).double()}
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
@@ -246,7 +247,7 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
 def test_scaling_features_and_centers_leaves_who_is_nearest(distance, factor):
     draw = torch.Generator().manual_seed(4)
     centers = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance)
+    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance, anchor=False)
     weights = begun(algorithm).weights
     log_alpha = torch.tensor([0.0, 0.1], dtype=torch.float64)
     branches = []

@@ -112,11 +112,18 @@ def test_a_claim_that_says_nothing_is_one_clear_line(wrong):
 TEM = {
     "name": "FedTEM",
     "algorithm": "fedtem",
+    "anchor": False,
     "cohort": 4,
     "prior": {"kind": "linear", "period": 4},
     "local": {"lr": 0.1, "batch_size": 4},
 }
-MIN = {"name": "Min Loss", "algorithm": "min-loss", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
+MIN = {
+    "name": "Min Loss",
+    "algorithm": "min-loss",
+    "anchor": False,
+    "cohort": 4,
+    "local": {"lr": 0.1, "batch_size": 4},
+}
 CLAIMS = [
     {"text": "FedTEM is better than nothing", "method": "FedTEM", "bound": 1e-6},
     {"text": "FedTEM is perfect", "method": "FedTEM", "bound": 1.01},

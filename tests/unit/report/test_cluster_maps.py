@@ -20,7 +20,7 @@ from fedtide.report.summary import summarize
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
 from helpers.studies import A, finished, study
 
-IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
+IFCA = {**A, "name": "IFCA", "algorithm": "ifca", "anchor": False}
 FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2, "anchor": False}
 
 
