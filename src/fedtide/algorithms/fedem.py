@@ -183,7 +183,8 @@ def fedem(
         return Prediction(logp, pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
-    works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
+    models = components if component_layer == WHOLE else 1
+    works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
     forward, serve = {"train": models, "weigh": 0, "loss": 2 * models}, to_everyone(broadcast)
     made = beside.added_to(Algorithm("fedem", init, works, round, serve, by_mixture, adapt))
     trained = beside.trained(lambda rows: models * local.samples(rows))

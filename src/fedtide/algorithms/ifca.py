@@ -188,6 +188,7 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
-    works, adapt = {"train": train, "fit": fit_question(task)}, find_model(task, choose_on)
-    made = Algorithm("ifca", init, works, round, serve, by_cluster, adapt, check=at_most_registered(clusters))
+    works = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
+    adapt, check = find_model(task, choose_on), at_most_registered(clusters)
+    made = Algorithm("ifca", init, works, round, serve, by_cluster, adapt, check=check)
     return with_cohort(beside.added_to(made), cohort, task, local, forward=forward, trained=beside.trained())

@@ -30,7 +30,7 @@ class Privacy(Strict):
         distance: rounds from one answer of a client to its next, at least; who is too early is not asked. None means
             the period of the shift, or 1 without one.
         times: rounds that a client answers in, at most; None means as many as the distance allows. Without `distance`
-            and `times`, plain noise and a uniform cohort are accounted for by the chance to be drawn.
+            and `times`, plain noise and a uniform cohort gain by the chance not to be drawn, where that is a gain.
     """
 
     epsilon: Positive | None = None

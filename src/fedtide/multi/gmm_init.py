@@ -174,7 +174,9 @@ class GaussianSetup:
         return mu, self.spread(var)
 
     def added_to(self, made: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
-        """Put the rounds of the initialization before those of a method."""
+        """Put the rounds of the initialization, if it has any, before those of a method."""
+        if not self.before:
+            return made
 
         def round(state: S, fleet: Simulation, rng: Rng) -> tuple[S, Facts]:
             if fleet.moment.round >= 0:

@@ -12,9 +12,10 @@ Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the l
 
 Choices:
     Neighbors are two runs of which in one the client's answers are zeros instead: that it was asked, and when, is not
-    hidden. Sampling is accounted for by replacement, a change of up to twice the length. Where clients come by the
-    clock their sample is not uniform, and nothing is gained. What is said is never below the truth: numbers are
-    rounded up.
+    hidden. Where clients come by the clock their sample is not uniform, and nothing is gained. A client that is not
+    drawn has another in its place, so sampling is accounted for with a change of twice the length, and what is gained
+    may be less than that costs: both bounds hold, and the smaller one is said. What is said is never below the truth:
+    numbers are rounded up.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Plan:
         distance: least rounds from one of these to the next.
         bands: of the noise; 1 is fresh noise in each round.
         releases: sums that a client is in, in each of its rounds.
-        sampling: draws that make it less likely that a client is in a round at all; then every round may have it.
+        sampling: draws that make it less likely that a client is in a round at all; then every round may have it, and
+            `times` is `rounds`.
     """
 
     rounds: int
@@ -76,16 +78,19 @@ class Plan:
 
     def epsilon(self, z: float, delta: float) -> float:
         """Return epsilon of the whole run."""
-        if self.sampling is not None:
-            # All sums of a round are over one draw: together one sum, of so many times the length.
-            return sampled_epsilon(z / math.sqrt(self.releases), self.sampling, self.rounds, delta)
-        return epsilon_of(self.moved / z, delta)
+        always = epsilon_of(self.moved / z, delta)
+        return always if self.sampling is None else min(always, self._drawn(self.sampling, z, delta))
 
     def noise(self, epsilon: float, delta: float) -> float:
         """Return the least noise multiplier at which the whole run has at most this epsilon."""
-        if self.sampling is not None:
-            return _least(lambda z: self.epsilon(z, delta) <= epsilon, width=1e-3)
-        return self.moved / mu_of(epsilon, delta)
+        always, draws = self.moved / mu_of(epsilon, delta), self.sampling
+        if draws is None or self._drawn(draws, always, delta) > epsilon:
+            return always
+        return _least(lambda z: self._drawn(draws, z, delta) <= epsilon, width=1e-3)
+
+    def _drawn(self, draws: Sampling, z: float, delta: float) -> float:
+        # All sums of a round are over one draw: together one sum, of so many times the length.
+        return sampled_epsilon(z / math.sqrt(self.releases), draws, self.rounds, delta)
 
     def spent(self, squared: float, z: float, delta: float) -> float:
         """Return epsilon for a client that moved C x by this squared length, at most the whole run's."""
@@ -136,7 +141,7 @@ def sampled_epsilon(z: float, sampling: Sampling, times: int, delta: float) -> f
         FedtideError: dp-accounting is not installed.
     """
     try:
-        from dp_accounting.rdp import compute_epsilon
+        from dp_accounting import rdp
     except ImportError:
         raise FedtideError(
             "wire.privacy: a uniform cohort is accounted for by dp-accounting, which is not installed; "
@@ -144,7 +149,7 @@ def sampled_epsilon(z: float, sampling: Sampling, times: int, delta: float) -> f
         ) from None
     if not times:
         return 0.0
-    return float(compute_epsilon(ORDERS, times * _sampled(z, sampling), delta)[0])
+    return float(rdp.compute_epsilon(ORDERS, times * _sampled(z, sampling), delta)[0])
 
 
 @lru_cache(maxsize=64)

@@ -72,6 +72,19 @@ def test_uniform_draws_tell_less():
     assert z < Plan(100, 100).noise(2.0, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "clients", "rounds", "z", "sampled", "epsilon"), [(100, 1000, 1, 1, 7.70, 4.38), (4, 8, 6, 2, 11.7, 5.5)]
+)
+def test_draws_never_tell_more_than_no_draws(drawn, clients, rounds, z, sampled, epsilon):
+    """With few rounds or many of the clients the price of replacement is more than draws gain."""
+    pytest.importorskip("dp_accounting")
+    sampling, unsampled = Sampling(drawn, clients), Plan(rounds, rounds)
+    plan = Plan(rounds, rounds, sampling=sampling)
+    assert sampled_epsilon(z, sampling, rounds, 1e-5) == pytest.approx(sampled, rel=0.01)
+    assert plan.epsilon(z, 1e-5) == unsampled.epsilon(z, 1e-5) == pytest.approx(epsilon, rel=0.01)
+    assert plan.noise(2.0, 1e-5) == unsampled.noise(2.0, 1e-5)
+
+
 def test_all_questions_of_a_round_ask_one_draw():
     pytest.importorskip("dp_accounting")
     sampling = Sampling(5, 1000)

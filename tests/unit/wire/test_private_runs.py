@@ -186,6 +186,22 @@ def test_epsilon_or_noise():
     assert replace(run.fleet.ledger.plan).epsilon(3.0, 1e-5) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ifca", {"init_noise": 0.1}),
+        ("fedem", {"normalize_by": "participants"}),
+        ("fedgmm", {"gaussian_init": "random"}),
+        ("pfedem", {"gaussian_init": "random"}),
+    ],
+)
+def test_a_plan_counts_questions_that_are_asked(name, options):
+    """None that only another start, or another divisor, would ask."""
+    experiment = private(name, options=options)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    assert plan_of(experiment.wire.privacy, experiment, experiment.method[0], host).releases == 1
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "scaffold"])
 @pytest.mark.parametrize("secure", [False, True])
 def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure):
