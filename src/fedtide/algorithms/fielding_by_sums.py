@@ -36,7 +36,7 @@ Choices:
     the two are equal to rounding. Clients are drawn close to centers and not to each other: "gain" compares mean
     distances from the mean of the others, and the silhouette is of distances from centers, about a quarter larger than
     that of pairs, so that `min_silhouette` is a little less strict. All clients count for it, whatever
-    `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any round, also if nobody drifted.
+    `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any round, also if none drifted.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ from fedtide.multi.kmeans_by_sums import (
     summed,
 )
 from fedtide.multi.pooling import Evidence
-from fedtide.multi.representation import Representation, drifted_from
+from fedtide.multi.representation import Represent, Representation, drifted_from
 from fedtide.parts.distance import Distance, between
 from fedtide.parts.drift import Event, Trigger, center_moves, has_val, theta
 from fedtide.parts.recluster import Clusterer, KMeans
@@ -127,6 +127,9 @@ class Nothing:
 
 
 Reveal = Annotated[Annotated[Reports | Nothing, Field(discriminator="kind")], Spelled]
+
+Own = Callable[[Any, Memory, Shard], int]
+"""Cluster of a client: (what it needs to find it, its memory, its samples) -> number."""
 
 
 @dataclass(frozen=True)
@@ -190,14 +193,14 @@ def fielding_by_sums(
     if clustering.center == "median":
         raise refused("clustering.center", "median", "'mean' with reveal 'nothing', as it comes of sums")
     by_means, fewest = clustering, reveal.fewest
-    represent, apart = representation.of(task), representation.distance_of(task)
+    own = own_cluster(representation.of(task))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
-        state = State((weights,), (server.init(weights),), none, none, none[0], 0, apart, trigger.start(),
-                      cohort.init(fleet))  # fmt: skip
-        state, facts = count_members(state, fleet, fleet.reachable, anew=True)
-        return adopt(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
+        state = State((weights,), (server.init(weights),), none, none, none[0], 0,
+                      representation.distance_of(task), trigger.start(), cohort.init(fleet))  # fmt: skip
+        state, facts = count_members(state, fleet, fleet.reachable, places(state), anew=True)
+        return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
     def places(state: State) -> dict[str, Any]:
         """Return what a client needs to find its cluster: a closed one has members, but not as many as `fewest`."""
@@ -207,123 +210,23 @@ def fielding_by_sums(
         return {"centers": state.centers, "open": full | (state.members == 0), "full": full, "made": state.made,
                 "usual": int(state.members.argmax()), "distance": state.distance, "at": model}  # fmt: skip
 
-    def own_cluster(where: Any, memory: Memory, shard: Shard) -> int:
-        """Return the cluster of a client: as it noted, unless that is closed or old; else the nearest one.
-
-        Who reports goes to one with others, or it would be alone in a sum.
-        """
-        if memory is not None and memory["made"] == where["made"] and where["open"][memory["cluster"]]:
-            return int(memory["cluster"])
-        if memory is None and not len(shard.labels):
-            return int(where["usual"])
-        if len(where["centers"]) == 1:
-            return 0
-        vector = represent(where["at"], shard) if memory is None else memory["reported"]
-        return nearest(vector, where["centers"], where["distance"], where["open" if memory is None else "full"])
-
-    def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard.labels):
-            return None
-        vector = represent(payload["at"], shard)
-        order = representation.draw_order(task, rng) if memory is None else memory["order"]
-        vector = vector if order is None else vector[order]
-        reports = memory is None or (payload["again"] and drifted_from(vector, memory["reported"], apart, drift_eps))
-        told = vector if memory is None or reports else memory["reported"]
-        centers, distance = payload["centers"], payload["distance"]
-        found = nearest(told, centers, distance)
-        stays = memory is not None and memory["made"] == payload["made"] and not reports and reassign == "drifted"
-        k = int(memory["cluster"]) if stays else found
-        before = memory["cluster"] if memory is not None and memory["made"] == payload["made"] else k
-        far = float(between(told[None], centers[k : k + 1], distance)) if centers.shape[1] == len(told) else 0.0
-        total = {
-            "members": Weighted(F.one_hot(torch.tensor(k), len(centers)).double()),
-            "drifted": Weighted(float(reports)),
-            "moved": Weighted(float(k != before)),
-            "far": Weighted(far),
-        }
-        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload["made"]})
-
-    def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Add the report to the sum of the client's cluster."""
-        if memory is None:
-            return None
-        k = own_cluster(payload, memory, shard)
-        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload["open"]), payload["distance"]))})
-
-    def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Take the nearest of new centers, and count which cluster was left for it."""
-        if memory is None:
-            return None
-        new, old = payload["new"], payload["old"]
-        k = nearest(memory["reported"], new["centers"], new["distance"])
-        left, models = own_cluster(old, memory, shard), len(old["open"])
-        share = F.one_hot(torch.tensor(k * models + left), len(new["centers"]) * models).double()
-        return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": new["made"]})
-
-    def count_members(state: State, fleet: Fleet, clients: Tensor, *, anew: bool) -> tuple[State, dict[str, Any]]:
-        """Let clients find their clusters, and count them; return also how many drifted, how many moved, and how far
-        from its center a client is."""
-        others = fleet.reachable[~torch.isin(fleet.reachable, clients)]  # counted only: their reports stay
-        totals = [
-            fleet.ask("move", some, {**places(state), "again": again}).total
-            for some, again in ((clients, anew), (others, False))
-            if len(some)
-        ]
-        counted = [total for total in totals if total is not None]
-        if not counted:
-            return state, {"drifted": 0, "moved": 0}
-        members, drifted, moved, far = (
-            sum(total[name].value for total in counted) for name in ("members", "drifted", "moved", "far")
-        )
-        facts = {"drifted": int(drifted), "moved": int(moved)}
-        if far:
-            facts["radius"] = far / sum(total["far"].weight for total in counted)
-        return replace(state, members=members), facts
-
-    def update_centers(state: State, fleet: Fleet) -> tuple[State, Tensor]:
-        """Set centers to the means of their members (Algorithm 2, line 3); return the mask (K,) of those with any."""
-        nobody = torch.zeros(len(state.weights), dtype=torch.bool)
-        if not bool((state.members >= fewest).any()):
-            return state, nobody
-        reply = fleet.ask("center", fleet.reachable, places(state))
-        if reply.total is None:
-            return state, nobody
-        size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
-        filled = size > 0
-        kept = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
-        centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], kept)
-        return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
+    def adopted(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
+        return adopt(state, fleet, found, places(state), cluster_layer)
 
     def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
         """Cluster all clients that can be reached (Algorithm 3)."""
         now = Groups(state.centers, state.members, torch.zeros_like(state.centers)) if state.made else None
         return cluster_by_sums(fleet, fleet.reachable, by_means, state.distance, fewest, rng, now)
 
-    def adopt(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
-        """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
-        if found is None:
-            return state, 0
-        centers, made = found.groups.centers, state.made + 1
-        new = {"centers": centers, "distance": found.distance, "made": made}
-        reply = fleet.ask("settle", fleet.reachable, {"new": new, "old": places(state)})
-        if reply.total is None:
-            return state, 0
-        share = reply.total["share"].value.view(len(centers), len(state.weights))
-        rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
-        silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
-        return replace(
-            mix_clusters(state, rows, cluster_layer), centers=centers, baseline=centers, members=share.sum(1),
-            made=made, distance=found.distance, silhouette=silhouette,
-        ), 1  # fmt: skip
-
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Handle drift (Algorithm 2): moves and, if these are not enough, a clustering of all clients."""
         one = len(state.weights) == 1
-        state, facts = count_members(state, fleet, clients, anew=reporters != "once" or (one and by_means.k_max > 1))
+        anew = reporters != "once" or (one and by_means.k_max > 1)
+        state, facts = count_members(state, fleet, clients, places(state), anew=anew)
         facts |= {"reclustered": 0}
         if drifted := facts["drifted"]:
             if one and by_means.k_max > 1 and trigger.splits_one:
-                state, _ = adopt(state, fleet, find_clusters(state, fleet, rng))
+                state, _ = adopted(state, fleet, find_clusters(state, fleet, rng))
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
                 state, more = reassign_clients(state, fleet, rng)
@@ -338,16 +241,16 @@ def fielding_by_sums(
     def reassign_clients(state: State, fleet: Fleet, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Update the centers of clients that have moved, and re-cluster if triggered (Algorithm 2 after reports)."""
         before = state.centers if drift_baseline == "last-event" else state.baseline
-        state, filled = update_centers(state, fleet)
+        state, filled = update_centers(state, fleet, places(state), fewest)
         if not filled.any() or before.shape != state.centers.shape:
             return replace(state, baseline=state.centers), {}
         anew = cache(lambda: find_clusters(state, fleet, rng))
         event = Event(before, state.centers, filled, state.distance, lambda: _spreads(anew()), _no_pairs)
         fired = by_means.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
         state = replace(state, trigger=trigger.after(state.trigger, fired))
-        after, adopted = adopt(state, fleet, anew()) if fired else (state, 0)
+        after, new = adopted(state, fleet, anew()) if fired else (state, 0)
         far = float(center_moves(before, state.centers, state.distance)[filled].max())
-        return after, {"reclustered": adopted, "theta": theta(state.centers, filled, state.distance), "way": far}
+        return after, {"reclustered": new, "theta": theta(state.centers, filled, state.distance), "way": far}
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         def picked(now: State) -> Tensor:
@@ -357,28 +260,31 @@ def fielding_by_sums(
         may = fleet.reachable if participants is None else participants
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = picked(state) if participants is None else participants  # line 9: whatever their cluster
+        state, trained = train_clusters(state, fleet, clients)
+        if trained and trigger.uses_accuracy:
+            judged = fleet.ask("val", fleet.reachable, {"models": state.weights, **places(state)})
+            facts["val"] = float("nan") if judged.total is None else float(mean(judged.total)["right"])
+            state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
+        return state, {**trained, **facts}
+
+    def train_clusters(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Facts]:
+        """Train the model of each participant's cluster, and step those that were trained (lines 10 to 15)."""
         slots = share_sums(state, fleet, clients)
         if slots is None:
-            return state, facts
+            return state, {}
         payload = {"models": send_models(state.weights, cluster_layer), "slots": slots, **places(state)}
         state, reply = ask_to_train(cohort, fleet, state, clients, payload)
         if reply.total is None:
-            return state, facts
-        trained, members = {"loss": mean(reply.total)["loss"]}, reply.total["members"].value
+            return state, {}
+        loss, members = {"loss": mean(reply.total)["loss"]}, reply.total["members"].value
         sums = [_of_slot(reply.total, int(slot), totals) if members[k] else None for k, slot in enumerate(slots)]
         # What a cluster's sum counts for in that of all, where it is in several.
         each = members / torch.zeros_like(members).index_add(0, slots, members)[slots].clamp(min=1)
         if pooling:
             state, more = step_pooled(state, server, sums, cluster_layer, each)
-            trained |= more
-        else:
-            deltas = [None if one is None else one["delta"] for one in sums]
-            state = step_models(state, server, deltas, own_layer=cluster_layer, each=each)  # lines 10 to 15
-        if trigger.uses_accuracy:
-            judged = fleet.ask("val", fleet.reachable, {"models": state.weights, **places(state)})
-            facts["val"] = float("nan") if judged.total is None else float(mean(judged.total)["right"])
-            state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
-        return state, {**trained, **facts}
+            return state, {**loss, **more}
+        deltas = [None if one is None else one["delta"] for one in sums]
+        return step_models(state, server, deltas, own_layer=cluster_layer, each=each), loss
 
     def share_sums(state: State, fleet: Fleet, clients: Tensor) -> Tensor | None:
         """Return the sum (K,) that each cluster's participants send their updates into; None if there are too few."""
@@ -389,23 +295,17 @@ def fielding_by_sums(
         return None if reply is None or reply.total is None else join_small(reply.total["present"].value,
                                                                             reveal.fewest_updates)  # fmt: skip
 
-    def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard):
-            return None
-        k = own_cluster(payload, memory, shard)
-        return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload["open"])).double())})
-
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, **places(state)}, None
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None and not len(shard.labels):
             return None
-        return Answer({}, memory={"found": own_cluster(payload, memory, shard)})
+        return Answer({}, memory={"found": own(payload, memory, shard)})
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         models = receive_models(payload["models"])
-        k = own_cluster(payload, memory, shard)
+        k = own(payload, memory, shard)
         answer = training(models[k], None, shard, moment, rng)
         if answer is None:
             return None
@@ -420,9 +320,9 @@ def fielding_by_sums(
     right = accuracy_question(task)
 
     def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        return right(payload["models"][own_cluster(payload, memory, shard)], memory, shard, moment, rng)
+        return right(payload["models"][own(payload, memory, shard)], memory, shard, moment, rng)
 
-    asked: dict[str, Work] = {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
+    asked = cluster_questions(task, representation, own, reassign, drift_eps)
     passes = 3 * representation.passes
     made = Algorithm(
         "fielding", init, {**asked, "train": train, "val": val}, round, serve, predict_by_cluster(task), adapt,
@@ -430,6 +330,150 @@ def fielding_by_sums(
     )  # fmt: skip
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
     return with_cohort(made, cohort, task, local, forward=forward)
+
+
+def own_cluster(represent: Represent) -> Own:
+    """Build what tells a client its cluster: as it noted, unless that is closed or old; else the nearest one.
+
+    Who reports goes to one with others, or it would be alone in a sum.
+    """
+
+    def own(where: Any, memory: Memory, shard: Shard) -> int:
+        if memory is not None and memory["made"] == where["made"] and where["open"][memory["cluster"]]:
+            return int(memory["cluster"])
+        if memory is None and not len(shard.labels):
+            return int(where["usual"])
+        if len(where["centers"]) == 1:
+            return 0
+        vector = represent(where["at"], shard) if memory is None else memory["reported"]
+        return nearest(vector, where["centers"], where["distance"], where["open" if memory is None else "full"])
+
+    return own
+
+
+def cluster_questions(
+    task: Task, representation: Representation, own: Own, reassign: Literal["drifted", "all"], eps: float
+) -> dict[str, Work]:
+    """Build the questions about clusters: "move", "center", "settle", "present", and those of k-means by sums.
+
+    Args:
+        task: model and loss.
+        representation: representation of a client.
+        own: tells a client its cluster.
+        reassign: clients that move: those that "drifted", or "all".
+        eps: distance from the last report above which a client has drifted.
+    """
+    represent, apart = representation.of(task), representation.distance_of(task)
+
+    def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard.labels):
+            return None
+        vector = represent(payload["at"], shard)
+        order = representation.draw_order(task, rng) if memory is None else memory["order"]
+        vector = vector if order is None else vector[order]
+        reports = memory is None or (payload["again"] and drifted_from(vector, memory["reported"], apart, eps))
+        told = vector if memory is None or reports else memory["reported"]
+        centers, distance = payload["centers"], payload["distance"]
+        noted = memory is not None and memory["made"] == payload["made"]
+        stays = noted and not reports and reassign == "drifted"
+        k = int(memory["cluster"]) if stays else nearest(told, centers, distance)
+        before = memory["cluster"] if noted else k
+        far = float(between(told[None], centers[k : k + 1], distance)) if centers.shape[1] == len(told) else 0.0
+        total = {
+            "members": Weighted(F.one_hot(torch.tensor(k), len(centers)).double()),
+            "drifted": Weighted(float(reports)),
+            "moved": Weighted(float(k != before)),
+            "far": Weighted(far),
+        }
+        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload["made"]})
+
+    def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Add the report to the sum of the client's cluster."""
+        if memory is None:
+            return None
+        k = own(payload, memory, shard)
+        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload["open"]), payload["distance"]))})
+
+    def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Take the nearest of new centers, and count which cluster was left for it."""
+        if memory is None:
+            return None
+        new, old = payload["new"], payload["old"]
+        k = nearest(memory["reported"], new["centers"], new["distance"])
+        left, models = own(old, memory, shard), len(old["open"])
+        share = F.one_hot(torch.tensor(k * models + left), len(new["centers"]) * models).double()
+        return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": new["made"]})
+
+    def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        k = own(payload, memory, shard)
+        return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload["open"])).double())})
+
+    return {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
+
+
+def count_members(
+    state: State, fleet: Fleet, clients: Tensor, where: Any, *, anew: bool
+) -> tuple[State, dict[str, Any]]:
+    """Let clients find their clusters, and count them; return also how many drifted and moved, and the "radius".
+
+    Args:
+        state: the state.
+        fleet: the clients.
+        clients: those that may report; the others that can be reached are counted where they last were.
+        where: what a client needs to find its cluster.
+        anew: whether a client that has reported before may again.
+    """
+    others = fleet.reachable[~torch.isin(fleet.reachable, clients)]  # counted only: their reports stay
+    totals = [
+        fleet.ask("move", some, {**where, "again": again}).total
+        for some, again in ((clients, anew), (others, False))
+        if len(some)
+    ]
+    counted = [total for total in totals if total is not None]
+    if not counted:
+        return state, {"drifted": 0, "moved": 0}
+    members, drifted, moved, far = (
+        sum(total[name].value for total in counted) for name in ("members", "drifted", "moved", "far")
+    )
+    facts = {"drifted": int(drifted), "moved": int(moved)}
+    if far:
+        facts["radius"] = far / sum(total["far"].weight for total in counted)
+    return replace(state, members=members), facts
+
+
+def update_centers(state: State, fleet: Fleet, where: Any, fewest: int) -> tuple[State, Tensor]:
+    """Set centers to the means of their members (Algorithm 2, line 3); return the mask (K,) of those with any."""
+    none = torch.zeros(len(state.weights), dtype=torch.bool)
+    if not bool((state.members >= fewest).any()):
+        return state, none
+    reply = fleet.ask("center", fleet.reachable, where)
+    if reply.total is None:
+        return state, none
+    size, total = (reply.total["members"].value[name] for name in ("size", "sum"))
+    filled = size > 0
+    kept = state.centers if state.centers.shape == total.shape else torch.zeros_like(total)
+    centers = torch.where(filled[:, None], total / size.clamp(min=1)[:, None], kept)
+    return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
+
+
+def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Any, layer: str) -> tuple[State, int]:
+    """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
+    if found is None:
+        return state, 0
+    centers, made = found.groups.centers, state.made + 1
+    new = {"centers": centers, "distance": found.distance, "made": made}
+    reply = fleet.ask("settle", fleet.reachable, {"new": new, "old": where})
+    if reply.total is None:
+        return state, 0
+    share = reply.total["share"].value.view(len(centers), len(state.weights))
+    rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
+    silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
+    return replace(
+        mix_clusters(state, rows, layer), centers=centers, baseline=centers, members=share.sum(1),
+        made=made, distance=found.distance, silhouette=silhouette,
+    ), 1  # fmt: skip
 
 
 def join_small(members: Tensor, fewest: int) -> Tensor | None:
