@@ -202,10 +202,11 @@ def setting(record: ExperimentRecord) -> str:
 
 SAME_RUN = (
     "the same run as {}, to the last digit at every seed: often because there was nothing to cluster, so that one "
-    "model was left, or because every client makes a single local step in a round (local.batch_size, epochs), in "
-    "which a pull or a correction of later steps does nothing"
+    "model was left, because every client makes a single local step in a round (local.batch_size, epochs), in which a "
+    "pull or a correction of later steps does nothing, or because all clients are of one size, so that cohorts drawn "
+    "by size and at random are the same"
 )
-"""What is said of two methods that are one, with the likely reason."""
+"""What is said of two methods that are one, with the likely reasons."""
 
 HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
 """Names of known events in text."""
