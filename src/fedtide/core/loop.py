@@ -18,7 +18,7 @@ class Playable(Simulation, Protocol):
         """Enter a moment: a new round, with its own arrivals, data and keys."""
 
     def elapsed(self) -> float:
-        """Seconds that the round took so far, on the simulated or real clock."""
+        """Seconds from the beginning of the round to that of the next one, on the simulated or real clock."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def begin(algorithm: Algorithm[S], fleet: Playable, *, seed: int, rounds: int) -
     for number in range(-algorithm.before, 0):
         fleet.begin(Moment(number, rounds, 0.0))
         state, _ = algorithm.round(grown(state, len(fleet.clients)), fleet, Rng(seed).at(number, "before"))
-    return Start(state, 0, fleet.elapsed())
+    return Start(state, 0, fleet.moment.seconds + fleet.elapsed())
 
 
 def play(algorithm: Algorithm[S], fleet: Playable, start: Start[S], *, seed: int, rounds: int) -> Iterator[Step[S]]:
@@ -68,6 +68,6 @@ def play(algorithm: Algorithm[S], fleet: Playable, start: Start[S], *, seed: int
         fleet.begin(moment)
         received = grown(state, len(fleet.clients))
         state, facts = algorithm.round(received, fleet, Rng(seed).at(number, "server"))
-        seconds += fleet.elapsed()
+        seconds = fleet.moment.seconds + fleet.elapsed()  # a real clock may have begun the round later
         yield Step(moment, received, state, facts, seconds, before)
         before = moment.seconds

@@ -107,7 +107,7 @@ class RemoteFleet:
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest)
         self._masks = Attempts(self._life) if self.vectors is not None and self.vectors.wire.secure else None
         self.memory = MemoryStore(None)
-        self.moment = self._due = Moment(-1, 0, 0.0)
+        self.moment = Moment(-1, 0, 0.0)
         self._unmet: dict[int, str] = {}
         self.queries: list[Query] = []
         self.asks: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ class RemoteFleet:
         """Enter a moment: wait for the time of the round, and a while for enough clients to be there."""
         if self._began:
             self._lines.append(self._round_line())
-        self._due, self.moment = moment, replace(moment, seconds=self.clock.begin(moment))
+        self.moment = replace(moment, seconds=self.clock.begin(moment))
         self.queries, self.asks, self._drawn = [], [], {}
         self._elapsed, self._began = None, True
         self._enroll()
@@ -149,7 +149,7 @@ class RemoteFleet:
     def elapsed(self) -> float:
         """Return the seconds between the beginning of this round and that of the next one."""
         if self._elapsed is None:
-            self._elapsed = self.clock.elapsed(self._due)
+            self._elapsed = self.clock.elapsed(self.moment)
         return self._elapsed
 
     def add_server_time(self, seconds: float) -> None:

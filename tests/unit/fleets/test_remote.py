@@ -425,6 +425,13 @@ def test_rounds_begin_at_multiples_of_the_hour(tmp_path):
         if step.moment.round == 1:
             time.sleep(2.5 * 3600)  # a round that takes longer than the time between two
     assert began == [pytest.approx(12.03, abs=0.01), 13, pytest.approx(15.5, abs=0.01), 16, 17]
+    # From the beginning of a round to the next: an hour at most, of round 0 as of the others.
+    lines = told(fleet)
+    ends = [(line["seconds"] + line["elapsed"]) / 3600 for line in lines]
+    assert ends == [pytest.approx(12.03, abs=0.01), 13, 14, 16, 17, 18]
+    again = replace(made, memory=MemoryStore(None))
+    simulated = replayed(again, lines)
+    assert [step.seconds / 3600 for step in rounds(again, simulated, until=5)] == ends[1:]
 
 
 def test_a_server_that_was_away_begins_its_round_when_it_is_back(tmp_path):
