@@ -21,6 +21,7 @@ from fedtide.runs.build import population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
 from fedtide.runs.preflight import preflight
+from fedtide.runs.private import check_needed
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search
 from fedtide.tuning.tune import Display as TuningDisplay
@@ -168,7 +169,7 @@ def _folder(request: Request, name: str) -> Path:
 def _ready(experiment: Experiment, where: str) -> None:
     """Raise for whatever would stop an experiment."""
     check_measures(experiment, where)
-    preflight(experiment, where)
+    check_needed(experiment, preflight(experiment, where), where)
 
 
 def _read(

@@ -23,7 +23,7 @@ class Privacy(Strict):
         multiplier: noise in place of `epsilon`, in units of what one client moves a sum by; epsilon follows from it.
         delta: probability with which it may say more; far below one over the number of clients.
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
-            client sends. A value without a bound is an error.
+            client sends. A value of any method without a bound is an error, and so is a bound of no value.
         unit: what is protected: all that a client ever says.
         noise: "plain" noise is fresh in each round; "banded" noise is correlated over the rounds between two answers of
             a client, so that much of it cancels in the model.

@@ -12,24 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from fedtide.core.errors import printable
-from fedtide.core.loop import begin, play
-from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, leaves, size_in_bytes
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Slotted, Weighted, Work
-from fedtide.data.build import build
-from fedtide.data.groups import Split
-from fedtide.data.partition import IID
-from fedtide.data.rows import Rows
 from fedtide.deploy.policy import COLUMNS, SCORE, Policy
-from fedtide.fleets.clock import SteadyClock
-from fedtide.fleets.host import Host
-from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.schema import ROWS, made_up
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.trial import CLIENTS, trial
+from fedtide.wire.clip import Clip
 from fedtide.wire.steps import Wire
-
-CLIENTS, ROUNDS = 8, 3
-"""Clients and rounds of a trial."""
 
 
 @dataclass
@@ -83,22 +72,11 @@ def terms_of(
 
     works = {question: heard(question, work) for question, work in algorithm.works.items()}
     tried = replace(algorithm, works=works)
-    rows = made_up(like, classes, ROWS * clients)
-    population = build(
-        Rows("made-up rows", rows.x, rows.y, classes), IID(clients=clients), split=Split(val=0.2, test=0.2)
-    )
-    tried_wire = None if wire is None else replace(wire, fewest=1, steps=())
-    host = Host(tried, population, 0, MemoryStore(None), wire=tried_wire)
-    fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
-    start = begin(tried, fleet, seed=0, rounds=ROUNDS)
-    _note(fleet, terms, answers)
-    state = start.state
-    for step in play(tried, fleet, start, seed=0, rounds=ROUNDS):
+    for fleet, state in trial(tried, like, classes, clients, wire):  # noqa: B007
         _note(fleet, terms, answers)
-        state = step.state
-    served, slot = algorithm.serve(state, population.clients)
+    served, slot = algorithm.serve(state, fleet.clients)
     judged = Term(SCORE, down=max(map(size_in_bytes, served if slot is not None else [served])))
-    scores = fleet.score(served, population.clients, slot=slot)
+    scores = fleet.score(served, fleet.clients, slot=slot)
     columns = {name: getattr(scores, name) for name in COLUMNS} | dict(scores.others)
     judged.sums |= {name: _numbers(column[0]) for name, column in columns.items() if column is not None}
     return [*terms.values(), judged]
@@ -155,7 +133,8 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
     *works, judged = terms
     asked = [term for term in works if term.down or term.up]
     for term in asked:
-        sums = ", ".join(f"{name} ({what})" for name, what in term.sums.items()) or "nothing to be summed"
+        sums = ", ".join(f"{name} ({what}{_cut(name, wire)})" for name, what in term.sums.items())
+        sums = sums or "nothing to be summed"
         yield f"asks: {term.question}: receives {_bytes(term.down)}, sends {_bytes(term.up)}: {sums}"
     told = ["rows", "hits", "mean loss to three digits", *filter(policy.shows, judged.sums)]
     trained = "after work on the rows here, " if algorithm.adapt is not None else ""
@@ -194,6 +173,13 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
             yield f"will be refused: what shows {name}, as its owner does not reveal it"
     if policy.fewest > 1:
         yield f"will be refused: sums of fewer than {policy.fewest} clients, as the server counts them"
+
+
+def _cut(name: str, wire: Wire | None) -> str:
+    """Say how long a value is at most, where it is cut to a bound."""
+    steps = () if wire is None else wire.steps
+    bounds = [step.bounds[name] for step in steps if isinstance(step, Clip) and name in step.bounds]
+    return "".join(f", cut to a length of {bound:g}" for bound in bounds)
 
 
 def _bytes(count: int) -> str:

@@ -14,19 +14,26 @@ from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets import ray_cluster
+from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs import build
+from fedtide.runs.private import plan_of, sums_of
+from fedtide.wire.clip import check_form
+from fedtide.wire.vector import Form
 
 
-def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
+def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> frozenset[Form]:
     """Build everything that an experiment names once, before anything is written.
 
     Args:
         experiment: what is to be run.
         where: how messages call it.
         fresh: read its data again, as files may have changed since this process last did.
+
+    Returns:
+        The forms of all that its methods sum, where sums are private.
 
     Raises:
         FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
@@ -35,11 +42,11 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         build.load_rows.cache_clear()
     _check_ray(experiment, where)
     _try_metrics(experiment)
-    dealt = set[tuple[str, str]]()
+    dealt, sums = set[tuple[str, str]](), dict[str, tuple[Form, ...]]()
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
         for method in point.experiment.method:
-            _build(point.experiment, method)
+            _check_bounds(point.experiment, method, _build(point.experiment, method), sums)
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
@@ -48,9 +55,10 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 dealt.add(key)
                 for seed in point.experiment.seeds[1:]:
                     build.population_of(point.experiment, shift, seed)
+    return frozenset(form for forms in sums.values() for form in forms)
 
 
-def _build(experiment: Experiment, method: Method) -> None:
+def _build(experiment: Experiment, method: Method) -> Host:
     """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
     seed, rounds = experiment.seeds[0], experiment.rounds
     host = build.host_of(experiment, method, seed, MemoryStore(None))
@@ -77,6 +85,21 @@ def _build(experiment: Experiment, method: Method) -> None:
     if isinstance(cohort, PickedBy):
         with within(f"method '{method.name}'"):
             cohort.choose(population.clients, cohort.clients_per_round, Moment(0, rounds, 0.0), Rng(seed))
+    return host
+
+
+def _check_bounds(experiment: Experiment, method: Method, host: Host, known: dict[str, tuple[Form, ...]]) -> None:
+    """Raise where a value that a method sums has no bound, or one that will not do; add its sums to those known."""
+    wire = experiment.wire
+    if wire is None or wire.privacy is None:
+        return
+    key = build.as_json(experiment.model_copy(update={"wire": None, "title": "", "method": (method,)}))
+    if key not in known:
+        known[key] = sums_of(method, host)
+    with within(f"method '{method.name}'"):
+        for form in known[key]:
+            check_form(form, wire.privacy.clip)
+        plan_of(wire.privacy, experiment, method, host).epsilon(1.0, wire.privacy.delta)
 
 
 def _try_metrics(experiment: Experiment) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fedtide.cohorts import Uniform
-from fedtide.config import Experiment, Method
+from fedtide.config import Experiment, Method, points
 from fedtide.config.wire import Privacy
+from fedtide.core.errors import refused, unknown
 from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
-from fedtide.runs.build import cohort_of
+from fedtide.fleets.trial import trial
+from fedtide.runs.build import cohort_of, cohort_size
 from fedtide.wire.accounting import Plan, Sampling
+from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger
 from fedtide.wire.release import Draw, with_noise
 from fedtide.wire.steps import Wire
+from fedtide.wire.vector import Form
 
 
 def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host) -> Plan:
@@ -33,6 +39,34 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     most = math.ceil(rounds / distance)
     times = most if privacy.times is None else min(privacy.times, most)
     return Plan(rounds, times, distance, distance if privacy.noise == "banded" else 1, questions)
+
+
+def sums_of(method: Method, host: Host) -> tuple[Form, ...]:
+    """Return the forms of all that a method sums, as a trial tells them.
+
+    Raises:
+        FedtideError: it sums something before round 0.
+    """
+    like, classes = host.population.few()
+    forms: dict[Form, None] = {}
+    for fleet, _ in trial(host.algorithm, like, classes, wire=host.wire):
+        for query in fleet.queries:
+            if query.ask.forms and query.ask.version[0] < 0:
+                why = f"method '{method.name}' asks '{query.ask.question}' before round 0, which no budget plans"
+                raise refused("wire.privacy", "a table", "a method that sums from round 0 on alone", why)
+            forms |= dict.fromkeys((query.ask.forms or {}).values())
+    people = cohort_size(method, host.population.registered)
+    return tuple(replace(form, people=people) for form in forms)
+
+
+def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> None:
+    """Raise where a bound is of nothing that any method sums."""
+    names = sorted({leaf.name or WHOLE for form in sums for leaf in form.leaves})
+    for point in points(experiment, where):
+        wire = point.experiment.wire
+        for name in () if wire is None or wire.privacy is None else wire.privacy.clip:
+            if name not in names:
+                raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
 def server_wire(

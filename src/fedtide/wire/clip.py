@@ -85,16 +85,30 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
             values.zero_()
         if len(table) == 1:
             weights.fill_(1.0)
-        bound = bound_of(name, bounds)
-        if bound * form.people >= ROOM:
-            at_most = f"below {ROOM / form.people:.3g}, the room of each in a sum of {form.people}"
-            raise refused(f"wire.privacy.clip.{name or WHOLE}", bound, at_most)
-        most, length = bound - ROUNDED * math.sqrt(values.numel()), float(values.norm())
-        if most <= 0:
-            raise refused(f"wire.privacy.clip.{name or WHOLE}", bound, "more than fixed point rounds off")
+        most, length = _most(name, values.numel(), form.people, bounds), float(values.norm())
         if length > most:
             values *= most / length
     return sent
+
+
+def check_form(form: Form, bounds: Mapping[str, float]) -> None:
+    """Raise unless each leaf of a form has a bound that will do."""
+    if missing := [leaf.name or WHOLE for leaf in form.leaves if (leaf.name or WHOLE) not in bounds]:
+        raise _without(", ".join(f"'{name}'" for name in missing), bounds)
+    for leaf in form.leaves:
+        _most(leaf.name, leaf.slots * leaf.size, form.people, bounds)
+
+
+def _most(name: str, numbers: int, people: int, bounds: Mapping[str, float]) -> float:
+    """Return how long the values of a leaf may be: its bound, less what fixed point rounds."""
+    bound = bound_of(name, bounds)
+    key = f"wire.privacy.clip.{name or WHOLE}"
+    if bound * people >= ROOM:
+        raise refused(key, bound, f"below {ROOM / people:.3g}, the room of each in a sum of {people}")
+    most = bound - ROUNDED * math.sqrt(numbers)
+    if most <= 0:
+        raise refused(key, bound, "more than fixed point rounds off")
+    return most
 
 
 def adapted(bound: float, share: float, quantile: float, rate: float) -> float:
@@ -124,6 +138,10 @@ def bound_of(name: str, bounds: Mapping[str, float]) -> float:
     """
     key = name or WHOLE
     if key not in bounds:
-        known = ", ".join(bounds)
-        raise FedtideError(f"wire.privacy.clip: no bound of '{key}', which clients send too; there are: {known}")
+        raise _without(f"'{key}'", bounds)
     return bounds[key]
+
+
+def _without(missing: str, bounds: Mapping[str, float]) -> FedtideError:
+    known = ", ".join(bounds)
+    return FedtideError(f"wire.privacy.clip: no bound of {missing}, which clients send too; there are: {known}")

@@ -9,6 +9,7 @@ from fedtide.core.types import Shard
 from fedtide.deploy.policy import Policy
 from fedtide.deploy.terms import Term, terms_of, what_it_means
 from fedtide.runs.build import host_of
+from fedtide.wire.clip import Clip
 from fedtide.wire.steps import Wire
 from helpers.toys import toy
 
@@ -48,6 +49,14 @@ def test_masked_sums():
     named = what_it_means(algorithm, LIKE, 3, Policy(fewest=5, peers=("SHA256:x",)), 3, Wire())
     assert any("for 5 clients or more" in line for line in named)
     assert not [line for line in named if line.startswith("masks")]
+
+
+def test_bounds_of_what_is_sent():
+    experiment = toy("fedavg")
+    algorithm = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+    lines = what_it_means(algorithm, LIKE, 3, Policy(), 3, Wire(steps=(Clip({"delta": 0.5, "loss": 2.0}),)))
+    said = "delta (43 numbers in 4 arrays, cut to a length of 0.5), loss (1 number, cut to a length of 2)"
+    assert lines[0].endswith(said)
 
 
 def test_an_owner_who_wants_masked_sums_of_a_study_that_does_not():

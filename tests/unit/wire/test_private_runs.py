@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedtide as ft
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -23,7 +24,8 @@ from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws.case import InAnyOrder
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of, spec_of
-from fedtide.runs.private import plan_of, server_wire
+from fedtide.runs.preflight import preflight
+from fedtide.runs.private import check_needed, plan_of, server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
 from fedtide.wire.ledger import read
@@ -166,6 +168,45 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
 def test_a_leaf_without_a_bound_is_named():
     with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
         played(private("fedavg", clip={"delta": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("clip", "words"),
+    [
+        ({"delta": 1.0}, r"^method 'toy': wire.privacy.clip: no bound of 'loss', which clients send too; .*: delta$"),
+        ({}, r"^method 'toy': wire.privacy.clip: no bound of 'delta', 'loss', which clients send too; .*: other$"),
+        ({"delta": 1.0, "loss": 1.0, "los": 1.0}, r"^experiment: wire.privacy.clip: found 'los', .* mean 'loss'\?$"),
+        ({"delta": 1e9, "loss": 1.0}, r"^method 'toy': wire.privacy.clip.delta: found 1000000000.0, allowed: below"),
+        (
+            {"delta": 1e-11, "loss": 1.0},
+            r"^method 'toy': wire.privacy.clip.delta: .* more than fixed point rounds off$",
+        ),
+    ],
+)
+def test_bounds_are_those_of_what_is_summed_before_anything_is_written(tmp_path, clip, words):
+    experiment = private("fedavg", clip=clip or {"other": 1.0})
+    with pytest.raises(FedtideError, match=words):
+        ft.run(experiment, tmp_path / "out", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bounds_are_of_all_methods_and_points_together():
+    one = private("fedprox", clip={"delta": 1.0, "loss": 1.0, "control": 1.0})
+    other = private("scaffold", options={"max_control_norm": 1.0}).method[0].model_copy(update={"name": "other"})
+    both = one.model_copy(update={"method": (*one.method, other)})
+    check_needed(both, preflight(both), "experiment")
+    with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
+        check_needed(one, preflight(one), "experiment")
+    points = one.model_copy(update={"sweep": {"method.toy.mu": (0.0, 0.1)}})
+    with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
+        check_needed(points, preflight(points), "experiment")
+
+
+def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
+    with pytest.raises(FedtideError, match=r"^wire.privacy: .* 'toy' asks 'fit' before round 0, which no budget plans"):
+        preflight(private("ifca", options={"n_init": 2}))
+    with pytest.raises(FedtideError, match=r"^wire.privacy: .* 'toy' asks 'weigh' before round 0"):
+        preflight(private("fedem", options={"normalize_by": "everyone"}))
 
 
 def test_clients_have_no_noise_and_a_server_without_it_reads_nothing():
