@@ -309,7 +309,7 @@ REGISTRY: Mapping[str, Entry] = {
         exempt={
             "cover": "its fault: places within a cluster are taken for clients",
             "join": "its clusters are lists of the clients that it began with",
-            "newcomers": "nobody can join",
+            "newcomers": "no client can join",
         },
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
     ),
@@ -510,7 +510,7 @@ REGISTRY: Mapping[str, Entry] = {
     "centralized": Entry(
         centralized, "nothing", "baseline", reveals=("all_rows",),
         exempt={
-            "dropouts": "it asks nobody, so that nobody can be absent",
+            "dropouts": "it asks no client, so that none can be absent",
             "deployed": "no server has the rows of its clients",
             "degenerate": "rows that break training break it for all, as there is no answer to refuse",
         },

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, ModelCount, StepCount
+from fedtide.core.config_types import ModelCount, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -62,7 +62,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
@@ -90,7 +90,7 @@ def fedem(
     component_layer: str = WHOLE,
     e_steps: StepCount = 5,
     normalize_by: Literal["participants", "everyone"] = "participants",
-    anchor: Flag = True,
+    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -105,8 +105,6 @@ def fedem(
         component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before evaluation.
         normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
-            paper, and needed without such samples.
 
     Raises:
         FedtideError: the loss has only a mean.

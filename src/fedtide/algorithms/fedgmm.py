@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, ModelCount, NonNegative, StepCount
+from fedtide.core.config_types import ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -69,7 +69,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import (
     init_models,
@@ -114,7 +114,7 @@ def fedgmm(
     em_steps: StepCount = 1,
     e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
-    anchor: Flag = True,
+    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -134,8 +134,6 @@ def fedgmm(
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before evaluation.
         rho: added to the mass of a component and to the diagonal of its covariance.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
-            paper, and needed without such samples.
 
     Raises:
         FedtideError: the loss has only a mean.

@@ -81,7 +81,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -140,7 +140,7 @@ def fedtem(
     beta: Fraction = 0.99,
     variance: Literal["within", "total"] = "within",
     var_floor: Positive = 1e-3,
-    anchor: Flag = True,
+    anchor: Anchored = True,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
@@ -166,8 +166,6 @@ def fedtem(
         beta: decay of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
         variance: "within" clients, as in the paper, or "total" with the spread of their means.
         var_floor: smallest variance, as a fraction of the mean variance.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
-            training. "false" is the paper, and needed without such samples.
     """
     prior.check(branches)
     beside = Anchoring(anchor, task, local, server, weighting)

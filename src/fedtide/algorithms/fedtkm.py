@@ -72,7 +72,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -122,7 +122,7 @@ def fedtkm(
     update: Update = Overwrite(),
     max_update_norm: Positive | None = None,
     rescale: Flag = False,
-    anchor: Flag = True,
+    anchor: Anchored = True,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
@@ -143,8 +143,6 @@ def fedtkm(
         update: step sizes of the centers.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
-            training. "false" is the paper, and needed without such samples.
     """
     prior.check(branches)
     if isinstance(alpha, PerPeriod) and not prior.timed:

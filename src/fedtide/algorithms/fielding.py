@@ -46,8 +46,8 @@ Choices:
     lengths: roots of distances that grow with the square, as those of embeddings and gradients. A third of a mean
     squared distance would be 58 % of the way between two centers, and a mass event moves them by about half. The
     length of combined representations is the sum of their lengths, each in its own unit.
-    With one cluster participants are those that FedAvg with the same cohort has; with several, first those of them whom
-    the clusters' shares allow. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
+    With one cluster participants are those that FedAvg with the same cohort has; with several, first as many of them as
+    each cluster's share allows. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
     takes distances (its own `distance`) to the mean report of a cluster's reachable members.
 
     Our own: `trigger = "gain"`; `cluster_layer`; `pooling` (see `fedtide.multi.pooling`), by which clusters that are

@@ -68,7 +68,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.clusters import (
     ChooseOn,
     Divisor,
@@ -115,7 +115,7 @@ def ifca(
     cluster_layer: str = WHOLE,
     hide_choice: Flag = False,
     mu: Pull = 0.0,
-    anchor: Flag = True,
+    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -135,8 +135,6 @@ def ifca(
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
         cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
-            training. "false" is the paper, and needed without such samples.
     """
     if init_noise is None:
         refuse_equal_start(task, clusters, ", or `init_noise`")

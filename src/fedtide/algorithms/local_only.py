@@ -6,7 +6,7 @@ Choices:
     A client trains from scratch with early stopping on its validation samples, once, and again whenever its samples
     have changed; nothing is sent either way. All reachable clients look for that in every round, so there is no cohort.
     A client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One without
-    any is judged by a model that nobody has trained.
+    any is judged by an untrained model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedtide.multi.personal import Alone, predict_personal
 
 @dataclass(frozen=True)
 class State:
-    """The weights that nobody has trained."""
+    """The untrained weights."""
 
     weights: Weights
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, Fraction, NonNegative
+from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -48,7 +48,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchDivisor,
     BranchLoss,
@@ -82,7 +82,7 @@ def minloss(
     eps: Fraction = 0.5,
     normalize_by: BranchDivisor = "participants",
     choose_per: ChoosePer = "row",
-    anchor: Flag = True,
+    anchor: Anchored = True,
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -93,8 +93,6 @@ def minloss(
         branch_layer: the layer to repeat.
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose: twice the
-            training. "false" is the paper, and needed without such samples.
     """
     refuse_equal_start(task, branches)
     beside = Anchoring(anchor, task, local, server, weighting)

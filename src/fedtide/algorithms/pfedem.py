@@ -79,7 +79,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchoring
+from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import blend_branches, with_branches
 from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
@@ -127,7 +127,7 @@ def pfedem(
     keep_mixture: Flag = False,
     inference: Inference = "posterior",
     var_floor: Positive = 1e-3,
-    anchor: Flag = True,
+    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -150,8 +150,6 @@ def pfedem(
         keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
-        anchor: one more model on all samples, with a weight that clients' validation samples choose; "false" is the
-            paper, and needed without such samples.
     """
     beside = Anchoring(anchor, task, local, server, weighting)
     whole = with_branches(task, component_layer, components, key="component_layer")

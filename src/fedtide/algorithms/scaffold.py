@@ -118,7 +118,7 @@ def scaffold(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         registered = len(fleet.clients)
-        if registered != state.clients:  # whoever joins has the variate zero, and c is the mean of all
+        if registered != state.clients:  # a client that joins has the variate zero, and c is the mean of all
             control = mul(state.control, state.clients / registered)
             state = replace(state, control=control, clients=registered)
         payload = {"weights": state.weights, "control": state.control}

@@ -47,7 +47,7 @@ SHOWN: Mapping[str, Shown] = {
     "bad": Shown("how badly each model does on its samples"),
     "update": Shown("its update", "update"),
     "sketch": Shown("a sketch of its update", "update"),
-    "true_groups": Shown("its true group: a bound, as nobody can know it", "truth"),
+    "true_groups": Shown("its true group: a bound, as a server cannot know it", "truth"),
     "all_rows": Shown("all of its samples: a bound, as these would have to leave it", "truth"),
 }
 """Every value that a registered algorithm or a cohort may show, by name."""

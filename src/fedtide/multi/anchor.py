@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Flag
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -29,6 +31,14 @@ WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 
 LEAST = -1e6
 """Log-likelihood of a sample at least."""
+
+Anchored = Annotated[
+    Flag,
+    Field(
+        description="one more model on all samples, mixed in with a weight that clients' validation samples choose: up "
+        'to twice the training. "false" is the paper, and needed without such samples.'
+    ),
+]
 
 S = TypeVar("S", bound=Any)
 """State of a method: a dataclass with its `anchor`, or None."""

@@ -164,7 +164,7 @@ def group(
         fewest: m; a center with fewer members is dropped, unless there is no other.
 
     Returns:
-        The clusters of each set; None if nobody answers, or fewer than m in all.
+        The clusters of each set; None if fewer than m clients answer in all.
     """
     reply = fleet.ask("sizes", clients, {"sets": [{"centers": one} for one in sets], "distance": distance})
     if reply.total is None or reply.total["sizes"].weight < fewest:

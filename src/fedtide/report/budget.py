@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedtide.report.clock import accuracy_against
 from fedtide.report.figures import (
     STYLE,
     Drawn,
@@ -17,10 +18,9 @@ from fedtide.report.figures import (
     legend_above,
     look,
     over_rounds,
-    stack_runs,
     svg,
 )
-from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.reading import ExperimentRecord, RunRecord
 
 
 def epsilon_and_accuracy(record: ExperimentRecord) -> Drawn | None:
@@ -31,16 +31,17 @@ def epsilon_and_accuracy(record: ExperimentRecord) -> Drawn | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.6))
         axes: Any = figure.subplots(1, 2)
+        bought = {number: accuracy_against(record, method, spent) for number, method in drawn}
         for number, method in drawn:
             curves = [(np.arange(1, len(spent(run)) + 1), spent(run)) for run in method.runs]
             band(axes[0], curves, label(method.name), look(number), scale=1.0)
-            band(axes[1], _bought(record, method), label(method.name), look(number))
+            band(axes[1], bought[number], label(method.name), look(number))
         axes[0].set_ylabel("epsilon spent")
         axes[0].set_ylim(bottom=0)
         over_rounds(axes[0], 0, record.experiment.rounds)
         axes[1].set_xlabel("epsilon spent")
         axes[1].set_ylabel(f"accuracy of {record.whose}, %")
-        from_below(axes[1], [values for _, method in drawn for _, values in _bought(record, method)])
+        from_below(axes[1], [values for curves in bought.values() for _, values in curves])
         legend_above(axes[0])
         return svg(figure, "privacy budget")
 
@@ -49,11 +50,3 @@ def spent(run: RunRecord) -> np.ndarray:
     """Return epsilon after each round (rounds,); none where sums are not private."""
     found = run.every_round(lambda line: line.get("epsilon"))
     return found if np.isfinite(found).all() else found[:0]
-
-
-def _bought(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the accuracies of each seed, against epsilon at that number of rounds, averaged over seeds."""
-    found = [run.accuracy(record.view) for run in method.runs]
-    epsilons = [spent(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
-    mean = stack_runs(epsilons).mean(axis=0)
-    return [(mean, values[: len(mean)]) for _, values in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedtide.report.figures import STYLE, Drawn, band, from_below, label, legend_above, look, stack_runs, svg
 from fedtide.report.measures import count, percent, seconds
-from fedtide.report.reading import ExperimentRecord, MethodRecord
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
 
@@ -45,7 +46,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not record.timed or not drawn:
         return None
-    curves = {number: _curves(record, method) for number, method in drawn}
+    curves = {number: accuracy_against(record, method, lambda run: run.times("seconds")) for number, method in drawn}
     longest = max(float(at[-1]) for times in curves.values() for at, _ in times if len(at))
     _, unit, name = next(each for each in SCALES if longest >= each[0])
     with matplotlib.rc_context(STYLE):
@@ -62,9 +63,11 @@ def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
         return svg(figure, "accuracy over simulated time")
 
 
-def _curves(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the accuracies of each seed, against the time at that number of rounds, averaged over seeds."""
+def accuracy_against(
+    record: ExperimentRecord, method: MethodRecord, spent: Callable[[RunRecord], np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the accuracies of each seed, against what was spent after that number of rounds, averaged over seeds."""
     found = [run.accuracy(record.view) for run in method.runs]
-    times = [run.times("seconds")[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
-    mean = stack_runs(times).mean(axis=0)
+    each = [spent(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
+    mean = stack_runs(each).mean(axis=0)
     return [(mean, values[: len(mean)]) for _, values in found]

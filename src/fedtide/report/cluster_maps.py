@@ -147,11 +147,11 @@ def _patch(number: int | None, shown: Mapping[int, str]) -> Patch:
         return Patch(color=_color(number, shown), label="another model" if number is None else "a client's own expert")
     if number in shown:
         return Patch(color=shown[number], label=f"model {number}")
-    return Patch(facecolor="none", edgecolor=OTHER_COLOR, label=f"model {number}: nobody's")
+    return Patch(facecolor="none", edgecolor=OTHER_COLOR, label=f"model {number}: no client's")
 
 
 def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int | None]:
-    """Return the entries of the legend; models between those that clients have are listed though nobody has them."""
+    """Return the entries of the legend; models between those that clients have are listed, too."""
     numbers = {number for made in drawn for number in made.sizes}
     rest: list[int | None] = [None] if numbers - {-1, *shown} else []
     models = range(max(shown) + 1) if shown and max(shown) < len(MODEL_COLORS) and not rest else shown
