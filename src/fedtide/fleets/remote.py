@@ -29,10 +29,11 @@ from fedtide.fleets.real_clock import RealClock, RoundClock
 from fedtide.fleets.schema import Schema, Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
-from fedtide.fleets.vectors import Vectors
-from fedtide.wire.ledger import Ledger, arrivals, eligible
+from fedtide.fleets.vectors import ALL, Vectors
+from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
 from fedtide.wire.masks import STALE, Shown, unmasked
-from fedtide.wire.release import ledger_of
+from fedtide.wire.release import ledger_of, release_of
+from fedtide.wire.safe import Safe
 from fedtide.wire.vector import Form
 from fedtide.wire.vector import opened as opened_up
 
@@ -139,6 +140,7 @@ class RemoteFleet:
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
             self.clock.sleep(LOOK)
+        self._go_back()
 
     def _look(self) -> Tensor:
         there = self.carrier.present()
@@ -159,6 +161,50 @@ class RemoteFleet:
     def ledger(self) -> Ledger | None:
         """What was released of clients, and who may be asked; None where sums are not private."""
         return ledger_of(None if self.vectors is None else self.vectors.wire)
+
+    @property
+    def safe(self) -> Safe | None:
+        """What was released and is in no checkpoint yet; None where it is not kept."""
+        release = release_of(None if self.vectors is None else self.vectors.wire)
+        return None if release is None else release.safe
+
+    # -- rounds that are played once more -----------------------------------------------------------------------------
+
+    def _go_back(self) -> None:
+        """Have those present who were, in a round of which a server before this one has released something."""
+        if self.safe is None:
+            return
+        self.safe.forget(self.moment.round)
+        if lines := self._released():
+            noted = self.safe.noted((lines[0].round, lines[0].ask))
+            self.present = self.present if noted is None else torch.tensor(noted["present"], dtype=torch.int64)
+
+    def _released(self, ask: int | None = None) -> list[Line]:
+        """Return what was released in this round, or by one of its questions, before this server was started."""
+        return [] if self.ledger is None or self.safe is None else self.ledger.of(self.moment.round, ask)
+
+    def _again(self, ask: Ask, payload: Payload, lines: Sequence[Line]) -> Reply:
+        """End an ask whose sums were released before: they are taken as they were, and no client works again.
+
+        Where they are gone the question has no answer, and the ledger counts what was spent on it.
+        """
+        assert self.vectors is not None
+        assert self.safe is not None
+        noted = self.safe.noted(ask.version) or {"seconds": {}, "kept": []}
+        told_of = [line for line in lines if set(map(str, line.clients)) <= noted["seconds"].keys()]
+        known = [(line, found) for line in told_of if (found := self.safe.found(line)) is not None]
+        clients = sorted(client for line, _ in known for client in line.clients)
+        seconds = {int(client): took for client, took in noted["seconds"].items()}
+        came = {c: Heard(ANSWERED, None, c in noted["kept"], ask, seconds[c]) for c in clients}
+        gone = f"{LOST}its sum was released before the server ended, and is gone"
+        words = {client: ANSWERED if client in came else gone for client in ask.clients.tolist()}
+        took = torch.tensor([self.clock.answered(seconds[client]) for client in clients], dtype=torch.float64)
+        total = self.vectors.again(ask, payload, {line.slot or ALL: found for line, found in known})
+        told, none = torch.tensor(clients, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        reply = Reply(total, {}, told, took, Cost(), none, none)
+        self._keep("ask", ask, came, words)
+        self.asks.append(self._line(ask, None, reply, words))
+        return reply
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -242,7 +288,10 @@ class RemoteFleet:
         opened: Opened | None = None
         if self.vectors is not None:
             ask = self.vectors.formed(ask, payload)
-        if self._masks is not None and ask.forms is not None:
+        before = self._released(ask.number)
+        if before:
+            there = torch.zeros_like(there)
+        elif self._masks is not None and ask.forms is not None:
             opened = self._opened(ask.of(there), payload, seconds, len(ask.clients) if first is None else first)
             there = torch.zeros_like(there)
         elif began is None:
@@ -256,7 +305,10 @@ class RemoteFleet:
         until = start + seconds if began is None else math.inf  # each question that began has an end of its own
         self._mail.listen(post, ask.clients[there].tolist(), first, until)
         down = bytes_down(payload, ask if sent is None else ask.of(sent))
-        reply = self._reply(post, ask, sent, first, down, payload, opened)
+        if before:
+            reply = self._again(ask, payload, before)
+        else:
+            reply = self._reply(post, ask, sent, first, down, payload, opened)
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
@@ -456,6 +508,8 @@ class RemoteFleet:
         unopened = set() if opened is None else enough - counted
         if self.vectors is not None:
             sums = done.vectors if opened is None else opened.sums
+            if self.safe is not None and ask.forms is not None:
+                self.safe.note(ask.version, _noted(self.present, counted, came))
             done = self.vectors.opened(ask, payload, replace(done, vectors=sums))
             unopened |= set(done.unopened)
         counted -= unopened
@@ -601,6 +655,16 @@ def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     for client in ask.clients.tolist():
         block.count(client, Answer(came[client].sent["total"], came[client].sent["rows"]))
     return replace(block.result(), notes={})
+
+
+def _noted(present: Tensor, counted: set[int], came: Mapping[int, Heard]) -> dict[str, Any]:
+    """Return what must be known of a question beside its sums, should the server be killed before its checkpoint."""
+    clients = sorted(counted)
+    return {
+        "present": present.tolist(),
+        "kept": [client for client in clients if came[client].kept],
+        "seconds": {str(client): came[client].seconds for client in clients},
+    }
 
 
 def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> bool:

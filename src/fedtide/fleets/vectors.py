@@ -13,7 +13,7 @@ from fedtide.core.types import Algorithm, Payload, Shard
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.schema import Schema, Schemas, made_up
 from fedtide.wire.steps import Opening, Wire
-from fedtide.wire.vector import form_of
+from fedtide.wire.vector import as_total, form_of
 
 ALL = 0
 """The one sum of clients that are in no slots."""
@@ -70,15 +70,29 @@ class Vectors:
                 continue
             named = None if ask.slot is None else slot
             opening = Opening(ask.question, ask.version, named, tuple(members), ask.forms[slot])
-            optional = frozenset(place.removeprefix("total.") for place in schemas[slot].optional)
-            sums[slot] = self.wire.receive(vector, opening, schemas[slot].answer["total"], optional)
-        total = sums.get(ALL) if ask.slot is None else [sums.get(k) for k in range(ask.slots)] if sums else None
-        return replace(without(done, few), total=total, vectors={})
+            sums[slot] = self.wire.receive(vector, opening, *_like(schemas[slot]))
+        return replace(without(done, few), total=_total(ask, sums), vectors={})
+
+    def again(self, ask: Ask, payload: Payload, released: Mapping[int, Tensor]) -> Tree:
+        """Return what an algorithm reads of sums that were released before: their vectors (size,), by slot."""
+        schemas, forms = self._schemas(ask, payload), ask.forms or {}
+        sums = {slot: as_total(forms[slot], vector, *_like(schemas[slot])) for slot, vector in released.items()}
+        return _total(ask, sums)
 
     def _schemas(self, ask: Ask, payload: Payload) -> Mapping[int, Schema]:
         slots = [ALL] if ask.slot is None else ask.slot.unique().tolist()
         sent = {slot: payload if ask.slot is None else payload[slot] for slot in slots}
         return {slot: self.schemas.of(ask.question, sent[slot], ask.moment, ask.reveal) for slot in slots}
+
+
+def _like(schema: Schema) -> tuple[Tree, frozenset[str]]:
+    """Return what a sum looks like, and what may be missing in it."""
+    return schema.answer["total"], frozenset(place.removeprefix("total.") for place in schema.optional)
+
+
+def _total(ask: Ask, sums: Mapping[int, Tree]) -> Tree:
+    """Return the sums of a question as an algorithm reads them."""
+    return sums.get(ALL) if ask.slot is None else [sums.get(k) for k in range(ask.slots)] if sums else None
 
 
 def _members(ask: Ask, clients: list[int], slot: int) -> list[int]:

@@ -19,6 +19,7 @@ from fedtide.wire.accounting import Plan, Sampling
 from fedtide.wire.clip import WHOLE
 from fedtide.wire.ledger import Ledger
 from fedtide.wire.release import Draw, with_noise
+from fedtide.wire.safe import Safe
 from fedtide.wire.steps import Wire
 from fedtide.wire.vector import Form
 
@@ -34,8 +35,20 @@ def plan_of(privacy: Privacy, experiment: Experiment, method: Method, host: Host
     if not given and privacy.noise == "plain" and uniform:
         drawn = min(cohort.asked(), people.registered)
         return Plan(rounds, rounds, releases=questions, sampling=Sampling(drawn, people.registered))
-    period = 1 if shift.period is None else max(round(shift.period), 1)
-    distance = min(period if privacy.distance is None else privacy.distance, rounds)
+    return plan_without_sampling(privacy, rounds, questions, shift.period)
+
+
+def plan_without_sampling(privacy: Privacy, rounds: int, questions: int, period: float | None = None) -> Plan:
+    """Return the releases of a run in which it is known who takes part, as with real clients.
+
+    Args:
+        privacy: of the study.
+        rounds: how many.
+        questions: sums that a client is in, in each of its rounds.
+        period: of the shift, in rounds.
+    """
+    usual = 1 if period is None else max(round(period), 1)
+    distance = min(usual if privacy.distance is None else privacy.distance, rounds)
     most = math.ceil(rounds / distance)
     times = most if privacy.times is None else min(privacy.times, most)
     return Plan(rounds, times, distance, distance if privacy.noise == "banded" else 1, questions)
@@ -69,12 +82,20 @@ def check_needed(experiment: Experiment, sums: Iterable[Form], where: str) -> No
                 raise unknown(f"{where}: wire.privacy.clip", name, names)
 
 
+def ledger_with(privacy: Privacy, plan: Plan, path: Path | None = None) -> Ledger:
+    """Return the ledger of a plan, with the noise of a study."""
+    z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
+    assert z is not None
+    return Ledger(plan, z, privacy.delta, path)
+
+
 def server_wire(
     experiment: Experiment,
     method: Method,
     host: Host,
     draw: Draw,
     ledger: Path | None = None,
+    safe: Safe | None = None,
 ) -> Wire | None:
     """Return the wire as the server knows it: with noise, where there is privacy, and a ledger.
 
@@ -84,11 +105,10 @@ def server_wire(
         host: that of the method, whose wire is as clients know it.
         draw: fresh noise.
         ledger: file of the releases; None keeps them in this process.
+        safe: keeps what was released, where clients are real.
     """
     wire, privacy = host.wire, None if experiment.wire is None else experiment.wire.privacy
     if wire is None or privacy is None:
         return wire
     plan = plan_of(privacy, experiment, method, host)
-    z = privacy.multiplier if privacy.epsilon is None else plan.noise(privacy.epsilon, privacy.delta)
-    assert z is not None
-    return with_noise(wire, Ledger(plan, z, privacy.delta, ledger), draw)
+    return with_noise(wire, ledger_with(privacy, plan, ledger), draw, safe)

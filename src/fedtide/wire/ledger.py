@@ -11,7 +11,8 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -66,27 +67,41 @@ class Ledger:
         plan: that they have to keep.
         z: noise multiplier.
         delta: of the budget.
-        path: file of the lines; None keeps them in this process.
+        path: file of the lines, which this process alone writes; None keeps them in it.
+        lines: releases before those of the file.
 
     Raises:
         FedtideError: the file is not what this program writes.
     """
 
-    def __init__(self, plan: Plan, z: float, delta: float, path: Path | None = None) -> None:
+    def __init__(
+        self, plan: Plan, z: float, delta: float, path: Path | None = None, lines: Iterable[Line] = ()
+    ) -> None:
         self.plan, self.z, self.delta, self.path = plan, z, delta, path
+        self._count_all([*lines, *([] if path is None else _mended(path))])
+
+    def _count_all(self, lines: Iterable[Line]) -> None:
         self._lines: dict[tuple[int, int, int | None], Line] = {}
         self._rounds: dict[int, list[int]] = {}
         self._asked: set[tuple[str, int, int]] = set()
         self._sampled: set[tuple[str, int]] = set()
         self._releases: Counter[int] = Counter()
         self._most = self._after = 0
-        for line in [] if path is None else read(path):
+        for line in lines:
             self._count(line)
 
     @property
     def lines(self) -> Sequence[Line]:
         """All of them, in order."""
         return list(self._lines.values())
+
+    def of(self, number: int, ask: int | None = None) -> list[Line]:
+        """Return the releases of a round, or of one of its questions."""
+        return [line for line in self._lines.values() if line.round == number and ask in (None, line.ask)]
+
+    def rounds(self, client: int) -> list[int]:
+        """Return the rounds that a client was in, sorted."""
+        return sorted(self._rounds.get(client, ()))
 
     def eligible(self, clients: Tensor, number: int) -> Tensor:
         """Tell which clients (n,) may be in a round, after those before it: bool (n,)."""
@@ -104,20 +119,27 @@ class Ledger:
         apart = all(after - before >= self.plan.distance for before, after in itertools.pairwise(rounds))
         return apart and len(rounds) <= self.plan.times and 0 <= rounds[0] <= rounds[-1] < self.plan.rounds
 
-    def epsilon(self) -> float:
-        """Return what was spent so far, by the client that was in most releases; at most the plan's."""
+    def epsilon(self, client: int | None = None, more: int = 0) -> float:
+        """Return what was spent so far, at most the plan's.
+
+        Args:
+            client: by whom; None is the client that was in most releases.
+            more: so many further releases.
+        """
         if self.plan.sampling is not None:
             return Plan(self._after, self._after, releases=self.plan.releases, sampling=self.plan.sampling).epsilon(
                 self.z, self.delta
             )
         norm = float((coefficients(self.plan.bands) ** 2).sum())
-        return self.plan.spent(self._most * norm, self.z, self.delta)
+        releases = (self._most if client is None else self._releases[client]) + more
+        return self.plan.spent(releases * norm, self.z, self.delta)
 
     def add(self, line: Line) -> None:
         """Write a line to the disk, before what it stands for is released; a line that is there is not written again.
 
         Raises:
             FedtideError: it is not in the budget.
+            OSError: it cannot be written; the ledger is as it was.
         """
         known = self._lines.get(line.place)
         if known is not None:
@@ -132,17 +154,17 @@ class Ledger:
         draws = self.plan.sampling
         if draws is not None and ((line.question, line.round) in self._sampled or len(line.clients) > draws.drawn):
             raise self._refused(line, "is not one draw from all clients")
+        before = self.lines
         self._count(line)
         line = line.model_copy(update={"epsilon": self.epsilon()})
         self._lines[line.place] = line
-        if self.path is not None:
-            new = not self.path.exists()
-            with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
-                file.write(line.model_dump_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if new:
-                flush(self.path.parent)
+        if self.path is None:
+            return
+        try:
+            append(self.path, line.model_dump_json())
+        except OSError:
+            self._count_all(before)
+            raise
 
     def _count(self, line: Line) -> None:
         self._lines[line.place] = line
@@ -187,18 +209,53 @@ def arrivals(
     return came[there], size
 
 
+def append(path: Path, line: str) -> None:
+    """Write a line at the end of a file, and return when it is on the disk; after an error the file is as it was."""
+    size = path.stat().st_size if path.exists() else None
+    try:
+        with naming(path), open(path, "a", encoding="utf-8", opener=_own) as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if size is None:
+            flush(path.parent)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size or 0)
+        raise
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file that is its owner's alone where it is made."""
+    return os.open(path, flags, 0o600)
+
+
+def _mended(path: Path) -> list[Line]:
+    """Return the lines of a ledger, and cut off what a kill left of one: it was never released."""
+    whole_lines(path)
+    return read(path)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that this process alone writes, and cut off what a kill left of one."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    size = content.rfind(b"\n") + 1
+    if size < len(content):
+        os.truncate(path, size)
+    return content[:size].decode("utf-8", errors="replace").splitlines()
+
+
 def read(path: Path) -> list[Line]:
-    """Return the lines of a ledger; none where there is no file. What a kill left of a line was never released.
+    """Return the whole lines of a ledger, which may be written meanwhile; none where there is no file.
 
     Raises:
         FedtideError: a line is not what this program writes.
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole, _, rest = text.rpartition("\n")
-    if rest:
-        os.truncate(path, len(text.encode()) - len(rest.encode()))
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     lines = []
     for number, each in enumerate(whole.splitlines(), start=1):
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,11 +15,12 @@ from fedtide.wire.banded import Vector, coefficients, correlated
 from fedtide.wire.clip import Clip, clipped
 from fedtide.wire.ledger import Ledger, Line
 from fedtide.wire.noise import noised
+from fedtide.wire.safe import Safe, digest
 from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import Form
 
 Draw = Callable[[str, int, int], Tensor]
-"""Fresh standard normal numbers for (stream, round, how many), the same whenever they are asked for."""
+"""Fresh standard normal numbers for (stream, round, how many), where noise has bands the same whenever asked for."""
 
 
 def simulated_noise(seed: int) -> Draw:
@@ -32,16 +32,27 @@ def simulated_noise(seed: int) -> Draw:
     return draw
 
 
-def with_noise(wire: Wire, ledger: Ledger, draw: Draw) -> Wire:
+def with_noise(wire: Wire, ledger: Ledger, draw: Draw, safe: Safe | None = None) -> Wire:
     """Return the wire as the server knows it: what clients clip it noises."""
-    steps = [Release(step.bounds, ledger, draw) if isinstance(step, Clip) else step for step in wire.steps]
+    steps = [Release(step.bounds, ledger, draw, safe) if isinstance(step, Clip) else step for step in wire.steps]
     return replace(wire, steps=steps)
 
 
 def ledger_of(wire: Wire | None) -> Ledger | None:
     """Return the ledger of a server's wire; None where it adds no noise."""
+    release = release_of(wire)
+    return None if release is None else release.ledger
+
+
+def release_of(wire: Wire | None) -> Release | None:
+    """Return the step that noises sums; None where there is none."""
     steps = () if wire is None else wire.steps
-    return next((step.ledger for step in steps if isinstance(step, Release)), None)
+    return next((step for step in steps if isinstance(step, Release)), None)
+
+
+def stream_of(question: str, ask: int, slot: int | None) -> str:
+    """Return the name of the noise of a question, which is correlated over rounds where it has bands."""
+    return f"{question}/{ask}/{slot}"
 
 
 @dataclass(eq=False)
@@ -52,11 +63,14 @@ class Release:
         bounds: C of each leaf.
         ledger: of the run, with its plan and noise multiplier.
         draw: fresh noise.
+        safe: keeps what was released until a checkpoint counts on it; None where a round that is played once more comes
+            to the same sum, as in a simulation.
     """
 
     bounds: Mapping[str, float]
     ledger: Ledger
     draw: Draw
+    safe: Safe | None = None
     _past: dict[str, tuple[int, deque[Vector]]] = field(default_factory=dict, init=False, repr=False)
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
@@ -74,19 +88,20 @@ class Release:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
         noise = self._noise(opening, number, len(total))
         released = noised(total, opening.form, self.bounds, self.ledger.z, noise)
-        self.ledger.add(
-            Line(
-                round=number,
-                ask=ask,
-                question=opening.question,
-                slot=opening.slot,
-                z=self.ledger.z,
-                bounds=dict(self.bounds),
-                clients=opening.clients,
-                epsilon=0.0,
-                sha256=hashlib.sha256(released.numpy().tobytes()).hexdigest(),
-            )
+        line = Line(
+            round=number,
+            ask=ask,
+            question=opening.question,
+            slot=opening.slot,
+            z=self.ledger.z,
+            bounds=dict(self.bounds),
+            clients=opening.clients,
+            epsilon=0.0,
+            sha256=digest(released),
         )
+        if self.safe is not None and all(each.place != line.place for each in self.ledger.of(number)):
+            self.safe.keep(line, released)
+        self.ledger.add(line)
         return released
 
     def _noise(self, opening: Opening, number: int, size: int) -> Tensor:
@@ -94,7 +109,7 @@ class Release:
 
         No two sums have the same noise, or their difference would have none.
         """
-        stream, bands = f"{opening.question}/{opening.version[1]}/{opening.slot}", self.ledger.plan.bands
+        stream, bands = stream_of(opening.question, opening.version[1], opening.slot), self.ledger.plan.bands
         if bands == 1:
             return self.draw(stream, number, size)
         reached, past = self._past.get(stream, (0, deque(maxlen=bands)))

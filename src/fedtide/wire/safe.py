@@ -1,0 +1,93 @@
+"""What a server of real clients keeps of releases until a checkpoint counts on them.
+
+A server that is killed after a release plays the round once more. By then the sum was seen, so neither a second sum of
+other clients nor the same one with fresh noise may be: the round takes the sum that was released, from here.
+
+The folder is private, and what lies in it is on the disk before the ledger has the line of its release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.atomic import flush, naming, replacing
+from fedtide.core.memory import Version
+from fedtide.wire.ledger import Line
+
+OWN = re.compile(r"(\d+)\.\d+\.(?:asked|all|\d+)")
+"""Names of files here, which begin with the round."""
+
+
+def digest(released: Tensor) -> str:
+    """Return the digest of what was released, as the ledger has it."""
+    return hashlib.sha256(released.numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Safe:
+    """The releases of the rounds that no checkpoint holds yet.
+
+    Args:
+        folder: where they lie; it is made when there is something to keep.
+    """
+
+    folder: Path
+
+    def keep(self, line: Line, released: Tensor) -> None:
+        """Keep a noised sum (size,), float64, before its line is written."""
+        self._write(self._sum(line), released.numpy().tobytes())
+
+    def found(self, line: Line) -> Tensor | None:
+        """Return the noised sum of a line; None where it is gone or damaged."""
+        try:
+            whole = self._sum(line).read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(whole).hexdigest() != line.sha256:
+            return None
+        return torch.from_numpy(np.frombuffer(whole, np.float64).copy())
+
+    def note(self, version: Version, asked: dict[str, Any]) -> None:
+        """Keep, in plain JSON, what else a question that is asked once more needs to know."""
+        self._write(self._asked(version), json.dumps(asked).encode())
+
+    def noted(self, version: Version) -> dict[str, Any] | None:
+        """Return what was noted of a question; None where that is gone."""
+        try:
+            said = json.loads(self._asked(version).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return said if isinstance(said, dict) else None
+
+    def forget(self, before: int) -> None:
+        """Forget the rounds before one, which a checkpoint holds by now."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            own = OWN.fullmatch(path.name)
+            if own is not None and int(own[1]) < before:
+                path.unlink(missing_ok=True)
+
+    def _sum(self, line: Line) -> Path:
+        return self.folder / f"{line.round}.{line.ask}.{'all' if line.slot is None else line.slot}"
+
+    def _asked(self, version: Version) -> Path:
+        return self.folder / f"{version[0]}.{version[1]}.asked"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as temporary, naming(path):
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        flush(self.folder)
