@@ -13,7 +13,8 @@ from fedtide.config import read
 from fedtide.deploy import rehearse as module
 from fedtide.deploy.log import Log
 from fedtide.deploy.rehearse import Kill, rehearse
-from fedtide.deploy.site import Roster, make_site
+from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.wire import ledger
 from helpers.hospitals import hospitals
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
@@ -51,6 +52,20 @@ def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_kill
     told = (site.root / "rehearsal" / "nodes" / "berlin" / "asked.jsonl").read_text()
     assert '"kind": "unmask"' in told
     assert '"opened": {"0": [' in told
+
+
+def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
+    method = {"name": "FedAvg", "algorithm": "fedavg", "cohort": 5, "local": LOCAL}
+    privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 1}
+    experiment = read(hospitals(tmp_path, method=[method], wire={"secure": True, "fewest": 3, "privacy": privacy}))
+    site = make_site(experiment, "FedAvg", Roster.of("berlin,lyon:2,oslo:2"), tmp_path / "site", None, "study.toml")
+    said = io.StringIO()
+    assert rehearse(site, rounds=3, log=Log(file=said)) == 0, said.getvalue()
+    assert "noise follows from the seed here" in said.getvalue()
+    assert "deployed = simulated, bit for bit" in said.getvalue()
+    there = Site.read(site.root / "rehearsal")
+    assert [line.round for line in ledger.read(there.record / ledger.LEDGER)] == [0, 1, 2]
+    assert not there.private.exists(), "what noise needed is gone when the run is over"
 
 
 def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):

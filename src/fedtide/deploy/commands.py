@@ -132,6 +132,7 @@ def join(
         health: a port of the loopback at which programs of this machine are told how the node is.
         log_json: write the log as lines of JSON.
     """
+    from fedtide.deploy.budget import OWN, in_words, ledger_for, within
     from fedtide.deploy.certificates import fingerprint, read_public_key
     from fedtide.deploy.log import Log
     from fedtide.deploy.seat import Seat, home_of, introduction, rules_of
@@ -149,16 +150,13 @@ def join(
         tell(line)
     if dry:
         about = seat.ticket.rows
-        wire = seat.ticket.experiment.wire
-        means = what_it_means(
-            seat.algorithm,
-            seat.like,
-            about.classes,
-            seat.policy,
-            seat.ticket.registered,
-            None if wire is None else wire.build(),
-        )
-        for line in means:
+        study, algorithm = seat.ticket.experiment, seat.algorithm
+        wire = None if study.wire is None else within(study.wire.build(), seat.policy.clip)
+        for line in what_it_means(algorithm, seat.like, about.classes, seat.policy, seat.ticket.registered, wire):
+            tell(line)
+        for line in in_words(
+            ledger_for(study, algorithm), wire, seat.ticket.clients, seat.home / OWN, seat.policy.epsilon
+        ):
             tell(line)
         return 0
     from fedtide.deploy.join import join as take_part

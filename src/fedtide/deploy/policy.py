@@ -6,6 +6,8 @@
     rows_at_least = 20               # rows that a client needs to be judged on them
     secure = true                    # only masked sums, which the server can open together alone
     peers = ["SHA256:..."]           # fingerprints of the other nodes' keys, as their owners tell them
+    epsilon = 4.0                    # what a client's answers may come to in a private study, by the node's own ledger
+    clip = { delta = 0.5 }           # bounds of a private study are no larger here, whatever it says
 
 A rule that the file does not have forbids nothing. How many clients are in a sum is the server's word: where answers
 are not masked it could look at each of them. Where they are, it is the word of the keys that masks are shared with.
@@ -27,11 +29,13 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from fedtide.core.config_types import Count, Flag
+from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.errors import FedtideError
 from fedtide.core.strict import Strict, checked
 from fedtide.core.types import Scores
+from fedtide.deploy.budget import Budget, within
 from fedtide.deploy.files import read_toml
+from fedtide.wire.steps import Wire
 
 SCORE = "score"
 """Name of the question that judges what was sent on the clients' own rows."""
@@ -59,6 +63,8 @@ class Policy(Strict):
         secure: whether sums must be masked.
         peers: fingerprints of the keys of nodes that masks may be shared with; None takes the first key that comes with
             a node's name, and no other one after it.
+        epsilon: what all answers of a client may come to, at the delta of the study; None allows what it plans.
+        clip: by name of a summed value, the largest bound to which answers are cut.
     """
 
     reveals: tuple[Name, ...] | None = None
@@ -67,6 +73,8 @@ class Policy(Strict):
     rows_at_least: Count = 1
     secure: Flag = False
     peers: tuple[Name, ...] | None = None
+    epsilon: Positive | None = None
+    clip: dict[Name, Positive] = Field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -131,12 +139,14 @@ class Owner:
         record: file with a line for each model that a client was judged with.
         rounds: of the study.
         log: is told what is wrong with the file.
+        budget: what its clients have said, where the study is private.
     """
 
     file: Path | None
     record: Path
     rounds: int
     log: Callable[[str], None] = print
+    budget: Budget | None = None
 
     @property
     def policy(self) -> Policy:
@@ -162,14 +172,33 @@ class Owner:
         """Return what the server is told of an evaluation."""
         return self.policy.shown(scores)
 
+    def within(self, wire: Wire) -> Wire:
+        """Return the wire with bounds that are no larger than the owner's."""
+        return within(wire, self.policy.clip)
+
     def refuses(self, header: Mapping[str, Any], model: str) -> str | None:
         """Return the reason why a question is not allowed, by its header and the digest of what came with it."""
         try:
-            why = self.policy.refuses(header)
+            policy = self.policy
+            why = policy.refuses(header)
         except FedtideError as error:
             self.log(str(error))
             return "its owner's rules cannot be read now"
-        return self._too_often(header, model) if why is None and header["kind"] == SCORE else why
+        if why is None and header["kind"] == SCORE:
+            return self._too_often(header, model)
+        if why is None and header["kind"] in ("ask", "unmask"):
+            return self._too_much(header, model, policy.epsilon)
+        return why
+
+    def _too_much(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
+        """Return the reason why clients would say too much; where they do not, what they say is written down."""
+        if self.budget is None:
+            return None if most is None else f"its owner allows epsilon {most:g}, and its study adds no noise"
+        try:
+            return self.budget.refuses(header, model, most)
+        except FedtideError as error:
+            self.log(str(error))
+            return "its own ledger cannot be read now"
 
     def _too_often(self, header: Mapping[str, Any], model: str) -> str | None:
         """Return the reason why clients are not judged with a model; where they are, note it."""

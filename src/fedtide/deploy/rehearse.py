@@ -46,7 +46,7 @@ LOOK = 0.2
 MIDST = 3.0
 """Seconds after the beginning of a round at which somebody is killed."""
 COPIED = ("ca.crt", "ca.key", "server.crt", "server.key")
-COMPARED = ("asked", "answered", "refused", "trained", "seconds", "facts")
+COMPARED = ("asked", "answered", "refused", "trained", "seconds", "epsilon", "facts")
 """What a record says of a round that has to be the same; how clients are judged is compared by accuracy."""
 
 
@@ -69,6 +69,8 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     log.say(
         "rehearsal", f"{len(there.roster.node)} nodes and their server at {there.address}; logs are in {there.root}"
     )
+    if there.experiment.wire is not None and there.experiment.wire.privacy is not None:
+        log.say("noise", "noise follows from the seed here, as in the simulation; a served site has the system's")
     began = time.monotonic()
     with ExitStack() as stack:
         server = stack.enter_context(Server(there, log))

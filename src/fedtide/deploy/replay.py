@@ -16,7 +16,7 @@ import torch
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import sha256
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.data.population import Population
@@ -71,6 +71,9 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
             raise FedtideError(verdict.wrong)
     settings = folder.load(root)
     run = folder.plan(settings, root)[0]
+    if settings.wire is not None and settings.wire.privacy is not None:
+        but = "noise of real clients is kept nowhere, so no simulation has it; fedtide rehearse has noise that is known"
+        raise refused(f"{root}: wire.privacy", "a table", "none", but)
     lines = read_rounds(run.folder, ASKS)
     if not lines:
         raise FedtideError(f"{root}: its clients were simulated (no {ASKS}); allowed: the run folder of a site")

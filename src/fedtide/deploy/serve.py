@@ -23,6 +23,7 @@ from fedtide.deploy import certificates
 from fedtide.deploy.flower.carrier import FlowerCarrier
 from fedtide.deploy.flower.processes import check_installed
 from fedtide.deploy.log import Health, Log
+from fedtide.deploy.private import forget, private_wire, safe_of
 from fedtide.deploy.seat import algorithm_without_rows, like
 from fedtide.deploy.site import Roster, Site, read_roster
 from fedtide.deploy.status import Connected, Status
@@ -39,6 +40,7 @@ from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Progress, Run
+from fedtide.wire.ledger import LEDGER
 from fedtide.wire.release import simulated_noise
 from fedtide.wire.steps import Wire
 
@@ -257,6 +259,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
                 log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
+        forget(site)
     log.say("over", f"report: {write_report([site.run])}")
     return 0
 
@@ -275,7 +278,7 @@ def without_failures(
     def round(state: Any, asked: Simulation, rng: Rng) -> tuple[Any, Facts]:
         try:
             return algorithm.round(state, asked, rng)
-        except FedtideError:
+        except (FedtideError, OSError):  # a ledger that cannot be written must end it
             raise
         except Exception as error:
             if not any(len(query.answered) for query in fleet.queries):
@@ -296,13 +299,15 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[Rem
     if rehearsed:
         host = host_of(experiment, method, site.seed, MemoryStore(None))
         algorithm, who, held = host.algorithm, Rehearsed(host.population), host.population
-        wire = server_wire(experiment, method, host, simulated_noise(site.seed))
+        # Known noise, which a simulation has, too: rows of a rehearsal are the study's own.
+        draw, ledger = simulated_noise(site.seed), site.record / LEDGER
+        wire = server_wire(experiment, method, host, draw, ledger, safe_of(site))
     else:
         algorithm = algorithm_without_rows(experiment, about)
         who, held = Present(site.seed), Unseen(site.roster.clients, experiment.data.split.val > 0, row, about.classes)
         if algorithm.check is not None:
             algorithm.check(held)
-        wire = wire_of(experiment, method, algorithm, held.registered)
+        wire = private_wire(site, algorithm, wire_of(experiment, method, algorithm, held.registered))
     clock = RoundClock(experiment.timing.seconds or 1.0) if rehearsed else clock_of(site)
 
     def fail(question: str, number: int, error: Exception) -> None:

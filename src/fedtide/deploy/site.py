@@ -7,9 +7,10 @@
     tickets/           NAME.ticket for each node
     run/               the run folder, once served
     flower/            what Flower keeps
+    private/           what noise needs to go on after a crash, while a private study is served (secret)
     status.json        who is connected, while it is served
 
-All but the last three are made at once by `fedtide deploy`, which never writes over anything.
+All but the last four are made at once by `fedtide deploy`, which never writes over anything.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
 from fedtide.config.deploy import Deploy, parted
 from fedtide.config.fleet import Local
+from fedtide.config.wire import WireSettings
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
@@ -60,6 +62,7 @@ from fedtide.fleets.remote import SIMULATION_ONLY
 from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
+from fedtide.runs.private import plan_without_sampling
 
 try:
     import fcntl
@@ -256,6 +259,11 @@ class Site:
         return self.root / "flower"
 
     @property
+    def private(self) -> Path:
+        """The folder of what noise needs to go on after a crash, which is secret."""
+        return self.root / "private"
+
+    @property
     def status(self) -> Path:
         """The file that says who is connected, while the site is served."""
         return self.root / "status.json"
@@ -353,12 +361,23 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
         "seeds": experiment.seeds[:1],
         "data": data.model_copy(update={"partition": partition, "held_out_clients": type(data.held_out_clients)()}),
         "deploy": deploy,
+        "wire": planned(experiment, named[method]),
         "fleet": Local(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last),
         **dict.fromkeys(("baseline", "tune", "forgetting"), None),
         "claim": (),
     }
     made = experiment.model_copy(update=changes)
     return from_dict(tomllib.loads(to_toml(made)), where=where, timed=False)  # as the file of the site will be read
+
+
+def planned(experiment: Experiment, method: Method) -> WireSettings | None:
+    """Return how sums pass, with the plan of its privacy written out: servers and nodes calculate with the same."""
+    wire = experiment.wire
+    if wire is None or wire.privacy is None:
+        return wire
+    plan = plan_without_sampling(wire.privacy, experiment.rounds, 1, experiment.shift_of(method).period)
+    privacy = wire.privacy.model_copy(update={"distance": plan.distance, "times": plan.times})
+    return wire.model_copy(update={"privacy": privacy})
 
 
 def check_fewest(deploy: Deploy, clients: int, where: str) -> None:
@@ -414,8 +433,6 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         raise FedtideError(f"{root}: already exists, and is left as it is; allowed: --out with another folder")
     certificates.library()
     study = chosen(experiment, method, roster.clients, address, where)
-    if study.wire is not None and study.wire.privacy is not None:
-        raise refused(f"{where}: wire.privacy", "a table", "none", "noise and its ledger are for simulations as yet")
     preflight(study, where)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
     dealt = host.population.registered

@@ -17,6 +17,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.strict import Strict, checked
 from fedtide.deploy import certificates
 from fedtide.deploy.files import read_bytes
+from fedtide.deploy.private import spent
+from fedtide.deploy.seat import algorithm_without_rows
 from fedtide.deploy.site import Site
 from fedtide.report.measures import bytes_of
 
@@ -93,6 +95,8 @@ def lines(site: Site, now: datetime) -> Iterator[str]:
     wire = site.experiment.wire
     if wire is not None and wire.secure:
         yield f"sums: masked, opened for {wire.fewest} clients or more"
+    if wire is not None and wire.privacy is not None:
+        yield from spent(site, algorithm_without_rows(site.experiment, site.about.rows))
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
     yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one before"
     status = Status.read(site.status)

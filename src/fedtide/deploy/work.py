@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtide.core.memory import MemoryStore
 from fedtide.deploy import certificates
+from fedtide.deploy.budget import OWN, Budget, ledger_for
 from fedtide.deploy.flower.worker import say, serve
 from fedtide.deploy.log import Health
 from fedtide.deploy.peers import Peers
@@ -49,7 +50,9 @@ def node_of(told: Mapping[str, Any]) -> Node:
         seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], policy, home)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
-        rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say)
+        study = ledger_for(experiment, algorithm)
+        budget = None if study is None else Budget(study, home / OWN)
+        rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say, budget)
         name, key = seat.ticket.node, seat.key
         trusts = Peers(home / "peers.json", lambda: owner.policy, say).trusts
     wire = None if experiment.wire is None else experiment.wire.build()

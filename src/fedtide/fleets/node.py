@@ -65,6 +65,9 @@ class Rules(Protocol):
     def shown(self, scores: Scores) -> Scores:
         """Return what the server is told of an evaluation."""
 
+    def within(self, wire: Wire) -> Wire:
+        """Return how answers leave, within the owner's own bounds."""
+
 
 class NoRules:
     """All is allowed."""
@@ -79,6 +82,10 @@ class NoRules:
     def shown(self, scores: Scores) -> Scores:
         """Show all of it."""
         return scores
+
+    def within(self, wire: Wire) -> Wire:
+        """Have no other bounds."""
+        return wire
 
 
 @dataclass(frozen=True)
@@ -246,7 +253,7 @@ class Node:
                 raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
             return {"total": {}, "rows": rows}
         slot = 0 if ask.slot is None else int(ask.slot[ask.clients == client])
-        return {"total": self.wire.send(ask.forms[slot], answer.total), "rows": rows}
+        return {"total": self.rules.within(self.wire).send(ask.forms[slot], answer.total), "rows": rows}
 
     @cached_property
     def _classes(self) -> tuple[type, ...]:
@@ -262,6 +269,8 @@ class Node:
     def _objection_to_sum(self, asked: AskHeader) -> str | None:
         if asked.kind == "score":
             return None
+        if self.wire is not None and self.wire.hides and asked.reveal:
+            return f"its study is private, and shows nothing of a client by itself, such as '{asked.reveal[0]}'"
         if self.rules.secure and self.masker is None:
             return "its owner allows masked sums alone, and its study does not mask them"
         if self.masker is not None:

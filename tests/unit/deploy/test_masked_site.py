@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,53 +11,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedtide.config import read
-from fedtide.core.errors import FedtideError
-from fedtide.core.loop import begin, play
-from fedtide.deploy.seat import RECORD, Seat, algorithm_without_rows, like
-from fedtide.deploy.serve import fleet_of
-from fedtide.deploy.site import Roster, Site, make_site
+from fedtide.deploy.seat import RECORD
+from fedtide.deploy.site import Site
 from fedtide.deploy.status import lines
-from fedtide.deploy.work import Watch, node_of
-from fedtide.fleets.near import NearCarrier
-from fedtide.fleets.presence import Present
-from fedtide.fleets.real_clock import RoundClock
-from fedtide.fleets.schema import made_up
-from fedtide.runs.build import wire_of
-from helpers.hospitals import NAMES, hospitals
-
-
-def site_of(folder: Path, **changes: Any) -> Site:
-    return make_site(
-        read(hospitals(folder, **changes)), "FedAvg", Roster.of(",".join(NAMES)), folder / "site", None, "s"
-    )
-
-
-def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str, Any]:
-    nodes = {}
-    for name in NAMES:
-        policy = folder / f"{name}.toml"
-        policy.write_text(rules(name))
-        seat = Seat.read(site.root / "tickets" / f"{name}.ticket", [folder / f"{name}.csv"], policy, folder / name)
-        seat.settle()
-        told = {"ticket": str(seat.copy), "data": [str(seat.data[0])], "policy": str(policy), "home": str(seat.home)}
-        nodes[name] = Watch(node_of(told), datetime.now(UTC), seat.home / RECORD)
-    return nodes
-
-
-def played(site: Site, nodes: dict[str, Any], rounds: int = 2) -> Any:
-    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
-    rows = made_up(like(site.about.rows, ()), site.about.rows.classes)
-    wire = wire_of(site.experiment, site.method, algorithm, 3)
-    fleet = fleet_of(site, NearCarrier(nodes), algorithm, Present(0), RoundClock(), rows, wire)
-    fleet.patience = 5.0
-    start = begin(algorithm, fleet, seed=0, rounds=rounds)
-    list(play(algorithm, fleet, start, seed=0, rounds=rounds))
-    return fleet
-
-
-def words(fleet: Any) -> set[str]:
-    return {word for ask in fleet.asks for node in ask["nodes"].values() for word in node["clients"].values()}
+from helpers.near_sites import nodes_of, played, site_of, words
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +58,3 @@ def test_an_owner_who_wants_more_clients_than_there_are(tmp_path):
     site = site_of(tmp_path, wire={"secure": True, "fewest": 2})
     fleet = played(site, nodes_of(tmp_path, site, lambda name: "fewest = 4\n" if name == "oslo" else ""), rounds=1)
     assert words(fleet) == {"answered", "refused: its owner does not answer for a sum of 3; allowed: 4 clients or more"}
-
-
-def test_noise_of_real_clients_is_refused(tmp_path):
-    privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}}
-    with pytest.raises(FedtideError, match=r"wire.privacy: .*allowed: none"):
-        site_of(tmp_path, wire={"privacy": privacy})

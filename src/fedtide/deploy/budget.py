@@ -1,0 +1,192 @@
+"""What clients of a node have said in a private study, by the node's own account.
+
+The server is trusted to add noise, and a node sees nothing of that. What it can do is to count by itself: in which
+rounds its clients were, whether these are as far apart and as few as its ticket says, and what they come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import Experiment
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Algorithm
+from fedtide.runs.private import ledger_with, plan_without_sampling
+from fedtide.wire.clip import Clip
+from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.steps import Wire
+
+OWN = "privacy"
+"""Folder in a node's folder with a ledger for each of its clients."""
+
+MASKED = 10_000
+"""Answers under masks of which a node knows the question: the oldest cannot be opened any more."""
+
+OTHER = "it answered this before, of another model"
+
+Place = tuple[int, int, int | None]
+"""Round, number of the question in it, slot."""
+
+
+def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None = None) -> Ledger | None:
+    """Return the ledger of a study with real clients, the same at its server and at its nodes; None without privacy."""
+    privacy = None if experiment.wire is None else experiment.wire.privacy
+    if privacy is None:
+        return None
+    return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
+
+
+@dataclass
+class Budget:
+    """What a node's clients have said in one study, by the node's own account: a ledger for each of them.
+
+    A question to several of its clients is refused for all of them where one may not answer it.
+
+    Args:
+        study: ledger of the study without lines: its plan and noise, as the ticket says.
+        folder: of the ledgers.
+    """
+
+    study: Ledger
+    folder: Path
+    _ledgers: dict[int, Ledger] = field(default_factory=dict, init=False, repr=False)
+    _asked: dict[tuple[int, Place, str], Line] = field(default_factory=dict, init=False, repr=False)
+
+    def ledger(self, client: int) -> Ledger:
+        """Return the ledger of a client."""
+        if client not in self._ledgers:
+            study = self.study
+            self._ledgers[client] = Ledger(study.plan, study.z, study.delta, self._file(client))
+        return self._ledgers[client]
+
+    def refuses(self, header: Mapping[str, Any], model: str, most: float | None) -> str | None:
+        """Return the reason why clients do not answer a question; where they do, it is written down before.
+
+        What is masked says nothing until its sum is opened, and is written down then.
+
+        Args:
+            header: what is asked.
+            model: digest of what came with it.
+            most: epsilon that the owner allows.
+        """
+        number, ask = header["version"]
+        if number != header["moment"]["round"]:
+            return f"it is asked in round {header['moment']['round']} what leaves behind memory of round {number}"
+        slots, mask, lines = header.get("slot"), header.get("mask"), []
+        for client in header["clients"]:
+            place = number, ask, None if slots is None else slots[str(client)]
+            key = client, place, "" if mask is None else str(mask["attempt"])
+            if header["kind"] == "unmask":
+                if key not in self._asked:
+                    return "it has not answered what is to be opened"
+                lines.append(self._asked[key])
+                continue
+            line = self._line(header, client, place, model)
+            if why := self._objection(line, client, most):
+                return why
+            if mask is None:
+                lines.append(line)
+            else:
+                self._asked[key] = line
+        while len(self._asked) > MASKED:
+            self._asked.pop(next(iter(self._asked)))
+        for line in lines:
+            (client,) = line.clients
+            if why := self._objection(line, client, most):
+                return why
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.ledger(client).add(line)
+        return None
+
+    def _line(self, header: Mapping[str, Any], client: int, place: Place, model: str) -> Line:
+        number, ask, slot = place
+        return Line(
+            round=number,
+            ask=ask,
+            question=header["question"],
+            slot=slot,
+            z=self.study.z,
+            bounds={},
+            clients=(client,),
+            epsilon=0.0,
+            sha256=model,
+        )
+
+    def _objection(self, line: Line, client: int, most: float | None) -> str | None:
+        ledger, plan = self.ledger(client), self.study.plan
+        known = [each for each in ledger.of(line.round) if each.place == line.place]
+        if known:
+            return None if known[0].sha256 == line.sha256 else OTHER
+        then = ledger.epsilon(client, more=1)
+        if most is not None and then > most:
+            return f"its owner allows epsilon {most:g}, and with this answer it would be {then:.3g}"
+        try:
+            Ledger(plan, ledger.z, ledger.delta, lines=ledger.lines).add(line)
+        except FedtideError:
+            rounds = ", ".join(map(str, ledger.rounds(client)[-3:])) or "none"
+            return (
+                f"its own ledger has no room for round {line.round}: it was in {rounds}; allowed: each question once, "
+                f"in {plan.times} of {plan.rounds} rounds, {plan.distance} apart"
+            )
+        return None
+
+    def _file(self, client: int) -> Path:
+        return self.folder / f"{client}.jsonl"
+
+
+def in_words(
+    study: Ledger | None, wire: Wire | None, clients: tuple[int, ...], folder: Path, most: float | None
+) -> Iterator[str]:
+    """Say what a study costs and has cost a node's clients, in lines for people.
+
+    Args:
+        study: ledger of the study without lines; None where its sums are not private.
+        wire: how answers leave the node.
+        clients: of the node.
+        folder: of the node's own ledgers.
+        most: epsilon that the owner allows.
+    """
+    if study is None:
+        if most is not None:
+            yield f"will be refused: every question but score, as its owner allows epsilon {most:g}, without noise"
+        return
+    plan, z, delta = study.plan, study.z, study.delta
+    apart = f", {plan.distance} rounds apart" if plan.distance > 1 else ""
+    yield (
+        f"privacy: all {plan.rounds} rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a "
+        f"client, which answers in {plan.times} of them at most{apart}"
+    )
+    clips = [step.bounds for step in ([] if wire is None else wire.steps) if isinstance(step, Clip)]
+    bounds = ", ".join(f"{name} {bound:g}" for each in clips for name, bound in each.items())
+    yield f"privacy: answers are cut here to {bounds}"
+    yield f"privacy: the server adds noise to sums (multiplier {z:.3g}), which is its word; score has none"
+    for client in clients:
+        own = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
+        yield f"privacy: client {client}, by this node's own ledger: {so_far(own, client)}"
+    if most is not None and plan.epsilon(z, delta) > most:
+        answers = plan.times * plan.releases
+        enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
+        yield f"will be refused: all answers of a client after {enough}, as its owner allows epsilon {most:g}"
+
+
+def so_far(ledger: Ledger, client: int) -> str:
+    """Say in words what a client has spent."""
+    rounds = ledger.rounds(client)
+    if not rounds:
+        return "epsilon 0 so far, in no round"
+    times = f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
+    return f"epsilon {ledger.epsilon(client):.3g} so far, in {times}, last in round {rounds[-1]}"
+
+
+def within(wire: Wire, most: Mapping[str, float]) -> Wire:
+    """Return a client's wire whose bounds are no larger than its owner's."""
+
+    def step(each: Any) -> Any:
+        if not isinstance(each, Clip):
+            return each
+        return replace(each, bounds={name: min(bound, most.get(name, bound)) for name, bound in each.bounds.items()})
+
+    return replace(wire, steps=[step(each) for each in wire.steps])

@@ -1,0 +1,56 @@
+"""Privacy at a server of real clients: noise of the system, and what it needs to go on after a crash."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from fedtide.core.types import Algorithm
+from fedtide.deploy.budget import ledger_for, so_far
+from fedtide.deploy.site import Site
+from fedtide.wire.ledger import LEDGER, Ledger, read
+from fedtide.wire.release import stream_of, with_noise
+from fedtide.wire.safe import Safe
+from fedtide.wire.steps import Wire
+from fedtide.wire.system_noise import SystemNoise
+
+RELEASED, SEEDS = "released", "noise.jsonl"
+"""What lies in a site's private folder."""
+
+
+def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | None:
+    """Return the wire of a server of real clients: with noise of the system, where the study has privacy."""
+    ledger = ledger_for(site.experiment, algorithm, site.record / LEDGER)
+    if wire is None or ledger is None:
+        return wire
+    safe = safe_of(site)
+    noise = SystemNoise(site.private / SEEDS if ledger.plan.bands > 1 else None)
+    last = max((line.round for line in ledger.lines), default=-1)
+    released = {stream_of(line.question, line.ask, line.slot) for line in ledger.of(last)}
+    # A ledger of which a person has put an older one back knows nothing of later sums: their noise must not come again.
+    noise.forget(lambda stream, number: number > last or (number == last and stream not in released))
+    return with_noise(wire, ledger, noise, safe)
+
+
+def safe_of(site: Site) -> Safe:
+    """Make the folder where a site keeps what was released, until a checkpoint counts on it."""
+    site.private.mkdir(mode=0o700, exist_ok=True)
+    return Safe(site.private / RELEASED)
+
+
+def forget(site: Site) -> None:
+    """Forget what a run that is over needs no more: with the seeds of its noise sums could be told without it."""
+    shutil.rmtree(site.private, ignore_errors=True)
+
+
+def spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
+    """Say in lines what has been spent, of each node by the client that spent most; nothing without privacy."""
+    ledger = ledger_for(site.experiment, algorithm)
+    if ledger is None:
+        return
+    ledger = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
+    whole = ledger.plan.epsilon(ledger.z, ledger.delta)
+    yield f"privacy: epsilon {ledger.epsilon():.3g} of {whole:.3g} spent at most by a client (delta {ledger.delta:g})"
+    for node in site.roster.node:
+        most = max(node.clients, key=ledger.epsilon)
+        yield f"privacy: {node.name}, client {most}: {so_far(ledger, most)}"

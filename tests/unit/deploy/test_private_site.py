@@ -1,0 +1,271 @@
+"""A site with privacy, made as `fedtide deploy` and `fedtide join` make it, in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cryptography")
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.deploy import commands
+from fedtide.deploy.budget import Budget, ledger_for, within
+from fedtide.deploy.policy import Owner
+from fedtide.deploy.private import SEEDS, forget, private_wire
+from fedtide.deploy.replay import replay
+from fedtide.deploy.seat import algorithm_without_rows
+from fedtide.deploy.site import Site
+from fedtide.deploy.status import lines
+from fedtide.runs import folder as run_folders
+from fedtide.runs.build import host_of, wire_of
+from fedtide.runs.private import plan_of
+from fedtide.wire.accounting import Plan, epsilon_of
+from fedtide.wire.ledger import LEDGER, Ledger, Line, read
+from fedtide.wire.release import release_of
+from helpers.hospitals import NAMES
+from helpers.near_sites import nodes_of, played, site_of, words
+
+PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 2}
+
+
+def private_site(folder: Path, secure: bool = True, **privacy: Any) -> Site:
+    site = site_of(folder, wire={"secure": secure, "privacy": PRIVACY | privacy})
+    site.record.mkdir(parents=True)
+    return site
+
+
+def own(folder: Path, name: str) -> list[Line]:
+    return read(folder / name / "privacy" / f"{NAMES.index(name)}.jsonl")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> tuple[Path, Site, Any]:
+    folder = tmp_path_factory.mktemp("private")
+    site = private_site(folder)
+    return folder, site, played(site, nodes_of(folder, site, lambda name: "epsilon = 9.0\n"), rounds=3)
+
+
+def test_rounds_are_apart_and_both_ends_count_the_same(private):
+    folder, site, fleet = private
+    assert [line.round for line in read(site.record / LEDGER)] == [0, 2]
+    assert all(line.clients == (0, 1, 2) for line in fleet.ledger.lines)
+    for client, name in enumerate(NAMES):
+        mine = own(folder, name)
+        assert [line.round for line in mine] == [0, 2]
+        assert mine[-1].epsilon == fleet.ledger.epsilon(client) == fleet.ledger.lines[-1].epsilon
+
+
+def test_the_plan_of_a_site_is_written_out_and_that_of_its_simulation(private):
+    _, site, fleet = private
+    settings = site.experiment.wire.privacy
+    assert (settings.distance, settings.times) == (2, 2)
+    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    assert fleet.ledger.plan == plan_of(settings, site.experiment, site.method, host) == Plan(4, 2, 2, 2)
+    ticket = site.ticket(site.roster.node[0]).experiment
+    at_node = ledger_for(ticket, algorithm_without_rows(ticket, site.about.rows))
+    assert (at_node.plan, at_node.z) == (fleet.ledger.plan, fleet.ledger.z)
+
+
+def test_real_clients_gain_nothing_by_sampling(tmp_path):
+    """Though the study's simulation is of clients that are always there, drawn uniformly."""
+    method = {"name": "FedAvg", "algorithm": "fedavg", "local": {"lr": 0.1, "batch_size": 20}}
+    method["cohort"] = {"kind": "uniform", "clients_per_round": 3}
+    privacy = {"epsilon": 8.0, "clip": PRIVACY["clip"]}
+    site = site_of(tmp_path, method=[method], shift={"who": "always"}, wire={"privacy": privacy})
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    assert ledger_for(site.experiment, algorithm).plan == Plan(4, 4)
+    host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
+    assert plan_of(site.experiment.wire.privacy, site.experiment, site.method, host) == Plan(4, 4)
+
+
+def test_what_noise_needs_is_private_and_goes_when_the_run_is_over(private):
+    _, site, _ = private
+    seeds = site.private / SEEDS
+    assert site.private.stat().st_mode & 0o077 == 0
+    assert [json.loads(line)[:2] for line in seeds.read_text().splitlines()] == [["train/0/None", k] for k in range(3)]
+
+
+def test_a_node_refuses_in_words_what_its_own_ledger_has_no_room_for(private):
+    """The server's ledger is lost, as if it lied: it asks in the next round, or the same of another model."""
+    folder, site, _ = private
+    nodes = nodes_of(folder, site, lambda name: "")
+    (site.record / LEDGER).rename(site.record / "lost")
+    again = played(site, nodes, rounds=1)
+    reason = "refused: it answered this before, of another model"
+    assert words(again) <= {"answered", reason}
+    site_late = replace(site, experiment=site.experiment.model_copy(update={"seeds": (0,)}))
+    moved = played(replace(site_late), nodes, rounds=2)
+    assert not [line for line in moved.ledger.lines if line.round == 1]
+    assert [len(own(folder, name)) for name in NAMES] == [2, 2, 2]
+
+
+def header(kind: str = "ask", number: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "version": [number, 0],
+        "moment": {"round": number},
+        "question": "train",
+        "clients": [0],
+        **changes,
+    }
+
+
+def budget(folder: Path, plan: Plan = Plan(10, 3, 2), z: float = 2.0) -> Budget:
+    return Budget(Ledger(plan, z, 1e-5), folder / "privacy")
+
+
+def test_a_nodes_own_account(tmp_path):
+    mine = budget(tmp_path)
+    assert mine.refuses(header(number=0), "a", None) is None
+    assert mine.refuses(header(number=0), "a", None) is None
+    assert mine.refuses(header(number=0), "b", None) == "it answered this before, of another model"
+    room = (
+        "its own ledger has no room for round {}: it was in {}; allowed: each question once, in 3 of 10 rounds, 2 apart"
+    )
+    assert mine.refuses(header(number=1), "a", None) == room.format(1, 0)
+    assert "asked in round 3" in mine.refuses(header(number=2, moment={"round": 3}), "a", None)
+    assert mine.refuses(header(number=10), "a", None) == room.format(10, 0)
+    assert mine.refuses(header(version=[0, 1]), "a", None) == room.format(0, 0)
+    assert mine.refuses(header(number=2), "c", None) is None
+    again = budget(tmp_path)
+    assert [line.round for line in again.ledger(0).lines] == [0, 2]
+    assert again.refuses(header(number=4), "d", None) is None
+    assert again.refuses(header(number=8), "e", None) == room.format(8, "0, 2, 4")
+    assert [line.epsilon for line in again.ledger(0).lines] == pytest.approx(
+        [epsilon_of(math.sqrt(times) / 2, 1e-5) for times in (1, 2, 3)]
+    )
+
+
+def test_what_is_masked_counts_when_its_sum_is_opened(tmp_path):
+    mine, masked = budget(tmp_path), {"mask": {"attempt": "a"}}
+    assert mine.refuses(header("unmask", **masked), "", None) == "it has not answered what is to be opened"
+    assert mine.refuses(header(**masked), "a", None) is None
+    assert mine.ledger(0).lines == []
+    assert mine.refuses(header("unmask", **masked), "", None) is None
+    assert mine.refuses(header("unmask", **masked), "", None) is None
+    assert mine.refuses(header(**masked), "b", None) == "it answered this before, of another model"
+    assert len(mine.ledger(0).lines) == 1
+
+
+def test_the_owners_epsilon(tmp_path):
+    mine = budget(tmp_path)
+    assert mine.refuses(header(number=0), "a", 2.5) is None
+    assert mine.refuses(header(number=2), "a", 2.5) == (
+        "its owner allows epsilon 2.5, and with this answer it would be 2.94"
+    )
+    assert mine.refuses(header(number=0), "a", 2.5) is None, "the same answer once more"
+    rules = tmp_path / "rules.toml"
+    rules.write_text("epsilon = 2.5\n")
+    asked = {**header(number=2), "reveal": [], "members": 3}
+    owner = Owner(rules, tmp_path / "judged", 10)
+    assert owner.refuses(asked, "a") == "its owner allows epsilon 2.5, and its study adds no noise"
+    (tmp_path / "privacy" / "0.jsonl").write_text("{}\n")
+    told: list[str] = []
+    damaged = Owner(rules, tmp_path / "judged", 10, told.append, budget(tmp_path))
+    assert damaged.refuses(asked, "a") == "its own ledger cannot be read now"
+    assert "0.jsonl: line 1" in told[0]
+
+
+def test_a_node_that_has_had_enough_is_left_out(tmp_path):
+    privacy = PRIVACY | {"distance": 1, "noise": "plain"}
+    site = site_of(tmp_path, wire={"secure": False, "fewest": 2, "privacy": privacy})
+    site.record.mkdir(parents=True)
+    fleet = played(site, nodes_of(tmp_path, site, lambda name: "epsilon = 4.0\n" if name == "oslo" else ""), rounds=2)
+    assert [line.clients for line in fleet.ledger.lines] == [(0, 1, 2), (0, 1)]
+    (found,) = {word for word in words(fleet) if word.startswith("refused")}
+    assert found.startswith("refused: its owner allows epsilon 4, and with this answer it would be ")
+
+
+def test_an_owners_bounds_are_no_larger(tmp_path):
+    site = private_site(tmp_path, secure=False)
+    node = nodes_of(tmp_path, site, lambda name: "clip = { delta = 0.25, other = 1.0 }\n")["berlin"].node
+    assert node.rules.within(node.wire).steps[0].bounds == {"delta": 0.25, "loss": 5.0}
+    assert within(node.wire, {}).steps[0].bounds == PRIVACY["clip"]
+
+
+def test_a_private_study_shows_nothing_whatever_the_server_asks(private):
+    folder, site, _ = private
+    node = nodes_of(folder, site, lambda name: "")["berlin"].node
+    asked: Mapping[str, Any] = type("Asked", (), {"kind": "ask", "reveal": ["utility"]})
+    assert node._objection_to_sum(asked) == (
+        "its study is private, and shows nothing of a client by itself, such as 'utility'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "cfl"}, r"wire.privacy: .*it reveals of each client: update, weight"),
+        (
+            {"algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}},
+            r"wire.privacy: .*reveals of each client: pi",
+        ),
+        ({"algorithm": "fedavg", "cohort": {"kind": "oort", "clients_per_round": 3}}, r"reveals of each client: count"),
+    ],
+)
+def test_methods_that_reveal_are_refused_when_a_site_is_made(tmp_path, changes, words):
+    method = {"name": "FedAvg", "local": {"lr": 0.1, "batch_size": 20}, "cohort": 3, **changes}
+    with pytest.raises(FedtideError, match=words):
+        site_of(tmp_path, method=[method], wire={"secure": False, "privacy": PRIVACY})
+
+
+def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
+    folder, site, _ = private
+    monkeypatch.chdir(folder)
+    text = list(lines(site, datetime.now(UTC)))
+    assert any(line.startswith("privacy: epsilon ") and "of 8 spent at most by a client" in line for line in text)
+    assert any(line.startswith("privacy: lyon, client 1: epsilon ") for line in text)
+    policy = folder / "dry.toml"
+    policy.write_text("epsilon = 3.0\nclip = { delta = 0.5 }\n")
+    ticket = site.root / "tickets" / "berlin.ticket"
+    assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words_ in (
+        "privacy: all 4 rounds may come to epsilon 8 (delta 1e-05) for a client, which answers in 2 of them at most, "
+        "2 rounds apart",
+        "privacy: answers are cut here to delta 0.5, loss 5",
+        "privacy: client 0, by this node's own ledger: epsilon",
+        "so far, in 2 rounds, last in round 2",
+        "will be refused: all answers of a client after 0, as its owner allows epsilon 3",
+    ):
+        assert words_ in said
+
+
+def test_no_simulation_has_the_noise_of_a_site(private, tmp_path):
+    _, site, _ = private
+    run_folders.create(site.experiment, tmp_path / "run")
+    with pytest.raises(FedtideError, match=r"wire.privacy: .*noise of real clients is kept nowhere"):
+        replay(tmp_path / "run")
+
+
+def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path):
+    """An older ledger was put back, or the run began anew: of later sums no noise comes again."""
+    site = private_site(tmp_path)
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+
+    def release() -> Any:
+        return release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3)))
+
+    first = release()
+    made = [first.draw("train/0/None", number, 4) for number in range(3)]
+    line = Line(round=1, ask=0, question="train", slot=None, z=1.0, bounds={}, clients=(0,), epsilon=0.0, sha256="a")
+    first.ledger.add(line)
+    then = release()
+    assert [torch.equal(then.draw("train/0/None", number, 4), made[number]) for number in range(3)] == [
+        True,
+        True,
+        False,
+    ]
+    forget(site)
+    assert not site.private.exists()
+    (site.record / LEDGER).unlink()
+    assert not torch.equal(release().draw("train/0/None", 0, 4), made[0])
