@@ -17,6 +17,7 @@ from fedtide.core.types import Algorithm
 from fedtide.runs.private import ledger_with, plan_without_sampling
 from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import Ledger, Line, read
+from fedtide.wire.refusals import check_private
 from fedtide.wire.steps import Wire
 
 OWN = "privacy"
@@ -32,10 +33,15 @@ Place = tuple[int, int, int | None]
 
 
 def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None = None) -> Ledger | None:
-    """Return the ledger of a study with real clients, the same at its server and at its nodes; None without privacy."""
+    """Return the ledger of a study with real clients, the same at its server and at its nodes; None without privacy.
+
+    Raises:
+        FedtideError: the method shows what noise would not cover, whatever its site or ticket says.
+    """
     privacy = None if experiment.wire is None else experiment.wire.privacy
     if privacy is None:
         return None
+    check_private(privacy.clip, algorithm, False, f"method '{experiment.method[0].name}'")
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 
 

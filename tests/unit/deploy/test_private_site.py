@@ -33,6 +33,7 @@ from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.release import release_of
 from helpers.hospitals import NAMES
 from helpers.near_sites import nodes_of, played, site_of, words
+from helpers.toys import toy
 
 PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 2}
 
@@ -216,6 +217,13 @@ def test_methods_that_reveal_are_refused_when_a_site_is_made(tmp_path, changes, 
     method = {"name": "FedAvg", "local": {"lr": 0.1, "batch_size": 20}, "cohort": 3, **changes}
     with pytest.raises(FedtideError, match=words):
         site_of(tmp_path, method=[method], wire={"secure": False, "privacy": PRIVACY})
+
+
+def test_a_ticket_that_calls_a_method_private_that_reveals_is_refused_at_the_node():
+    experiment = toy("cfl", wire={"secure": False, "privacy": PRIVACY})
+    algorithm = host_of(toy("cfl"), toy("cfl").method[0], 0, MemoryStore(None)).algorithm
+    with pytest.raises(FedtideError, match=r"wire.privacy: .*it reveals of each client: update, weight"):
+        ledger_for(experiment, algorithm)
 
 
 def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
