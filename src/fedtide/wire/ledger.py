@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -209,11 +210,17 @@ def arrivals(
     return came[there], size
 
 
-def append(path: Path, line: str) -> None:
-    """Write a line at the end of a file, and return when it is on the disk; after an error the file is as it was."""
+def append(path: Path, line: str, mode: int = 0o666) -> None:
+    """Write a line at the end of a file, and return when it is on the disk; after an error the file is as it was.
+
+    Args:
+        path: the file, which is made where there is none.
+        line: without its end.
+        mode: who may read a file that is made.
+    """
     size = path.stat().st_size if path.exists() else None
     try:
-        with naming(path), open(path, "a", encoding="utf-8", opener=_own) as file:
+        with naming(path), open(path, "a", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -223,11 +230,6 @@ def append(path: Path, line: str) -> None:
         with suppress(OSError):
             os.truncate(path, size or 0)
         raise
-
-
-def _own(path: str, flags: int) -> int:
-    """Open a file that is its owner's alone where it is made."""
-    return os.open(path, flags, 0o600)
 
 
 def _mended(path: Path) -> list[Line]:

@@ -90,6 +90,6 @@ class SystemNoise:
         if key not in self._known:
             seed = secrets.token_bytes(SEED)
             self.seeds.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append(self.seeds, json.dumps([stream, number, seed.hex()]))
+            append(self.seeds, json.dumps([stream, number, seed.hex()]), mode=0o600)
             self._known[key] = seed
         return normal(self._known[key], size)
