@@ -56,13 +56,24 @@ class WireSettings(Strict):
     Args:
         secure: real clients mask what they send, so that the server can open sums alone; a simulation adds the same
             numbers.
-        fewest: clients below which no sum is opened; those in a smaller one count as not having answered.
+        fewest: clients below which no sum is opened; those in a smaller one count as not having answered. 3 or more
+            where sums are secure, as of two each knows the other from their sum.
         privacy: differential privacy; None adds no noise.
     """
 
     secure: Flag = True
     fewest: Annotated[Count, Field(le=100_000)] = FEWEST
     privacy: Privacy | None = None
+
+    @model_validator(mode="after")
+    def _sums_are_of_several(self) -> WireSettings:
+        if self.secure and self.fewest < FEWEST:
+            few = "one client is that client" if self.fewest == 1 else "two tells each of them the other"
+            raise ValueError(
+                f"found `fewest = {self.fewest}` and `secure = true`, but a sum of {few}; "
+                f"allowed: `fewest` of {FEWEST} or more, or `secure = false`"
+            )
+        return self
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server has noise beside (`fedtide.runs.private`)."""

@@ -505,8 +505,8 @@ def masked_again(case: Case) -> None:
 
 
 def _secure(case: Case) -> Case:
-    """Return the case with masked sums; of two clients, as clusters of a toy are small."""
-    secure = replace(case, make=partial(case.make, wire={"secure": True, "fewest": 2}))
+    """Return the case with masked sums."""
+    secure = replace(case, make=partial(case.make, wire={"secure": True}))
     try:
         library()
         secure.host()

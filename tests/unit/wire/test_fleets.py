@@ -13,7 +13,7 @@ from fedtide.laws import every
 from fedtide.laws.case import Case
 from fedtide.laws.toy import played, toy
 
-WIRE = {"fewest": 2}
+WIRE = {"secure": False, "fewest": 2}
 
 
 def begun(name: str, **changes: object):

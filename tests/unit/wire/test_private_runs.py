@@ -246,7 +246,7 @@ def test_a_plan_counts_questions_that_are_asked(name, options):
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "scaffold"])
 @pytest.mark.parametrize("secure", [False, True])
 def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure):
-    plain = private(name, options=options_of(name), fewest=2)
+    plain = private(name, options=options_of(name), fewest=3)
     experiment = plain.model_copy(update={"wire": plain.wire.model_copy(update={"secure": secure})})
     here = played(experiment)
     wire = server_wire(experiment, experiment.method[0], here.host, simulated_noise(0))

@@ -11,7 +11,7 @@ from fedtide.laws.toy import toy
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 
-SECURE = {"secure": True, "fewest": 2}
+SECURE = {"secure": True}
 
 
 def host(name: str, **changes: object) -> object:
@@ -46,6 +46,18 @@ def test_a_cohort_that_no_sum_could_be_opened_of():
         FedtideError, match=r"^wire.fewest: found 5, but no sum would ever be opened; allowed: at most 4"
     ):
         preflight(toy("fedavg", wire={"fewest": 5}))
+
+
+@pytest.mark.parametrize(
+    ("fewest", "words"), [(1, "one client is that client"), (2, "two tells each of them the other")]
+)
+def test_secure_sums_of_one_or_two(fewest, words):
+    allowed = "allowed: `fewest` of 3 or more, or `secure = false`"
+    with pytest.raises(
+        FedtideError, match=rf"wire: found `fewest = {fewest}` and `secure = true`, .* {words}; {allowed}$"
+    ):
+        toy("fedavg", wire={"fewest": fewest})
+    assert toy("fedavg", wire={"secure": False, "fewest": fewest}).wire.fewest == fewest
 
 
 def test_clients_that_are_trained_together():
