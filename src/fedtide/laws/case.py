@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.config import Experiment
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
-from fedtide.core.trees import Tree, children, is_node, same
+from fedtide.core.trees import Tree, children, is_node, leaves, same
 from fedtide.core.types import Payload, Reply, Scores, Slot
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.calls import Processes
@@ -64,6 +64,18 @@ def difference(one: Tree, other: Tree, at: str = "") -> str:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return f"{where} has other numbers" if one.shape == other.shape else f"{where} has another shape"
     return f"{where} is {one!r:.60} and {other!r:.60}"
+
+
+def near(ours: Any, theirs: Any, words: str, rtol: float, atol: float) -> None:
+    """Raise `Broken` unless two trees are equal within tolerances."""
+    for one, other in zip(leaves(ours), leaves(theirs), strict=True):
+        if isinstance(one, Tensor | float):
+            try:
+                torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+            except AssertionError as error:
+                raise Broken(f"{words}: {' '.join(str(error).split())[:200]}") from None
+        else:
+            hold(one == other, f"{words}: {one!r} and {other!r}")
 
 
 @dataclass(frozen=True)

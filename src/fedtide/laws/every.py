@@ -47,7 +47,9 @@ from fedtide.laws.case import (
     hold,
     is_frozen,
     judged,
+    near,
 )
+from fedtide.laws.private import private
 from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.runs.build import spec_of
@@ -234,18 +236,7 @@ def halves_add_up(case: Case) -> None:
         slot = None if ask.slot is None else ask.slot[half]
         parts.append(run.fleet.ask(ask.question, ask.clients[half], ask.payload, slot=slot, **named).total)
     first, second, whole = parts
-    _near(whole, sums.merge(first, second), "the sums of two halves are not those of the whole", 1e-6, 1e-9)
-
-
-def _near(ours: Any, theirs: Any, words: str, rtol: float, atol: float) -> None:
-    for one, other in zip(leaves(ours), leaves(theirs), strict=True):
-        if isinstance(one, Tensor | float):
-            try:
-                torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
-            except AssertionError as error:
-                raise Broken(f"{words}: {' '.join(str(error).split())[:200]}") from None
-        else:
-            hold(one == other, f"{words}: {one!r} and {other!r}")
+    near(whole, sums.merge(first, second), "the sums of two halves are not those of the whole", 1e-6, 1e-9)
 
 
 def kept_memory(case: Case) -> None:
@@ -457,14 +448,14 @@ def workers(case: Case) -> None:
         alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
 
 
-def deployed(case: Case) -> None:
+def deployed(case: Case, nodes: int = 3) -> None:
     """Clients at nodes of their own, who are sent bytes and answer in bytes, give the bits of a simulation."""
     _deployable(case)
     here = case.reference
     if any(query.sent is not None and len(query.answered) < len(query.ask.clients) for query in here.fleet.queries):
         raise NotApplicable("of real clients it is not known beforehand who answers first")
     with TemporaryDirectory() as folder:
-        fleet = near_fleet(here.host, 3, Path(folder))
+        fleet = near_fleet(here.host, nodes, Path(folder))
         there = played(case.experiment, fleet=lambda _: fleet)
         for ours, theirs in zip(here.steps, there.steps, strict=True):
             alike(
@@ -478,7 +469,7 @@ def deployed(case: Case) -> None:
         payload, slot = here.host.algorithm.serve(here.state, fleet.clients)
         whole, parts = (each.score(payload, fleet.clients, slot=slot) for each in (here.fleet, fleet))
     alike([whole.rows, whole.correct], [parts.rows, parts.correct], "clients at nodes judge otherwise")
-    _near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
+    near(whole.loss, parts.loss, "clients at nodes judge otherwise", 1e-6, 1e-6)
 
 
 def deployed_again(case: Case) -> None:
@@ -495,8 +486,8 @@ def deployed_again(case: Case) -> None:
 
 
 def masked(case: Case) -> None:
-    """Masked sums of clients at nodes have the bits of a simulation in fixed point."""
-    deployed(_secure(case))
+    """Masked sums of clients at nodes of their own have the bits of a simulation in fixed point."""
+    deployed(_secure(case), case.reference.host.population.registered)
 
 
 def masked_again(case: Case) -> None:
@@ -534,7 +525,7 @@ def fixed_point(case: Case) -> None:
             ours, theirs = _weighed(reply.total), _weighed(floating.total)
             words = f"sums of '{question}' in fixed point are others"
             hold(len(leaves(ours)) == len(leaves(theirs)), words)
-            _near(ours, theirs, words, 1e-12, len(reply.clients) * 2.0**-BITS)
+            near(ours, theirs, words, 1e-12, len(reply.clients) * 2.0**-BITS)
 
     played(experiment, engine=lambda host: InBoth(host, plain=plain), fleet=compared)
 
@@ -559,7 +550,7 @@ def stacks(case: Case) -> None:
     alone, here = case.watched(experiment, host=host, rounds=3)
     many, there = case.watched(experiment, host=host, rounds=3, engine=stacked.StackedEngine)
     words = "clients that are trained together give another result"
-    _near([here.totals, alone.state], [there.totals, many.state], words, 1e-9, 1e-9)
+    near([here.totals, alone.state], [there.totals, many.state], words, 1e-9, 1e-9)
 
 
 def pooled(case: Case) -> None:
@@ -569,7 +560,7 @@ def pooled(case: Case) -> None:
     for i in range(len(clients)):
         alone = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
         ours, theirs = ([scores.correct, scores.loss] for scores in (alone, whole.pick(torch.tensor([i]))))
-        _near(ours, theirs, f"`predict` mixes rows: client {int(clients[i])} alone is predicted otherwise", 1e-6, 1e-6)
+        near(ours, theirs, f"`predict` mixes rows: client {int(clients[i])} alone is predicted otherwise", 1e-6, 1e-6)
 
 
 def batch_size(case: Case) -> None:
@@ -583,9 +574,9 @@ def batch_size(case: Case) -> None:
         scoring.ROWS = usual
     words = "`predict` mixes rows: fewer at a time are predicted otherwise"
     alike([whole.rows, whole.correct, whole.choice], [parts.rows, parts.correct, parts.choice], words)
-    _near([whole.loss, whole.weights], [parts.loss, parts.weights], words, 1e-6, 1e-6)
+    near([whole.loss, whole.weights], [parts.loss, parts.weights], words, 1e-6, 1e-6)
     if whole.weights is not None and whole.choice is not None:
-        _near(whole.weights.sum(1), whole.choice.sum(1), "the weights of a row's experts do not sum to one", 1e-6, 1e-6)
+        near(whole.weights.sum(1), whole.choice.sum(1), "the weights of a row's experts do not sum to one", 1e-6, 1e-6)
 
 
 def no_memory(case: Case) -> None:
@@ -629,6 +620,7 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
     "fixed point": [fixed_point],
     "deployed": [deployed, deployed_again],
     "masks": [masked, masked_again],
+    "private": [private],
     "pooled": [pooled, batch_size, no_memory],
 }
 LAWS = tuple(Law(name, check) for name, checks in CHECKS.items() for check in checks)

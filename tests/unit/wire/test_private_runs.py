@@ -7,6 +7,7 @@ import json
 import math
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from fedtide.core.weights import flat
 from fedtide.fleets.near import near_fleet
 from fedtide.fleets.vectors import Vectors
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.laws.case import InAnyOrder
+from fedtide.laws import private as every_private
+from fedtide.laws.case import Broken, Case, InAnyOrder
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
@@ -30,6 +32,7 @@ from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.noise import noised as noise_once
 from fedtide.wire.refusals import check_private
 from fedtide.wire.release import ledger_of, simulated_noise
 
@@ -136,6 +139,62 @@ def test_scaffold_keeps_what_it_sent(monkeypatch):
     kept = [memory["control"] for memory in memories if memory is not None]
     for name, ours in run.state.control.items():
         torch.testing.assert_close(ours, sum(each[name] for each in kept) / people, atol=1e-5, rtol=1e-4)
+
+
+REFUSED = {
+    "reveals of each client: pi": {"fedtem"},
+    "reveals of each client: centers": {"t-shot", "fedgmm", "pfedem"},
+    "reveals of each client: update": {"cfl", "cfl-released", "flexcfl"},
+    "reveals of each client: sketch": {"auxo"},
+    "reveals of each client: representation": {"fielding"},
+    "reveals of each client: bad": {"feddrift"},
+    "reveals of each client: true_groups": {"oracle"},
+    "reveals of each client: all_rows": {"centralized"},
+    "a power of its loss, which has no bound": {"q-fedavg"},
+    "in the rounds of several models": {"fedbuff"},
+}
+"""Why methods cannot be private, as they are by default."""
+
+
+def test_each_method_can_be_private_or_says_why_not():
+    for name in REGISTRY:
+        why = [words for words, names in REFUSED.items() if name in names]
+        if why:
+            with pytest.raises(FedtideError, match=rf"^wire.privacy: found 'a table', but method 'toy': .*{why[0]}"):
+                host_of(*of_method(private(name)))
+        else:
+            assert host_of(*of_method(private(name, options=options_of(name)))).wire.hides
+
+
+def of_method(experiment):
+    return experiment, experiment.method[0], 0, MemoryStore(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("scaffold", {"max_control_norm": 1.0}),
+        ("fedgmm", REGISTRY["fedgmm"].variants["head"]),
+        ("pfedem", REGISTRY["pfedem"].variants["head"]),
+        ("pfedem", REGISTRY["pfedem"].variants["anchor"]),
+    ],
+)
+def test_law_of_methods_that_are_private_with_some_options(name, options):
+    every_private.private(Case(partial(toy, name, options), lambda: pytest.fail("no processes")))
+
+
+def test_law_finds_a_sum_that_leaves_without_noise(monkeypatch):
+    case = Case(partial(toy, "ifca"), lambda: pytest.fail("no processes"))
+    for spared in ("delta", "members"):
+
+        def noised(total, form, bounds, z, noise, spared=spared):
+            released = noise_once(total, form, bounds, z, noise)
+            form.tables(released)[spared][:] = form.tables(total)[spared]
+            return released
+
+        monkeypatch.setattr("fedtide.wire.release.noised", noised)
+        with pytest.raises(Broken, match=f"^'{spared}' is released without noise$"):
+            every_private.private(case)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +309,7 @@ def test_clients_at_nodes_of_their_own_give_the_same_bits(tmp_path, name, secure
     experiment = plain.model_copy(update={"wire": plain.wire.model_copy(update={"secure": secure})})
     here = played(experiment)
     wire = server_wire(experiment, experiment.method[0], here.host, simulated_noise(0))
-    fleet = near_fleet(here.host, 3, tmp_path, wire=wire)
+    fleet = near_fleet(here.host, 8 if secure else 3, tmp_path, wire=wire)
     there = played(experiment, fleet=lambda _: fleet)
     assert same(there.state, here.state)
     assert fleet.ledger.lines == here.fleet.ledger.lines
