@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import PIECE, Context, Masker, derived, library, link, put, unmasked
+from fedtide.wire.masks import PIECE, About, Context, Masker, derived, library, link, put, unmasked
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
 
@@ -121,6 +121,21 @@ def test_a_try_is_masked_once_and_a_question_opened_for_one_list():
     assert not one.masked(again, 1, x, peers).equal(first)
     with pytest.raises(FedtideError, match="another than the server knows"):
         nodes[2].show(CONTEXT, 2, [1, 2], 2)
+
+
+def test_a_sum_is_not_opened_of_which_another_node_knows_all_but_one_client():
+    """Clients 1 and 2 of one node, 3 of another: that node takes its own off the sum, and 3 is left."""
+    nodes = {k: Masker("run", f"node-{k}") for k in "ab"}
+    for sides, opens in (("aab", False), ("abb", False), ("aabb", True), ("aaa", True)):
+        at = {k: nodes[side] for k, side in enumerate(sides)}
+        peers, context = {k: node.bundle.public for k, node in at.items()}, Context("run", (3, 0), 0, sides)
+        for k, node in at.items():
+            node.masked(context, k, torch.tensor([7]), peers, About(sides))
+            if opens:
+                assert node.show(context, k, list(at), 3).opens
+            else:
+                with pytest.raises(FedtideError, match="too few clients of its sum are at other nodes than one"):
+                    node.show(context, k, list(at), 3)
 
 
 def test_what_was_forgotten_is_not_masked_again():

@@ -22,10 +22,8 @@ from fedtide.runs.build import wire_of
 from helpers.hospitals import NAMES, hospitals
 
 
-def site_of(folder: Path, **changes: Any) -> Site:
-    return make_site(
-        read(hospitals(folder, **changes)), "FedAvg", Roster.of(",".join(NAMES)), folder / "site", None, "s"
-    )
+def site_of(folder: Path, nodes: str = ",".join(NAMES), **changes: Any) -> Site:
+    return make_site(read(hospitals(folder, **changes)), "FedAvg", Roster.of(nodes), folder / "site", None, "s")
 
 
 def nodes_of(folder: Path, site: Site, rules: Callable[[str], str]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -81,17 +83,76 @@ def test_what_one_client_sends_is_uniform_whatever_its_numbers():
         assert abs(high @ beneath) / np.sqrt((high @ high) * (beneath @ beneath)) < 6.2 / np.sqrt(count)
 
 
-def test_what_one_sends_who_vanished_is_uniform_even_without_the_masks_that_others_show():
-    """Its message may come late, when all others have shown what they share with it."""
-    count = 2**15
+def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_others_show():
+    """Their messages may come late, when all others have shown what they share with them. Nor has what two of them
+    send, or one sends in two tries, anything in common then."""
+    count, late = 2**15, []
+    at, peers = asked([0, 1, 2, 3])
+    for attempt, gone in (("a", (0, 1)), ("b", (0,))):
+        context, alive = Context("run", (0, 0), 0, attempt), [k for k in peers if k not in gone]
+        x, about = torch.zeros(count, dtype=torch.int64), About(attempt)
+        sent = {k: at[k].masked(context, k, x, peers, about).numpy().view(np.uint64) for k in peers}
+        links = {k: at[k].show(context, k, alive, 2).links for k in alive}
+        for k in gone:
+            bare = sent[k].copy()
+            for other in alive:
+                link(bare, k, other, links[other][k], off=True)
+            late.append(bare)
+    # Those who vanished together still share a mask; let the server have that, too.
+    for k, other in ((0, 1), (1, 0)):
+        link(late[k], k, other, at[k]._open[Context("run", (0, 0), 0, "a"), k].links[other], off=True)
+    for bare in (*late, late[0] - late[1], late[0] - late[2]):
+        found = np.bincount(bare.view(np.uint8), minlength=256)
+        statistic = ((found - 8 * count / 256) ** 2 / (8 * count / 256)).sum()
+        assert chi2.ppf(1e-9, 255) < statistic < chi2.ppf(1 - 1e-9, 255)
+
+
+CHANGES = {
+    "run": (replace(CONTEXT, run="other"), About("q", "m")),
+    "round": (replace(CONTEXT, version=(1, 0)), About("q", "m")),
+    "number": (replace(CONTEXT, version=(0, 1)), About("q", "m")),
+    "slot": (replace(CONTEXT, slot=1), About("q", "m")),
+    "try": (replace(CONTEXT, attempt="a.1"), About("q", "m")),
+    "model": (CONTEXT, About("q", "other")),
+}
+"""Everything that a secret is for, changed one by one."""
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_every_secret_is_for_one_sum_of_one_model_alone(changed):
     at, peers = asked([0, 1, 2])
-    sent = {k: at[k].masked(CONTEXT, k, torch.zeros(count, dtype=torch.int64), peers) for k in peers}
-    bare = sent[0].numpy().view(np.uint64).copy()
-    for other in (1, 2):
-        link(bare, 0, other, at[other].show(CONTEXT, other, [1, 2], 2).links[0], off=True)
-    found = np.bincount(bare.view(np.uint8), minlength=256)
-    statistic = ((found - 8 * count / 256) ** 2 / (8 * count / 256)).sum()
-    assert chi2.ppf(1e-9, 255) < statistic < chi2.ppf(1 - 1e-9, 255)
+    shown = []
+    for fresh, (context, about) in enumerate(((CONTEXT, About("q", "m")), CHANGES[changed])):
+        node = at[0]
+        node._open.clear()
+        node._used.clear()
+        node.masked(context, 0, torch.tensor([fresh]), peers, about)
+        shown.append(node.show(context, 0, [0, 1], 2))
+    one, other = shown
+    assert one.links[2] != other.links[2]
+    assert one.opens[1] != other.opens[1]
+
+
+def test_every_secret_is_for_one_pair_of_clients_whatever_node_they_share():
+    """Clients 0 and 1 are at one node, 2 and 3 at another, so one key agreement is behind all that they share."""
+    at, peers = asked([0, 0, 1, 1, 2])
+    for k in peers:
+        at[k].masked(CONTEXT, k, torch.tensor([0]), peers)
+    shown = {k: at[k].show(CONTEXT, k, [0, 1, 2, 3], 2) for k in (0, 1, 2, 3)}
+    opens = [each for k in shown for each in shown[k].opens.values()]
+    links = [shown[k].links[4] for k in shown]
+    assert len({*opens, *links}) == len(opens) + len(links) == 16
+
+
+def test_what_opens_a_sum_is_for_one_list():
+    at, peers = asked([0, 1, 2, 3])
+    opens = []
+    for place, alive in enumerate(([0, 1, 2], [0, 1, 3])):
+        at[0]._open.clear()
+        at[0]._used.clear()
+        at[0].masked(CONTEXT, 0, torch.tensor([0]), peers, About(str(place), "m"))
+        opens.append(at[0].show(CONTEXT, 0, alive, 2).opens[1])
+    assert opens[0] != opens[1]
 
 
 def test_masks_do_not_come_off_where_two_were_asked_something_else():

@@ -63,6 +63,7 @@ from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import plan_without_sampling
+from fedtide.wire.masks import hidden
 
 try:
     import fcntl
@@ -386,6 +387,17 @@ def check_fewest(deploy: Deploy, clients: int, where: str) -> None:
         raise refused(f"{where}: deploy.fewest", deploy.fewest, f"1 to {clients}, as many clients as there are")
 
 
+def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
+    """Raise where masks would hide from no sum what clients of other nodes say from one node and the server."""
+    wire, holders = study.wire, {client: node.name for node in roster.node for client in node.clients}
+    if wire is None or not wire.secure or hidden(holders, wire.fewest):
+        return
+    largest = max(roster.node, key=lambda node: len(node.clients))
+    but = "with what it knows of a sum the server would know the others"
+    found = f"{len(largest.clients)} of {len(holders)} clients at {largest.name}"
+    raise refused(f"{where}: --nodes", found, f"{wire.fewest - 1} clients or more beside those of any node", but)
+
+
 def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> RowsAbout:
     """Return what a node has to know to read its rows.
 
@@ -433,6 +445,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         raise FedtideError(f"{root}: already exists, and is left as it is; allowed: --out with another folder")
     certificates.library()
     study = chosen(experiment, method, roster.clients, address, where)
+    check_hidden(study, roster, where)
     preflight(study, where)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
     dealt = host.population.registered

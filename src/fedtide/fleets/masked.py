@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.messages import AskHeader, KeyHeader, MaskHeader, read
-from fedtide.wire.masks import SEED, About, Bundle, Context, Masker, Shown
+from fedtide.wire.masks import ALONE, SEED, About, Bundle, Context, Masker, Shown, hidden
 
 # -- at a node ---------------------------------------------------------------------------------------------------------
 
@@ -35,6 +35,8 @@ def objection(masker: Masker, asked: AskHeader, fewest: int) -> str | None:
             return "the server does not say who else is asked"
         if len(peers) < fewest:
             return f"a sum of {len(peers)} clients is not masked; allowed: {fewest} or more"
+        if not hidden({int(each): mask.keys[node].bundle().public for each, node in peers.items()}, fewest):
+            return ALONE
     try:
         masker.check({name: key.bundle() for name, key in mask.keys.items()})
     except FedtideError as error:

@@ -31,7 +31,7 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import ALL, Vectors
 from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
-from fedtide.wire.masks import STALE, Shown, unmasked
+from fedtide.wire.masks import STALE, Shown, hidden, unmasked
 from fedtide.wire.release import ledger_of, release_of
 from fedtide.wire.safe import Safe
 from fedtide.wire.vector import Form
@@ -405,9 +405,11 @@ class RemoteFleet:
         return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))
 
     def _in_enough(self, ask: Ask) -> Ask:
-        """Return the question to those in whose sums there may be enough clients."""
+        """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
         assert self.vectors is not None
-        return ask.of(self.vectors.enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
+        enough = ask.of(self.vectors.enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
+        holders = ({each: self._node[each] for each in clients} for clients in by_slot(enough).values())
+        return _only(enough, {each for held in holders if hidden(held, self.vectors.wire.fewest) for each in held})
 
     def _listen(self, post: Post, ask: Ask, seconds: float, first: int) -> None:
         self._mail.listen(post, ask.clients.tolist(), first, self.clock.monotonic() + seconds)

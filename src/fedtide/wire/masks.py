@@ -6,7 +6,7 @@ Two messages. First, client i sends its vector x_i modulo 2^64 as
 
 b_i is drawn, and s_ij = HKDF(X25519(i, j), ...) is known to i and j alone, so each y_i by itself is uniform. Then the
 server names once who answered. Each of these gives b_i, and s_ij for every j that was asked and did not: with them the
-server takes the masks off the sum. Nobody ever gives both b_i and all s_ij of one client, as long as all are told the
+server takes the masks off the sum. No client ever gives both b_i and all s_ij of one, as long as all are told the
 same list; so b_i is sealed with what every other client gives for its own list, and nothing opens where lists differ.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
@@ -24,8 +24,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -281,6 +281,8 @@ class Masker:
             raise refused("sum to open", sorted(named), f"clients that were asked, {client} among them")
         if len(named) < fewest:
             raise refused("sum to open", len(named), f"{fewest} clients or more")
+        if not hidden({each: known.peers[each] for each in named}, fewest):
+            raise FedtideError(ALONE)
         others, digest = sorted(named - {client}), _digest(alive)
         self._name(_plain(self.run, known.about.asked, client).decode(), digest)
 
@@ -316,6 +318,26 @@ class Masker:
             except ValueError:
                 raise FedtideError("a key for masks is none") from None
         return self._shared[key]
+
+
+def hidden(holders: Mapping[int, Hashable], fewest: int) -> bool:
+    """Tell whether a sum hides clients from any of their holders, too, that the server shows it to.
+
+    A holder knows the answers of its own clients: it takes `fewest - 1` others, as where each has one client.
+
+    Args:
+        holders: of each client in the sum.
+        fewest: clients below which no sum is opened.
+
+    >>> [hidden(dict(enumerate(holders)), 3) for holders in ("abc", "aab", "aabb", "aaaaab", "aaa")]
+    [True, False, True, False, True]
+    """
+    held = Counter(holders.values())
+    return len(held) == 1 or all(len(holders) - own >= fewest - 1 for own in held.values())
+
+
+ALONE = "too few clients of its sum are at other nodes than one, which could tell the server of these"
+"""Reason of a node that does not mask an answer, or open a sum, of which another node knows too much."""
 
 
 STALE = "its key for masks is another than the server knows"

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from fedtide.core.errors import FedtideError
 from fedtide.deploy.seat import RECORD
 from fedtide.deploy.site import Site
 from fedtide.deploy.status import lines
@@ -59,3 +60,11 @@ def test_an_owner_who_wants_more_clients_than_there_are(tmp_path):
     fleet = played(site, nodes_of(tmp_path, site, lambda name: "fewest = 4\n" if name == "oslo" else ""), rounds=1)
     refused = "refused: its owner does not answer for a sum of 3; allowed: 4 clients or more"
     assert words(fleet) == {"lost: it was not asked", refused}
+
+
+def test_a_node_that_would_know_all_but_one_of_every_sum(tmp_path):
+    words = (
+        r"--nodes: found '2 of 3 clients at lyon', but .* the others; allowed: 2 clients or more beside those of any"
+    )
+    with pytest.raises(FedtideError, match=words):
+        site_of(tmp_path, "berlin,lyon:2", wire={"secure": True})

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.fleets.carrier import Response
+from fedtide.fleets.masked import objection
+from fedtide.fleets.messages import KeyHeader
 from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.node import REFUSED
 from fedtide.fleets.real_clock import RoundClock
@@ -51,7 +54,7 @@ class Meddling(NearCarrier):
         return came
 
 
-def fleet_of(home: Path, lost: Any = lambda kind, node, times: False) -> tuple[Any, Any, Counter[int]]:
+def fleet_of(home: Path, lost: Any = lambda kind, node, times: False, nodes: int = 8) -> tuple[Any, Any, Counter[int]]:
     """Six clients at nodes of their own, of whom somebody is lost; and how often each of them trained."""
     host, trained, time = host_of(EXPERIMENT, EXPERIMENT.method[0], 0, MemoryStore(None)), Counter[int](), Time()
     train = host.algorithm.works["train"]
@@ -63,7 +66,7 @@ def fleet_of(home: Path, lost: Any = lambda kind, node, times: False) -> tuple[A
 
     host = replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, "train": counted}))
     clock = RoundClock(monotonic=time, sleep=time.sleep)
-    fleet = near_fleet(host, 8, home, lambda nodes: Meddling(nodes, lost), clock=clock, patience=1.0)
+    fleet = near_fleet(host, nodes, home, lambda nodes: Meddling(nodes, lost), clock=clock, patience=1.0)
     fleet.begin(replace(fleet.moment, round=0, rounds=3))
     return host, fleet, trained
 
@@ -142,6 +145,14 @@ def test_too_few_are_not_even_asked(tmp_path):
     assert {question.header["kind"] for question in fleet.carrier.asked} <= {"keys"}
 
 
+def test_a_sum_of_two_clients_of_a_node_and_one_of_another_is_not_even_asked_for(tmp_path):
+    """That node and the server would know the one."""
+    host, fleet, _ = fleet_of(tmp_path, nodes=3)  # clients 0 to 2, 3 to 5, and the others
+    assert asked(host, fleet, torch.tensor([0, 1, 3])).total is None
+    assert {question.header["kind"] for question in fleet.carrier.asked} <= {"keys"}
+    assert asked(host, fleet, torch.tensor([0, 1, 3, 4])).clients.tolist() == [0, 1, 3, 4]
+
+
 def question(fleet: Any, kind: str) -> Any:
     return next(each for each in fleet.carrier.asked if each.header["kind"] == kind and each.node == "node-0")
 
@@ -152,6 +163,8 @@ def question(fleet: Any, kind: str) -> Any:
         ("ask", {"mask": None}, "its study masks sums, and this one would not be"),
         ("ask", {"forms": None, "mask": None}, "FedtideError at the node"),
         ("ask", {"mask.peers": {"0": {"0": "node-0", "1": "node-1"}}}, "a sum of 2 clients is not masked; allowed: 3"),
+        ("ask", {"mask.peers": {"0": dict.fromkeys("02", "node-0") | {"1": "node-1"}}}, masks.ALONE),
+        ("ask", {"mask.peers": {"0": {"0": "node-0"} | dict.fromkeys("12", "node-1")}}, masks.ALONE),
         ("ask", {"mask.peers": {}}, "the server does not say who else is asked"),
         ("ask", {"mask.keys": {}}, "the server does not say who else is asked"),
         ("unmask", {"mask.alive": {"0": [0, 1, 2]}}, "a question is opened for one list of clients"),
@@ -173,6 +186,24 @@ def test_what_a_node_refuses_of_a_server(tmp_path, kind, changes, words):
     assert word.startswith(REFUSED)
     assert words in word
     assert payload in (b"", codec.to_bytes({}))
+
+
+def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_not_sign():
+    ec = masks.library().hazmat.primitives.asymmetric.ec
+    registered = {name: ec.generate_private_key(ec.SECP384R1()) for name in "abc"}
+    nodes = {name: Masker("run", name, key) for name, key in registered.items()}
+    peers = {"0": {str(place): name for place, name in enumerate("abc")}}
+
+    def why(**changed: Masker) -> str | None:
+        keys = {name: KeyHeader(**KeyHeader.of({**nodes, **changed}[name].bundle)) for name in "abc"}
+        mask = SimpleNamespace(peers=peers, keys=keys)
+        return objection(nodes["a"], SimpleNamespace(kind="ask", forms={}, mask=mask, clients=[0], slot=None), 3)
+
+    assert why() is None
+    assert why(b=Masker("run", "b", registered["b"])) is None, "a node that was started again"
+    forged = "node 'b': its key for masks is not signed by its registered key"
+    for made in (Masker("run", "b"), Masker("other", "b", registered["b"]), Masker("run", "x", registered["b"])):
+        assert why(b=made) == forged
 
 
 @pytest.mark.parametrize("change", [{"version": [0, 7]}, {"slot": {"0": 0}}])
