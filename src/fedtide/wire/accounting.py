@@ -2,7 +2,7 @@
 
 Without amplification by sampling all releases of a run are one Gaussian mechanism, with the sensitivity of the rounds
 that one client is in: Balle, Wang: *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, Theorem 8.
-Where participants are drawn uniformly, without replacement, and nobody but the server knows who was: Wang, Balle,
+Where participants are drawn uniformly, without replacement, and the server alone knows them: Wang, Balle,
 Kasiviswanathan: *Subsampled Renyi Differential Privacy*, AISTATS 2019, by the library dp-accounting.
 
 | symbol | meaning |

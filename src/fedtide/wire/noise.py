@@ -19,7 +19,7 @@ Choices:
     Parts follow the cube root of sizes: `sum s_g sqrt(d_g) / C_g`, the sum of relative errors, is least where
     a_g = d_g^(1/3) / sum d_h^(1/3). Empty slots get noise, too. The weight of a leaf without slots counts answers, and
     stays. A slot whose weight is below three deviations of its noise has no mean, as noise would be divided by noise:
-    it is as if nobody had answered in it. Noise is rounded to the grid on which sums lie, as the last bits of
+    it is as if no client had answered in it. Noise is rounded to the grid on which sums lie, as the last bits of
     floating-point noise tell what it was added to (Mironov: *On Significance of the Least Significant Bits for
     Differential Privacy*, CCS 2012).
 """

@@ -24,7 +24,7 @@ Draw = Callable[[str, int, int], Tensor]
 
 
 def simulated_noise(seed: int) -> Draw:
-    """Return the noise of a simulation, which follows from its seed: known to whoever has the configuration."""
+    """Return the noise of a simulation, which follows from its seed: all who have the configuration know it."""
 
     def draw(stream: str, number: int, size: int) -> Tensor:
         return torch.from_numpy(Rng(seed).at("noise", stream, number).numpy().standard_normal(size))

@@ -155,7 +155,7 @@ def opened(total: Tensor) -> Tensor:
 def as_total(form: Form, vector: Tensor, like: Tree, optional: frozenset[str] = frozenset()) -> Tree:
     """Return a vector of sums as the finished total that an algorithm reads: `Sum` leaves, of slots a list.
 
-    A slot that nobody gave any weight is None; so is a key that may be left out left out.
+    A slot without any weight is None, and a key that may be left out is left out then.
 
     Args:
         form: of the vector.
