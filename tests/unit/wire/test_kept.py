@@ -47,7 +47,7 @@ class Killed(BaseException):
 
 def experiment_of(name: str, secure: bool = False, **privacy: Any) -> Any:
     wanted = {"epsilon": 8.0, "clip": dict.fromkeys(BOUNDS[name], 1.0), "distance": 2, "noise": "banded", **privacy}
-    wire = {"secure": secure, "fewest": 2, "privacy": wanted}
+    wire = {"secure": secure, "fewest": 3, "privacy": wanted}
     return toy(name, OPTIONS.get(name), wire=wire, rounds=3, eval_every=3, checkpoint_every=1)
 
 
@@ -63,7 +63,7 @@ def served(experiment: Any, root: Path, draw: Any = None) -> Any:
         host = host_of(experiment, run.method, 0, MemoryStore(None))
         safe = Safe(root / "private" / "released")
         wire = server_wire(experiment, run.method, host, draw or simulated_noise(0), run.folder / LEDGER, safe)
-        fleet = near_fleet(host, 3, root / "nodes", wire=wire, patience=5.0)
+        fleet = near_fleet(host, 8 if experiment.wire.secure else 3, root / "nodes", wire=wire, patience=5.0)
         made.append(Judge(host.algorithm, fleet, views(host.population), run.method.decide_per))
         return made[0]
 

@@ -238,6 +238,21 @@ def test_a_node_that_opens_nothing_costs_the_sum_and_not_the_server(tmp_path, sp
     assert not len(reply.clients)
 
 
+def test_masks_stay_on_where_a_server_sends_one_node_another_model(tmp_path):
+    """If the others' answers were known for it, their sum would be the one client's."""
+    host, fleet, _ = fleet_of(tmp_path)
+    node, nodes = fleet.carrier.nodes["node-1"], fleet.carrier.nodes
+    other = codec.to_bytes(host.algorithm.init(fleet, Rng(1)).weights)
+
+    def handle(header: Any, payload: bytes) -> Any:
+        return node.handle(header, other if header["kind"] == "ask" else payload)
+
+    nodes["node-1"] = SimpleNamespace(handle=handle)
+    assert asked(host, fleet, torch.arange(6)).total is None
+    nodes["node-1"] = node
+    assert asked(host, fleet, torch.arange(6)).total is not None
+
+
 def test_a_question_that_comes_twice_is_answered_with_the_same_bytes(tmp_path):
     host, fleet, _ = fleet_of(tmp_path)
     asked(host, fleet, torch.arange(6))
