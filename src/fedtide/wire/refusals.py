@@ -42,7 +42,7 @@ def check_private(bounds: Mapping[str, float], algorithm: Algorithm, buffers: bo
     Args:
         bounds: by leaf, of `wire.privacy.clip`.
         algorithm: the algorithm.
-        buffers: whether its model has running statistics.
+        buffers: whether its model carries running statistics or frozen parameters.
         where: of the method, for messages.
     """
     seen = ", ".join(algorithm.reveals)
@@ -56,5 +56,6 @@ def check_private(bounds: Mapping[str, float], algorithm: Algorithm, buffers: bo
             found = None if math.isinf(longest) else longest
             raise refused(f"{where}.max_{name}_norm", found, f"at most {bounds[name]:g}", why)
     if buffers:
-        why = "running statistics are as long as they like, and would take all of the bound"
-        raise refused("model", "a model with running statistics", "one without, such as group norm", why)
+        why = "noise would change them, and they would take of the bound"
+        found = "running statistics or frozen parameters"
+        raise refused("model", found, "a model without, such as with group norm", why)

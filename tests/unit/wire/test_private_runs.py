@@ -129,6 +129,13 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_and_ledger(tmp_path, 
     assert [line["epsilon"] for line in said] == [line.epsilon for line in lines]
 
 
+def test_slots_in_which_noise_drowns_all_keep_their_model():
+    run = played(private("ifca", epsilon=None, multiplier=100.0))
+    assert len(run.fleet.ledger.lines) == len(run.steps)
+    assert same(run.state.weights, run.steps[0].received.weights)
+    assert not same(run.state.members, run.steps[0].received.members), "a sum without slots has noise, and is read"
+
+
 def test_scaffold_keeps_what_it_sent(monkeypatch):
     """But for noise, the server's variate is the mean of the clients'."""
     monkeypatch.setattr("fedtide.wire.release.noised", lambda total, *rest: total)
@@ -220,8 +227,10 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
     experiment = private("fedavg")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     assert ledger_of(server_wire(experiment, experiment.method[0], host, simulated_noise(0))) is not None
-    with pytest.raises(FedtideError, match=r"^model: found .* as long as they like.*; allowed: one without"):
+    with pytest.raises(FedtideError, match=r"^model: found 'running statistics or .*; allowed: a model without"):
         check_private({}, host.algorithm, True, "method 'toy'")
+    with pytest.raises(FedtideError, match=r"^model: found 'running statistics or frozen parameters', but noise"):
+        preflight(toy("fedavg", wire=experiment.wire.model_dump(), model="python:helpers.toys:normed"))
 
 
 def test_a_leaf_without_a_bound_is_named():
