@@ -200,7 +200,14 @@ def ended(group: list[psutil.Process]) -> bool:
 WAITING = r"(fedtide: waiting for .*process.* to end the round; Ctrl-C again stops at once\n)?"
 
 
-@pytest.mark.parametrize(("workers", "when"), [(1, "in a round"), (2, "in a round"), (2, "while workers start")])
+@pytest.mark.parametrize(
+    ("workers", "when"),
+    [
+        (1, "in a round"),
+        pytest.param(2, "in a round", marks=pytest.mark.thorough),  # below one of two workers is stopped, too
+        (2, "while workers start"),
+    ],
+)
 def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(shell, tmp_path, whole, workers, when):
     """A terminal interrupts the whole group of processes."""
     written(tmp_path / "study.toml", A, SCAFFOLD, **LONG)

@@ -117,11 +117,14 @@ PLAYS = {
 }
 """How it is played, what clients say, and the seed of the drift."""
 EVENTS = [4, 8, 10, 12, 16, 20, 24, 28]
+BOTH = 21
+"""Rounds until both mass events are over."""
 
 
-def played_naively(play: Play, who: Population) -> list[Kept]:
+@cache
+def played_naively(play: Play, seed: int) -> list[Kept]:
     represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
-    return list(islice(naive_fielding(START, CLIENTS, held(who), represent, play), ROUNDS))
+    return list(islice(naive_fielding(START, CLIENTS, held(people(seed)), represent, play), ROUNDS))
 
 
 @pytest.mark.parametrize("name", PLAYS)
@@ -130,7 +133,7 @@ def test_thirty_rounds(name):
     who = people(seed)
     algorithm = algorithm_of(play, representation)
     state, _, fleet = begun(algorithm, who)
-    naive = played_naively(play, who)
+    naive = played_naively(play, seed)
     for t, now in enumerate(naive):
         fleet.begin(Moment(t, ROUNDS, float(t)))
         state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
@@ -163,14 +166,14 @@ BY_SUMS = [
     ("name", "fewest"),
     [*BY_SUMS, *(pytest.param(name, 4 - fewest, marks=pytest.mark.thorough) for name, fewest in BY_SUMS)],
 )
-def test_thirty_rounds_by_sums(name, fewest):
+def test_rounds_by_sums(name, fewest):
     """Where the server sees sums alone; what clients like is in their memory."""
     play, representation, seed = PLAYS[name]
     who = people(seed)
     algorithm = algorithm_of(play, representation, Nothing(fewest))
     state, memory, fleet = begun(algorithm, who)
     represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
-    naive = list(islice(naive_by_sums(START, CLIENTS, held(who), represent, play, fewest), ROUNDS))
+    naive = list(islice(naive_by_sums(START, CLIENTS, held(who), represent, play, fewest), BOTH))
     for t, now in enumerate(naive):
         fleet.begin(Moment(t, ROUNDS, float(t)))
         state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
@@ -198,7 +201,7 @@ def test_sums_are_reports_where_clusters_are_given():
     cluster, reported = torch.tensor([one["cluster"] for one in kept]), torch.stack([one["reported"] for one in kept])
     theirs = State(ours.weights, ours.server, reported, cluster, ours.centers, ours.centers, "l1")
     moved = 0
-    for t in range(ROUNDS):
+    for t in range(BOTH):
         for fleet in (our_fleet, their_fleet):
             fleet.begin(Moment(t, ROUNDS, float(t)))
         ours, facts = by_sums.round(ours, our_fleet, Rng(0).at(t, "server"))
@@ -216,18 +219,18 @@ def test_the_plays_meet_what_they_are_there_for():
     # One cluster has fewer clients than its share of those asked, and the others give what it lacks.
     play, _, seed = PLAYS["many are asked"]
     short = 0
-    for now in played_naively(play, people(seed)):
+    for now in played_naively(play, seed):
         sizes = [now.cluster.count(k) for k in range(len(now.models))]
         short += min(sizes) < play.ask // len(sizes)
         assert len(now.asked) == play.ask
     assert short
     # Some cluster is left by all of its clients.
     play, _, seed = PLAYS["momentum"]
-    assert any(len(set(now.cluster)) < len(now.models) for now in played_naively(play, people(seed)))
+    assert any(len(set(now.cluster)) < len(now.models) for now in played_naively(play, seed))
     # Centers creep, a little at each event, until they are far from where clients were clustered last.
     play, _, seed = PLAYS["since the last clustering"]
     far, crept = (
-        [t for t, now in enumerate(played_naively(each, people(seed))) if now.reclustered]
+        [t for t, now in enumerate(played_naively(each, seed)) if now.reclustered]
         for each in (replace(play, reference="last-event"), play)
     )
     assert (far, crept) == ([10, 20], [10, 20, 28])

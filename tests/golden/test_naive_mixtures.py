@@ -64,9 +64,16 @@ def shuffled(key: Rng):
 MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
-@pytest.mark.parametrize("update", ["certainty", "share", "overwrite"])
-@pytest.mark.parametrize("divide", ["members", "participants"])
+@pytest.mark.parametrize(
+    ("divide", "update", "model"),
+    [
+        pytest.param(divide, update, model, marks=marks, id=f"{divide}-{update}-{name}")
+        for d, divide in enumerate(("members", "participants"))
+        for u, update in enumerate(("certainty", "share", "overwrite"))
+        for m, (name, model) in enumerate(zip(("linear", "hidden"), MODELS, strict=True))
+        for marks in [() if (d + u + m) % 2 else pytest.mark.thorough]  # of each pair of values one, or two
+    ],
+)
 def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
     a0 = {"a0": 0.3} if update == "certainty" else {}
@@ -94,8 +101,15 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     assert {(True, False), (False, True)} & splits  # and some of one alone
 
 
-@pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
-@pytest.mark.parametrize("em_steps", [1, 2])
+@pytest.mark.parametrize(
+    ("em_steps", "model"),
+    [
+        pytest.param(1, MODELS[0], id="1-linear"),
+        pytest.param(2, MODELS[1], id="2-hidden"),
+        pytest.param(1, MODELS[1], id="1-hidden", marks=pytest.mark.thorough),
+        pytest.param(2, MODELS[0], id="2-linear", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     memory = MemoryStore(None)

@@ -1,4 +1,4 @@
-"""Laws of several in one, for the many variants of an algorithm whose own laws are played one by one."""
+"""Laws of several in one play, for methods and variants that are much like others, whose laws are played one by one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,39 @@ from tempfile import TemporaryDirectory
 from fedtide.core import checkpoint
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
-from fedtide.laws.case import ByWire, Case, alike, judged
+from fedtide.core.trees import same
+from fedtide.laws.case import ByWire, Case, InAnyOrder, alike, hold, judged
+from fedtide.laws.every import all_declared, guarded, shuffled, untouched, with_permuted_rows
 from fedtide.laws.toy import played
 
 
 def carried_on(case: Case) -> None:
-    """A run sent as bytes, saved half way and carried on from its checkpoint alone, is the run that never stopped."""
+    """A run sent as bytes, saved half way and carried on from its checkpoint alone, is the run that never stopped; and
+    no work changes what it is given."""
     half = case.experiment.rounds // 2
     with TemporaryDirectory() as root:
         folder, kept = Path(root, "checkpoints"), Path(root, "memory")
-        memory = MemoryStore(kept, small=0)
-        *_, last = first = played(case.experiment, engine=ByWire, memory=memory, rounds=half).steps
+        memory, host = MemoryStore(kept, small=0), guarded(case.host())
+        *_, last = first = played(case.experiment, host=host, engine=ByWire, memory=memory, rounds=half).steps
         ahead = Start(last.state, half, last.seconds, last.moment.seconds)
         checkpoint.save(folder, ahead, memory, config="", marks={})
         again = MemoryStore(kept, small=0)
         resumed = checkpoint.load(folder, again, config="")
         assert resumed is not None
-        second = played(case.experiment, engine=ByWire, memory=again, start=resumed.start)
+        second = played(case.experiment, host=host, engine=ByWire, memory=again, start=resumed.start)
         ours, theirs = [*first, *second.steps], case.reference.steps
         for name in ("state", "facts", "moment"):
             one, other = ([getattr(step, name) for step in steps] for steps in (ours, theirs))
             alike(one, other, f"carried on from its checkpoint, with everything sent as bytes, the {name} is another")
         alike(judged(second)[-1], judged(case.reference)[-1], "carried on from its checkpoint it is judged otherwise")
+
+
+def another_order(case: Case) -> None:
+    """With clients, blocks and rows in another order, and other global randomness, a run is the same; it sees what is
+    declared; another seed begins otherwise."""
+    with untouched(1):
+        run, fleet = case.watched(host=with_permuted_rows(case.host()), engine=InAnyOrder, change=shuffled)
+    alike(case.reference.state, run.state, "with clients, blocks or rows in another order the state is another")
+    all_declared(run, fleet)
+    other = played(case.experiment, seed=1, rounds=1).state
+    hold(not same(case.reference.steps[0].state, other), "two runs with different seeds begin alike")

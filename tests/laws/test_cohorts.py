@@ -14,7 +14,12 @@ from helpers.toys import VARIANTS, played, toy
 KINDS = [member.kind for member in get_args(get_args(Cohort)[0]) if member.kind != "python"]
 
 
-@pytest.mark.parametrize("name", [name for name, entry in REGISTRY.items() if entry.family != "baseline"])
+def param(name: str) -> object:
+    """An algorithm; those that are FedAvg with another server optimizer choose their clients where FedAvg does."""
+    return pytest.param(name, marks=[pytest.mark.thorough] if REGISTRY[name].family == "server-optimizer" else [])
+
+
+@pytest.mark.parametrize("name", [param(name) for name, entry in REGISTRY.items() if entry.family != "baseline"])
 def test_every_kind_plays_and_what_the_server_sees_is_declared(name):
     algorithm, options = VARIANTS.get(name, (name, {}))
     for kind in KINDS:

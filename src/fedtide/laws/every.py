@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from fedtide.laws.case import (
     Losing,
     NotApplicable,
     Time,
+    Watched,
     alike,
     hold,
     is_frozen,
@@ -59,6 +61,9 @@ from fedtide.wire.vector import BITS
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
 """Oddities that the rows of a client may have."""
+
+ALONE = tuple((kind,) for kind in ODD)
+"""One odd client at a time."""
 
 
 def plays(case: Case) -> None:
@@ -89,44 +94,54 @@ def same_seed(case: Case) -> None:
 def cohort_order(case: Case) -> None:
     """The order in which clients are named in an ask changes nothing."""
 
-    def shuffled(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
-        order = torch.from_numpy(np.random.default_rng(len(clients)).permutation(len(clients)))
-        return clients[order], None if slot is None else slot[order]
-
     run, _ = case.watched(change=shuffled)
     alike(case.reference.state, run.state, "the state depends on the order of the clients that are asked")
 
 
+def shuffled(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
+    """Return clients and their slots in another order."""
+    order = torch.from_numpy(np.random.default_rng(len(clients)).permutation(len(clients)))
+    return clients[order], None if slot is None else slot[order]
+
+
 def global_randomness(case: Case) -> None:
     """The global generators of torch, NumPy and Python are neither used nor disturbed."""
+    ends = []
+    for seed in (1, 2):
+        with untouched(seed):
+            ends.append(played(case.experiment, rounds=2).state)
+    alike(*ends, "the state follows a global generator; draw from `rng`")
+
+
+@contextmanager
+def untouched(seed: int) -> Iterator[None]:
+    """Seed the global generators for a while, put them back, and raise `Broken` where somebody drew from them."""
     held = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
-        _seeded(1)
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
         before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]  # noqa: NPY002
-        first = played(case.experiment, rounds=2).state
+        yield
         now = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
         hold(torch.equal(before[0], torch.get_rng_state()), "it draws from torch's global generator; draw from `rng`")
         hold(bool((before[1] == now).all()), "it draws from NumPy's global generator; draw from `rng`")
         hold(before[2] == random.getstate(), "it draws from Python's global generator; draw from `rng`")
-        _seeded(2)
-        alike(first, played(case.experiment, rounds=2).state, "the state follows a global generator; draw from `rng`")
     finally:
         torch.set_rng_state(held[0])
         np.random.set_state(held[1])  # noqa: NPY002
         random.setstate(held[2])
 
 
-def _seeded(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-
-
 def pure_works(case: Case) -> None:
     """A work changes none of its inputs."""
-    host = case.host()
+    judged(case.watched(host=guarded(case.host()))[0], every=False)
 
-    def guarded(question: str, work: Work) -> Work:
+
+def guarded(host: Host) -> Host:
+    """Return a host whose works raise `Broken` where they change what they are given."""
+
+    def watched(question: str, work: Work) -> Work:
         def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
             given = {"payload": payload, "memory": memory, "rows": (shard.x, shard.y, shard.ids)}
             before = detached(given)
@@ -137,11 +152,10 @@ def pure_works(case: Case) -> None:
 
         return run
 
-    works = {question: guarded(question, work) for question, work in host.algorithm.works.items()}
-    adapt = None if host.algorithm.adapt is None else guarded("adapt", host.algorithm.adapt)
-    judged(
-        case.watched(host=replace(host, algorithm=replace(host.algorithm, works=works, adapt=adapt)))[0], every=False
-    )
+    algorithm = host.algorithm
+    works = {question: watched(question, work) for question, work in algorithm.works.items()}
+    adapt = None if algorithm.adapt is None else watched("adapt", algorithm.adapt)
+    return replace(host, algorithm=replace(algorithm, works=works, adapt=adapt))
 
 
 def whole_update(case: Case) -> None:
@@ -199,7 +213,11 @@ def pure_round(case: Case) -> None:
 
 def declared_reveals(case: Case) -> None:
     """What the server sees of single clients is declared, and nothing else is."""
-    run, fleet = case.watched()
+    all_declared(*case.watched())
+
+
+def all_declared(run: Played, fleet: Watched) -> None:
+    """Raise `Broken` where a run saw other things of single clients than are declared."""
     declared = set(run.host.algorithm.reveals)
     for name in sorted(fleet.revealed - declared):
         raise Broken(f"the server sees '{name}' of single clients, and `reveals` of the Algorithm does not name it")
@@ -274,13 +292,18 @@ def one_slot_each(case: Case) -> None:
 
 def row_order(case: Case) -> None:
     """The order of a client's stored rows changes nothing."""
-    host, draw = case.host(), np.random.default_rng(0)
+    run = played(case.experiment, host=with_permuted_rows(case.host()))
+    alike(case.reference.state, run.state, "the state depends on the order of rows")
+
+
+def with_permuted_rows(host: Host) -> Host:
+    """Return a host whose clients hold their rows in another order."""
+    draw = np.random.default_rng(0)
     parts = {
         name: Ragged.of([draw.permutation(part[i].numpy()) for i in range(len(part))])
         for name, part in host.population.parts.items()
     }
-    shuffled = replace(host, population=replace(host.population, parts=parts))
-    alike(case.reference.state, played(case.experiment, host=shuffled).state, "the state depends on the order of rows")
+    return replace(host, population=replace(host.population, parts=parts))
 
 
 def dropouts(case: Case, seeds: int = 2) -> None:
@@ -302,37 +325,41 @@ def dropouts(case: Case, seeds: int = 2) -> None:
     alike(run.steps[0].state, run.state, "the state goes on changing while no client answers")
 
 
-def degenerate(case: Case, odd: tuple[str, ...] = ODD) -> None:
+def degenerate(case: Case, plays: tuple[tuple[str, ...], ...] = ALONE) -> None:
     """Rows of a client may be none, one, of one class, constant or huge: all stays finite."""
-    for kind in odd:
-        _odd(case, kind)
+    for kinds in plays:
+        _odd(case, kinds)
 
 
-def _odd(case: Case, kind: str) -> None:
+def _odd(case: Case, kinds: tuple[str, ...]) -> None:
+    """Play with as many odd clients, the first ones, each in its own way."""
     host, memory = case.host(case.steady), MemoryStore(None)
-    population, first = host.population, host.population.parts["train"][0]
+    population = host.population
     lists = [population.parts["train"][i] for i in range(len(population.group))]
     rows: Any = population.rows
     x, y = rows.x.clone(), rows.y.clone()
-    if kind == "one class":
-        y[first] = 0
-    elif kind == "one sample":
-        lists[0] = first[:1]
-    elif kind == "no sample":
-        lists[0] = first[:0]
-    elif kind == "constant features":
-        x[first] = 1.0
-    else:
-        x[first] = 3e38
+    for client, kind in enumerate(kinds):
+        own = lists[client]
+        if kind == "one class":
+            y[own] = 0
+        elif kind == "one sample":
+            lists[client] = own[:1]
+        elif kind == "no sample":
+            lists[client] = own[:0]
+        elif kind == "constant features":
+            x[own] = 1.0
+        else:
+            x[own] = 3e38
     changed = replace(with_rows(host, lists, x=x, y=y), memory=memory)
+    words = ", ".join(kinds)
     try:
         run, fleet = case.watched(case.steady, host=changed, memory=memory, rounds=4)
     except Broken:
         raise
     except Exception as error:
-        error.add_note(f"where the rows of one client are odd: {kind}")
+        error.add_note(f"where the rows of one client are odd: {words}")
         raise
-    where = f"where the rows of one client are odd ({kind})"
+    where = f"where the rows of one client are odd ({words})"
     hold(all_finite([step.state for step in run.steps]), f"{where}, a number of the state is not finite")
     for ask in fleet.asks:
         hold(all_finite(dict(ask.reply.rows)), f"{where}, '{ask.question}' reveals a number that is not finite")
@@ -340,8 +367,8 @@ def _odd(case: Case, kind: str) -> None:
     # Where there are several models, the client may well have found one that has a loss.
     weights = getattr(run.state, "weights", ())
     several = isinstance(weights, tuple) or all(".copies." in name for name in weights.params)
-    if kind == "infinite loss" and not several:
-        refused = any(0 in ask.reply.refused.tolist() for ask in fleet.asks)
+    if "infinite loss" in kinds and not several:
+        refused = any(kinds.index("infinite loss") in ask.reply.refused.tolist() for ask in fleet.asks)
         hold(refused, f"{where}, its answer is counted: a number that is not finite is hidden from the fleet")
     *_, scores = judged(run, every=False)
     hold(bool((scores.rows > 0).all()), f"{where}, a client is not judged")
@@ -356,12 +383,12 @@ def no_rows(case: Case) -> None:
     host = case.host(case.steady)
     train = host.population.parts["train"]
     emptied = with_rows(host, (train[i][: 0 if i == 3 else None] for i in range(len(train))))
-    asked, fleet = case.watched(case.steady, host=emptied)
+    asked, fleet = case.watched(case.steady, host=emptied, rounds=4)
     if any("began" in ask.named for ask in fleet.asks):
         raise NotApplicable("who is at work, and has not been asked after yet, is part of its state")
     if not any(3 in ask.clients for ask in fleet.asks):
         raise NotApplicable("it does not ask the client without rows")
-    left_out, _ = case.watched(case.steady, host=emptied, change=others)
+    left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=4)
     alike(asked.state, left_out.state, "a client without rows changes the state; a work returns None for it")
 
 

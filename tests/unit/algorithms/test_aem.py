@@ -336,7 +336,7 @@ def test_further_personalizations_of_the_same_models_are_as_if_each_had_a_federa
         "mixture": {"kind": "mixture", "solver": few, "gating": few},
         "mixture tune true": {"kind": "mixture", "solver": few, "gating": few, "tune": True},
     }
-    shared = {key: value for key, value in raw().items() if key in ("data", "model")} | {"rounds": 2, "seeds": [0, 1]}
+    shared = {key: value for key, value in raw().items() if key in ("data", "model")} | {"rounds": 2, "seeds": [1]}
     one = {"name": "AEM", "algorithm": "aem", "cohort": 4}
     claim = {"text": "stacking is as good", "method": "AEM, stacking", "versus": "AEM", "bound": -1.0}
     listed = {**one, "personal": "choice", "personal_others": [ways[name] for name in list(ways)[1:]]}
@@ -347,7 +347,7 @@ def test_further_personalizations_of_the_same_models_are_as_if_each_had_a_federa
     (ours,), (theirs,) = read_experiment(tmp_path / "listed"), read_experiment(tmp_path / "apart")
     assert [method.name for method in ours.methods] == ["AEM", *(f"AEM, {name}" for name in list(ways)[1:])]
     for mine, other in zip(ours.methods, theirs.methods, strict=True):
-        assert len(mine.runs) == len(other.runs) == 2
+        assert len(mine.runs) == len(other.runs) == 1
         for left, right in zip(mine.runs, other.runs, strict=True):
             assert [line["scores"] for line in left.judged] == [line["scores"] for line in right.judged]
             assert left.client_rows("train_clients", 0) != []

@@ -405,18 +405,18 @@ def test_a_drawn_branch_is_the_same_for_the_same_key_and_as_frequent_as_its_post
     for given in ([0.5, 0.5], [0.2, 0.8]):
         work, payload, shard, _, own = client(given)
         assert 0.05 < float(own[0]) < 0.95
-        keys = [Rng(0).at(t, 3, "train") for t in range(400)]
+        keys = [Rng(0).at(t, 3, "train") for t in range(200)]
         drawn = [branch_at(work, payload, shard, key) for key in keys]
         assert drawn[:20] == [branch_at(work, payload, shard, key) for key in keys[:20]]
-        deviation = (float(own[0] * own[1]) / 400) ** 0.5
-        assert sum(drawn) / 400 == pytest.approx(float(own[1]), abs=4 * deviation)
+        deviation = (float(own[0] * own[1]) / 200) ** 0.5
+        assert sum(drawn) / 200 == pytest.approx(float(own[1]), abs=4 * deviation)
 
 
 def test_components_that_are_alike_are_drawn_as_the_shares_say():
     work, payload, shard, _, own = client([0.3, 0.7], mu=((0.0,) * WIDTH,) * 2)
     assert own.tolist() == pytest.approx([0.3, 0.7], abs=1e-12)
-    drawn = [branch_at(work, payload, shard, Rng(1).at(t, "train")) for t in range(400)]
-    assert sum(drawn) / 400 == pytest.approx(0.7, abs=4 * (0.21 / 400) ** 0.5)
+    drawn = [branch_at(work, payload, shard, Rng(1).at(t, "train")) for t in range(200)]
+    assert sum(drawn) / 200 == pytest.approx(0.7, abs=4 * (0.21 / 200) ** 0.5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.9])

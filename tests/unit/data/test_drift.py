@@ -613,11 +613,17 @@ def test_who_waits_is_not_judged():
     assert [query for query in run.fleet.queries if waiting[query.ask.clients].any()] == []
 
 
+DRIFTING = ("ifca", "fedtem", "scaffold", "fielding", "flexcfl", "auxo", "feddrift", "aem stops", "pfedem", "oracle")
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    ["ifca", "fedtem", "scaffold", "fielding", "flexcfl", "auxo", "feddrift", "aem stops", "pfedem", "oracle"],
+    ("kind", "algorithm"),
+    [
+        pytest.param(kind, algorithm, marks=[pytest.mark.thorough] if (k + a) % 2 else [])
+        for k, kind in enumerate(SHIFTS)
+        for a, algorithm in enumerate(DRIFTING)
+    ],
 )
-@pytest.mark.parametrize("kind", SHIFTS)
 def test_algorithms_play_with_drift(kind, algorithm):
     run = played(drifting(kind, algorithm), rounds=4)
     judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))

@@ -59,16 +59,22 @@ def test_so_many_in_a_row(known, evaluations, ends):
     assert not reached(None, known)
 
 
-@pytest.mark.parametrize("at", range(1, 9))
-def test_a_run_that_is_stopped_on_its_way_ends_where_it_would_have(tmp_path, at):
-    """Evaluations before the checkpoint count towards those in a row."""
-    experiment = study(A, **LONG, stop_at=TARGET, seeds=[2])
-    whole, cut = (run_of(experiment, tmp_path / name, seed=2) for name in ("whole", "cut"))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole")
+    whole = run_of(study(A, **LONG, stop_at=TARGET, seeds=[2]), root, seed=2)
     list(whole.play())
+    assert 8 < len(lines_of(whole.folder)) < 16
+    return root
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_run_that_is_stopped_on_its_way_ends_where_it_would_have(tmp_path, undisturbed, at):
+    """Evaluations before the checkpoint count towards those in a row."""
+    cut = run_of(study(A, **LONG, stop_at=TARGET, seeds=[2]), tmp_path, seed=2)
     list(cut.play(lambda: len(lines_of(cut.folder)) == at))
     list(cut.play())
-    assert 8 < len(lines_of(whole.folder)) < 16
-    assert record_of(tmp_path / "whole") == record_of(tmp_path / "cut")
+    assert record_of(tmp_path) == record_of(undisturbed)
 
 
 def test_resuming_a_run_that_has_ended_does_nothing(tmp_path):

@@ -100,9 +100,7 @@ def test_two_processes_leave_the_same_bytes_as_one(tmp_path, whole, borrowed):
     assert not list(root.glob("memory-*"))
 
 
-@pytest.mark.parametrize(
-    "after", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(9, marks=pytest.mark.thorough), 16]
-)
+@pytest.mark.parametrize("after", [*(pytest.param(after, marks=pytest.mark.thorough) for after in (1, 4, 9)), 16])
 def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
     root = made(TWO, tmp_path / "tune")
 

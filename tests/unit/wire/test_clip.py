@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Slotted, Weighted
@@ -119,6 +118,8 @@ def test_a_bound_finds_its_quantile():
 
 def test_deviations_make_one_multiplier_and_waste_least():
     """1/z^2 = sum C^2/s^2, and no other such deviations have a smaller sum of relative errors."""
+    from scipy.optimize import minimize  # here, as it takes long to import
+
     groups = {"delta": Group(1000, 1.0), "loss": Group(1, 5.0), "models#": Group(2, 1.0)}
     z = 1.7
     ours = deviations(groups, z)

@@ -62,7 +62,7 @@ def test_bytes_are_those_of_a_vector():
     assert run.fleet.ask("train", torch.arange(4), run.state.weights).cost.up == 4 * 8 * (numbers + 1 + 2)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "ifca", "fedem"])
 @pytest.mark.parametrize("law", [every.block_order, every.stops, every.round_again, every.dropouts])
+@pytest.mark.parametrize("name", ["scaffold", "ifca", pytest.param("fedem", marks=pytest.mark.thorough)])
 def test_laws_of_fleets_hold_in_fixed_point(name, law):
     law(Case(partial(toy, name, wire=WIRE), lambda: pytest.fail("no processes")))
