@@ -491,6 +491,9 @@ def _tune(root: Path, workers: int | None) -> int:
 
 def _go_on(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | None]) -> int:
     """Play what is left of a folder, and print where its report is, or how to go on where a person stopped it."""
+    from fedtide.fleets.allocator import keep_freed
+
+    keep_freed()
     # As it was started: `make demo` runs it where the shell does not find it.
     again = f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
     try:

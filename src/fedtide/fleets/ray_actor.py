@@ -15,6 +15,7 @@ import torch
 import fedtide
 from fedtide.core import codec
 from fedtide.core.trees import Tree, detached, raw
+from fedtide.fleets.allocator import keep_freed
 from fedtide.fleets.worker import Channel, LastShared, SharedRef, error_message, own_function
 
 Packed = tuple[str, dict[str, np.ndarray[Any, Any]]]
@@ -96,6 +97,7 @@ class Actor:
         if os.path.isdir(directory):
             os.chdir(directory)
         torch.set_num_threads(threads)
+        keep_freed()
         self._channel = RayChannel()
 
     def about(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.fleets import shared
+from fedtide.fleets.allocator import keep_freed
 
 LARGE = 64 * 1024
 """Bytes from which a result goes through a file in shared memory instead of the pipe."""
@@ -129,6 +130,7 @@ def main(descriptor: int, folder: str) -> None:
         folder: where large results are put.
     """
     torch.set_num_threads(1)
+    keep_freed()
     threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
     connection = Connection(descriptor)
     channel = PipeChannel(connection, Path(folder))

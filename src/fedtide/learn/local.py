@@ -172,8 +172,7 @@ class LocalTrainer:
             if epoch > done:
                 done = epoch
                 yield fitted()
-                if not module.training:  # the caller has evaluated
-                    module.train()
+                scratch.set_mode(True)  # the caller may have evaluated
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
             value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))

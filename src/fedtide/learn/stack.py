@@ -224,8 +224,7 @@ def train_stacked(
     """
     task, scratch = stack.task, stack.task.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
-    if not scratch.module.training:
-        scratch.module.train()
+    scratch.set_mode(True)
     steps = _Steps(task, local, shards, rngs, stack.device)
     params, held = stack.load(received, len(shards))
     start = [received.params[name].to(stack.device) for name in stack.names]

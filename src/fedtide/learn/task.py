@@ -46,7 +46,11 @@ class Scratch:
         # The same storage without autograd, for changes in place.
         self.values = list(self.weights.params.values())
         self.loads = 0
-        self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        layers = list(self.module.modules())
+        self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
+        # What `module.train` does to each, without looking for them anew: small models change modes all the time.
+        plain = all(type(m).train is nn.Module.train and "train" not in vars(m) for m in layers)
+        self._modes = [vars(m) for m in layers] if plain else None
 
     @cached_property
     def _delta(self) -> Weights:
@@ -69,9 +73,18 @@ class Scratch:
             buffer.copy_(weights.buffers[name])
         for counter, start in self._counters:
             counter.copy_(start)
-        if self.module.training != train:
-            self.module.train(train)
+        self.set_mode(train)
         return self.module
+
+    def set_mode(self, train: bool) -> None:
+        """Put the module in training or evaluation mode."""
+        if self.module.training == train:
+            return
+        if self._modes is None:
+            self.module.train(train)
+        else:
+            for attributes in self._modes:
+                attributes["training"] = train
 
 
 @dataclass(frozen=True)

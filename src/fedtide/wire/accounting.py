@@ -27,7 +27,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
 
 from fedtide.core.errors import FedtideError
 from fedtide.wire.banded import sensitivity
@@ -108,6 +107,8 @@ def delta_of(mu: float, epsilon: float) -> float:
     >>> round(delta_of(1.0, 0.0), 6), round(delta_of(1.0, 1.0), 6)
     (0.382925, 0.126937)
     """
+    from scipy.special import log_ndtr, ndtr  # here, as every process that plays runs would wait for it
+
     if mu == 0:
         return 0.0
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)), 700)))

@@ -11,6 +11,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
 from fedtide.models import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, Python, SmallCNN, branched
+from fedtide.models.images import sequence
 
 GREY = (1, 28, 28)
 COLOUR = (3, 32, 32)
@@ -76,9 +77,21 @@ def test_the_layers_of_the_network_of_leaf(padding, dense):
 
 def test_dropout_stands_after_the_pool_and_after_the_dense_layer():
     names = [name for name, _ in CNN(dropout=(0.25, 0.5)).build(GREY, 62).named_children()]
-    assert names.index("dropout1") == names.index("pool") + 1
+    assert names.index("pool") < names.index("dropout1") < names.index("flatten")
     assert names.index("dense") < names.index("dropout2") < names.index("head")
     assert "dropout1" not in dict(CNN(dropout=(0.0, 0.5)).build(GREY, 62).named_children())
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)], ids=["apart", "overlapping"])
+def test_a_relu_after_the_max_pool_gives_the_bits_of_one_before_it(pool):
+    x = torch.randint(-3, 3, (4, 2, 9, 9), generator=torch.Generator().manual_seed(0)).float().requires_grad_()
+    factor = torch.randn(*pool(x).shape, generator=torch.Generator().manual_seed(1))
+    made = []
+    for net in (nn.Sequential(nn.ReLU(), pool), sequence(relu=nn.ReLU(), pool=pool)):
+        out = net(x)
+        made.append((out, *torch.autograd.grad((out * factor).sum(), x)))
+    assert [name for name, _ in net.named_children()] == ["pool", "relu"]
+    assert same(*made)
 
 
 def test_batch_norm_is_needed_by_none_of_them():

@@ -303,3 +303,23 @@ def test_schedules_by_hand():
 
 def test_a_weights_without_buffers_has_an_empty_table():
     assert Weights({}).buffers == {}
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.BatchNorm2d):
+    """Statistics that no training moves."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        del mode
+        return super().train(False)
+
+
+@pytest.mark.parametrize(("norm", "moves"), [(nn.BatchNorm2d, True), (Frozen, False)])
+def test_a_module_decides_what_training_mode_is_for_it(norm, moves):
+    task = Task(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), norm(3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(108, 4)))
+    task.scratch.load(task.init(Rng(0)), train=False)
+    assert not any(module.training for module in task.scratch.module.modules())
+    task.scratch.load(task.init(Rng(0)), train=True)
+    assert [module.training for module in task.scratch.module] == [True, moves, True, True, True]
