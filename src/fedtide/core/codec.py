@@ -130,7 +130,7 @@ def to_bytes(tree: Tree) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(skeleton)}}
     parts, end = [], 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].element_size()):  # so that all are aligned
-        parts.append(raw(array).numpy().data)
+        parts.append((raw(array) if array.dtype == torch.bfloat16 else array.contiguous()).numpy().data)
         start, end = end, end + array.nbytes
         header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()

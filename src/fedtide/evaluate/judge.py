@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Unpack
@@ -186,13 +187,20 @@ class Judge:
         called, truth = self.fleet.names, self.fleet.truth
         drifting = None if truth is None else truth.drifting_group(self.fleet.moment)
         clusters = self.clusters(scores, slot)
-        for i, client in enumerate(scores.clients.tolist()):
-            rows = float(scores.rows[i])
-            said = rows and not scores.loss[i].isnan()
-            accuracy = round(float(scores.correct[i]) / rows, 6) if said else None
-            loss = round(float(scores.loss[i]) / rows, 6) if rows else None
+        columns = zip(
+            scores.clients.tolist(),
+            group.tolist(),
+            scores.rows.tolist(),
+            scores.correct.tolist(),
+            scores.loss.tolist(),
+            clusters,
+            strict=True,
+        )
+        for client, own, rows, correct, lost, cluster in columns:
+            accuracy = round(correct / rows, 6) if rows and not math.isnan(lost) else None
+            loss = round(lost / rows, 6) if rows else None
             name = called[client] if called else None
-            row = (number, view.name, client, names[int(group[i])], int(rows), accuracy, loss, clusters[i], name)
+            row = (number, view.name, client, names[own], int(rows), accuracy, loss, cluster, name)
             yield row if drifting is None else (*row, int(drifting[client]))
 
     def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:

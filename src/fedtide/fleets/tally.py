@@ -30,6 +30,9 @@ def decision_units(owner: Tensor, group: Tensor | None, grouping: Grouping) -> t
     if grouping == "sample":
         return rows, rows
     source = owner
+    if grouping == "client":
+        _, unit = torch.unique(owner, return_inverse=True)
+        return unit, _first_rows(unit)
     if grouping == "oracle":
         assert group is not None, "only a simulation knows true groups"
         source = group[owner]
@@ -38,10 +41,13 @@ def decision_units(owner: Tensor, group: Tensor | None, grouping: Grouping) -> t
     counts = torch.bincount(source)
     place = torch.empty_like(rows)
     place[order] = rows - (counts.cumsum(0) - counts)[source[order]]
-    batch = place // BATCH if grouping in ("batch", "oracle") else torch.zeros_like(rows)
-    _, unit = torch.unique(torch.stack([source, batch], 1), dim=0, return_inverse=True)
-    first = torch.full((int(unit.max()) + 1,), len(owner)).scatter_reduce(0, unit, rows, "amin")
-    return unit, first
+    _, unit = torch.unique(torch.stack([source, place // BATCH], 1), dim=0, return_inverse=True)
+    return unit, _first_rows(unit)
+
+
+def _first_rows(unit: Tensor) -> Tensor:
+    """Return the first row of each unit."""
+    return torch.full((int(unit.max()) + 1,), len(unit)).scatter_reduce(0, unit, torch.arange(len(unit)), "amin")
 
 
 class Tally:

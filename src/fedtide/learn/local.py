@@ -245,13 +245,16 @@ class LocalTrainer:
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Yield the epoch and the batch of each step, shuffled every epoch; skip batches smaller than `smallest`."""
         rows, done, epoch = len(columns[0]), 0, 0
+        size = self.batch_size or rows
         while rows >= smallest and (
             epoch < (self.epochs or 1) if self.local_steps is None else done < self.local_steps
         ):
             order = torch.randperm(rows, generator=generator)
-            shuffled = [column.index_select(0, order).split(self.batch_size or rows) for column in columns]
-            for batch in zip(*shuffled, strict=True):
-                if len(batch[0]) >= smallest and done != self.local_steps:
+            shuffled = tuple(column.index_select(0, order) for column in columns)
+            # Many a client has a single batch, which needs no cutting.
+            cut = [shuffled] if rows <= size else zip(*(column.split(size) for column in shuffled), strict=True)
+            for start, batch in zip(range(0, rows, size), cut, strict=True):
+                if min(size, rows - start) >= smallest and done != self.local_steps:
                     done += 1
                     yield epoch, batch
             epoch += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -105,7 +105,7 @@ class Stream(Holding):
 
     def live(self, time: float) -> np.ndarray:
         """Return the mask (intervals,) of the intervals that are present."""
-        return (self.ends - self.retention <= time) & (time < self.ends)
+        return _present(self, time)
 
     def check(self, view: PopulationView) -> None:
         """Raise if the stream does not fit the rows."""
@@ -302,6 +302,12 @@ class StreamPlan(Plan):
                 raise refused("shift.what.kind", self.stream.kind, allowed, but)
             if self.stream.empty == "error" and not own.all():
                 raise _nothing(self.view, int((~own).nonzero()[0][0]), time)
+
+
+@lru_cache(maxsize=64)  # every client is asked for its rows at the same time
+def _present(stream: Stream, time: float) -> np.ndarray:
+    ends = stream.ends
+    return (ends - stream.retention <= time) & (time < ends)
 
 
 def _nothing(view: PopulationView, client: int, time: float) -> FedtideError:
