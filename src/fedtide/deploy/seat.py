@@ -37,6 +37,8 @@ RECORD = "asked.jsonl"
 """File in a node's folder with what was asked and sent."""
 NUMBERS = 1_000_000_000
 """Parameters of a network that a ticket may name."""
+DELTA = 0.1
+"""Clients of all that a private study may tell more of than its epsilon."""
 THREADS = 64
 """Threads that a ticket may name, or as many as a machine has cores."""
 
@@ -164,6 +166,12 @@ class Seat:
             yield (
                 f"warning: every question is refused: your rules want {self.policy.fewest} clients in a sum, and the "
                 f"site has {ticket.registered}"
+            )
+        wire = ticket.experiment.wire
+        if wire is not None and wire.privacy is not None and wire.privacy.delta * ticket.registered > DELTA:
+            yield (
+                f"warning: with probability {wire.privacy.delta:g} (delta) the study may tell more than its epsilon: "
+                f"of {ticket.registered} clients too much, ask its owner for a delta far below one over their number"
             )
         yield from warnings(ticket)
 

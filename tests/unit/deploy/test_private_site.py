@@ -22,7 +22,7 @@ from fedtide.deploy.budget import Budget, ledger_for, within
 from fedtide.deploy.policy import Owner
 from fedtide.deploy.private import SEEDS, forget, private_wire
 from fedtide.deploy.replay import replay
-from fedtide.deploy.seat import algorithm_without_rows
+from fedtide.deploy.seat import Seat, algorithm_without_rows
 from fedtide.deploy.site import Site
 from fedtide.deploy.status import lines
 from fedtide.runs import folder as run_folders
@@ -86,6 +86,15 @@ def test_real_clients_gain_nothing_by_sampling(tmp_path):
     assert ledger_for(site.experiment, algorithm).plan == Plan(4, 4)
     host = host_of(site.experiment, site.method, site.seed, MemoryStore(None))
     assert plan_of(site.experiment.wire.privacy, site.experiment, site.method, host) == Plan(4, 4)
+
+
+def test_a_delta_that_makes_epsilon_say_little_is_warned_of(tmp_path):
+    for delta, warned in ((1e-5, False), (0.1, True)):
+        folder = tmp_path / str(delta)
+        folder.mkdir()
+        site = private_site(folder, delta=delta)
+        seat = Seat.read(site.root / "tickets" / "oslo.ticket", [folder / "oslo.csv"], None, folder / "oslo")
+        assert any("warning: with probability 0.1 (delta)" in line for line in seat.said()) == warned
 
 
 def test_what_noise_needs_is_private_and_goes_when_the_run_is_over(private):
