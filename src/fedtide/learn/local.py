@@ -26,6 +26,7 @@ from fedtide.core.types import ComputeCost, Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, label_count, mask_of
+from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 
@@ -153,7 +154,7 @@ class LocalTrainer:
             weights = detached(weights)
         module = scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
-        optimizer = self._optimizer(scratch.params, rate)
+        optimizer = LocalOptimizer(self, rate, scratch.values)
         received = [weights.params[name] for name in scratch.names]
         shared, columns = loss.prepare(shard)
         table = (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))
@@ -183,12 +184,7 @@ class LocalTrainer:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
-            if optimizer is None:
-                if self.weight_decay:
-                    torch._foreach_add_(gradient, scratch.values, alpha=self.weight_decay)
-                torch._foreach_add_(scratch.values, gradient, alpha=-rate)
-            else:
-                step(optimizer, scratch.params, gradient)
+            optimizer(scratch.values, gradient, steps)
             labels = label_count(y, None if shard.mask is None else rest[-1])
             total += value.item() * labels
             seen += labels
@@ -258,16 +254,6 @@ class LocalTrainer:
                     done += 1
                     yield epoch, batch
             epoch += 1
-
-    def _optimizer(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:
-        """Return a fresh optimizer with state; None for plain SGD, which needs none."""
-        if self.optimizer == "adam":
-            return torch.optim.Adam(params, lr=rate, weight_decay=self.weight_decay)
-        if self.optimizer == "adamw":
-            return torch.optim.AdamW(params, lr=rate, weight_decay=self.weight_decay)
-        if self.momentum:
-            return torch.optim.SGD(params, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
-        return None
 
 
 def plain_sgd(local: LocalTrainer, why: str) -> None:
@@ -357,15 +343,6 @@ def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
     tensor([60])
     """
     return torch.stack([local.samples((rows + k) // parts) for k in range(parts)]).sum(0)
-
-
-def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
-    """Take one step of a torch optimizer along a given gradient."""
-    for param, part in zip(params, gradient, strict=True):
-        param.grad = part
-    optimizer.step()
-    for param in params:
-        param.grad = None
 
 
 def clip(gradient: list[Tensor], largest: float) -> None:

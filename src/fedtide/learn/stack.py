@@ -24,6 +24,7 @@ from fedtide.core.trees import unshare
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
+from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 
@@ -230,7 +231,7 @@ def train_stacked(
     start = [received.params[name].to(stack.device) for name in stack.names]
     prepared = task.loss.stacked([task.loss.prepare(shard)[0] for shard in shards])
     shared = None if prepared is None else prepared.to(stack.device)
-    update = _Update(local, local.lr * local.lr_schedule(moment), params)
+    update = LocalOptimizer(local, local.lr * local.lr_schedule(moment), params)
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
@@ -257,6 +258,8 @@ def train_stacked(
             torch._foreach_add_(
                 gradient, term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
             )
+        if local.max_grad_norm is not None:
+            gradient = _clip(gradient, local.max_grad_norm)
         update(now, gradient, number)
     labels = steps.labels.to(stack.device)
     loss = (losses.double() * labels).sum(0) / labels.sum(0)
@@ -351,49 +354,8 @@ def _joined(columns: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(columns))
 
 
-class _Update:
-    """Steps of the local optimizer on several clients' parameters, in place.
-
-    Args:
-        local: optimizer, clipping, weight decay.
-        rate: current learning rate.
-        params: (clients, ...) each; all clients begin at step 0, and those with fewer steps come last.
-    """
-
-    def __init__(self, local: LocalTrainer, rate: float, params: list[Tensor]) -> None:
-        self.local, self.lr = local, rate
-        moments = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 2)
-        self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
-
-    def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
-        """Take one step along `gradient`."""
-        local = self.local
-        if local.max_grad_norm is not None:
-            norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
-            factor = torch.clamp(local.max_grad_norm / torch.linalg.vector_norm(norms, dim=0), max=1.0)
-            gradient = [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]
-        if local.weight_decay and local.optimizer != "adamw":
-            torch._foreach_add_(gradient, params, alpha=local.weight_decay)
-        moments = [[each[: len(params[0])] for each in moment] for moment in self.moments]
-        if local.optimizer != "sgd":
-            self._adam(params, gradient, moments, number)
-            return
-        if moments:
-            torch._foreach_mul_(moments[0], local.momentum)
-            torch._foreach_add_(moments[0], gradient)
-            gradient = moments[0]
-        torch._foreach_add_(params, gradient, alpha=-self.lr)
-
-    def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
-        """Take a step of torch's Adam or AdamW with their default settings."""
-        beta1, beta2, eps = 0.9, 0.999, 1e-8
-        if self.local.optimizer == "adamw":
-            torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)
-        first, second = moments
-        torch._foreach_lerp_(first, gradient, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradient, gradient, 1 - beta2)
-        root = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(root, math.sqrt(1 - beta2 ** (number + 1)))
-        torch._foreach_add_(root, eps)
-        torch._foreach_addcdiv_(params, first, root, -self.lr / (1 - beta1 ** (number + 1)))
+def _clip(gradient: list[Tensor], largest: float) -> list[Tensor]:
+    """Scale the gradient of each client so that its norm is at most `largest`."""
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
+    factor = torch.clamp(largest / torch.linalg.vector_norm(norms, dim=0), max=1.0)
+    return [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]
