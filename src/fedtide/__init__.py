@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         shift,
         weights,
     )
-    from fedtide.api import check, resume, run, trained, tune, verify, write_report
+    from fedtide.api import check, inspect, resume, run, trained, tune, verify, write_report
     from fedtide.core.errors import FedtideError
     from fedtide.core.rng import Rng
     from fedtide.core.sums import mean
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm", "Answer", "FedtideError", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply", "Rng", "Shard",
     "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "check", "cohorts", "config",
-    "data", "devices", "features", "local", "losses", "mean", "mixtures", "models", "personal", "population",
+    "data", "devices", "features", "inspect", "local", "losses", "mean", "mixtures", "models", "personal", "population",
     "priors", "resume", "run", "server", "shared_weights", "shift", "simulate", "trained", "tune", "verify",
     "weights", "with_cohort", "write_report",
 ]  # fmt: skip
 
 
 HOMES = {
-    "api": "check resume run trained tune verify write_report",
+    "api": "check inspect resume run trained tune verify write_report",
     "core.errors": "FedtideError",
     "core.rng": "Rng",
     "core.sums": "mean",

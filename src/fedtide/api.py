@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -28,6 +28,7 @@ from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
 
 if TYPE_CHECKING:
+    from fedtide.inspection.findings import Findings
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.report.summary import Study, Summary
     from fedtide.runs.trained import Trained
@@ -48,7 +49,7 @@ P = ParamSpec("P")
 
 def hinted(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that says what a person may have meant by an argument that it does not have."""
-    names = list(inspect.signature(function).parameters)
+    names = list(signature(function).parameters)
 
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> T:
@@ -312,6 +313,47 @@ def trained(run_folder: str | Path, method: str | None = None, seed: int | None 
     from fedtide.runs.trained import Trained
 
     return Trained.read(Path(run_folder), method, seed)
+
+
+@hinted
+def inspect(
+    data: Any,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    time: str | None = None,
+    features: Sequence[str] | str | None = None,
+    zone: str | None = None,
+    seed: int = 0,
+) -> Findings:
+    """Tell which shift data have: eight questions, each against the same data shuffled.
+
+    Args:
+        data: a CSV file, several with the same header, or an NPZ file; a data frame (pandas, polars, pyarrow), or a
+            mapping of columns.
+        label: column of the label; by default the one that is called so, or the last.
+        client: column of the client; by default one with a name like user or station; "" for none.
+        time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.
+        features: columns of the features; by default all other numbers.
+        zone: time zone in which hours and days are counted, such as "Europe/Berlin"; by default times are taken as they
+            are, in UTC where they name a zone.
+        seed: of the shuffles.
+
+    Returns:
+        The answers: printed they are eight lines, `found["drift"]` is one of them, `found.write(folder)` writes a page
+        and a study.
+
+    >>> import numpy as np
+    >>> x, user = np.arange(400) % 7, np.repeat(range(20), 20)
+    >>> found = inspect({"x": x, "user": user, "label": (x > 3) == (user < 10)})
+    >>> found["meaning"].level, found["labels"].level
+    ('strong', 'no')
+    """
+    from fedtide.inspection.findings import found_in
+    from fedtide.inspection.table import Roles, read
+
+    named = ",".join(features) if features is not None and not isinstance(features, str) else features
+    return found_in(read(data, Roles(label, client, time, named, zone)), seed)
 
 
 @hinted

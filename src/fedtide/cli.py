@@ -45,6 +45,7 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
+    fedtide inspect data.csv       tell which shift your own data have
     fedtide export runs/study      write a model for other programs
     fedtide predict runs/study ... predict the rows of a file
     fedtide check mine:fednova     check your own algorithm against the laws
@@ -349,6 +350,50 @@ def report(
         if left:
             say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}")
     say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
+    return 0
+
+
+@app.command
+def inspect(
+    data: list[Path],
+    /,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    time: str | None = None,
+    features: str | None = None,
+    zone: str | None = None,
+    out: Path | None = None,
+) -> int:
+    """Tell which shift your own data have: eight lines, a page with pictures, and a study that is ready to run.
+
+    Args:
+        data: a CSV file, several with the same header, or an NPZ file.
+        label: column of the label; by default the one that is called so, or the last.
+        client: column of the client; by default one with a name like user or station; "" for none.
+        time: column of the time, or those of a date divided by commas (year,month,day,hour); by default the one with
+            dates; "" for none.
+        features: columns of the features, divided by commas; by default all other numbers.
+        zone: time zone in which hours and days are counted, e.g. Europe/Berlin; by default times are taken as they are,
+            in UTC where they name a zone.
+        out: the folder that is made; it must not exist. By default runs/NAME-inspect.
+    """
+    from fedtide import api
+    from fedtide.config import slug
+    from fedtide.inspection.page import STUDY
+    from fedtide.runs import folder
+
+    if not data:
+        raise FedtideError("inspect: name a CSV or NPZ file")
+    if out is not None:
+        folder.free(out)
+    found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
+    for line in str(found).splitlines():
+        say(line)
+    page = found.write(out or folder.unused(Path("runs"), f"{slug(data[0].name.partition('.')[0])}-inspect"))
+    if (ready := page.parent / STUDY).is_file():
+        say(f"study: {ready}")
+    say(f"page: {page.resolve()}")
     return 0
 
 

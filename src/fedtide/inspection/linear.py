@@ -1,0 +1,356 @@
+"""What linear models explain: one for all, one for each client, one for each of K groups, one that looks who it is.
+
+Everything is made of sums over a client's rows (z'z, z't, t't), so that a model of any set of clients, its error on
+any other, and thousands of them, cost no pass over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from fedtide.core.rng import Rng
+
+RIDGE = 10.0
+"""Penalty of pooled models, in rows."""
+SHRUNK = (3.0, 30.0, 300.0, 3000.0)
+"""Penalties that are tried for a client's own model, which is drawn to the pooled one."""
+FIRM = 3.0
+"""Rows that a client's offset, or a mean, is shrunk by."""
+STARTS, TURNS = 3, 12
+"""Starts of the search for groups, and its greatest number of turns."""
+MOST_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the rows of each member (client, hour or block).
+
+    a: (members, d, d) of z'z, the last column of z being 1. b: (members, d, outputs) of z't. t: (members,) of t't.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    t: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Number of rows of each member."""
+        return self.a[:, -1, -1]
+
+    def of(self, members: np.ndarray | slice) -> Moments:
+        """Return the sums of some members."""
+        return Moments(self.a[members], self.b[members], self.t[members])
+
+    def errors(self, weights: np.ndarray) -> np.ndarray:
+        """Return the squared error of each model (models, d, outputs) on each member's rows: (members, models)."""
+        models, d, outputs = weights.shape
+        flat = weights.transpose(1, 0, 2).reshape(d, models * outputs)
+        squares = ((self.a @ flat - 2 * np.tile(self.b, models)) * flat).sum(1)
+        return self.t[:, None] + squares.reshape(-1, models, outputs).sum(2)
+
+    def own_errors(self, weights: np.ndarray) -> np.ndarray:
+        """Return the squared error of each member's model (members, d, outputs) on its own rows: (members,)."""
+        return self.t + ((self.a @ weights - 2 * self.b) * weights).sum((1, 2))
+
+
+def moments(z: np.ndarray, t: np.ndarray, member: np.ndarray, members: int) -> Moments:
+    """Sum up rows z (rows, d) and targets t (rows, outputs) by member.
+
+    >>> sums = moments(np.array([[2.0, 1.0], [3.0, 1.0]]), np.array([[1.0], [1.0]]), np.array([0, 0]), 1)
+    >>> sums.a.tolist(), sums.b.tolist(), sums.t.tolist()
+    ([[[13.0, 5.0], [5.0, 2.0]]], [[[5.0], [2.0]]], [2.0])
+    """
+    order = np.argsort(member, kind="stable")
+    ends = np.cumsum(np.bincount(member, minlength=members))
+    z, t = z[order], t[order]
+    a, b = np.empty((members, z.shape[1], z.shape[1])), np.empty((members, z.shape[1], t.shape[1]))
+    squares = np.empty(members)
+    for number, end in enumerate(ends):
+        own = slice(ends[number - 1] if number else 0, end)
+        a[number], b[number], squares[number] = z[own].T @ z[own], z[own].T @ t[own], (t[own] ** 2).sum()
+    return Moments(a, b, squares)
+
+
+def ridge(a: np.ndarray, b: np.ndarray, penalty: float = RIDGE, towards: np.ndarray | None = None) -> np.ndarray:
+    """Return the weights (d, outputs) of a ridge regression, shrunk to zero or `towards` others; a and b may be stacks.
+
+    >>> ridge(np.array([[4.0]]), np.array([[6.0]]), 2.0).tolist()
+    [[1.0]]
+    >>> ridge(np.array([[4.0]]), np.array([[6.0]]), 2.0, np.array([[3.0]])).tolist()
+    [[2.0]]
+    """
+    drawn = b if towards is None else b + penalty * towards
+    return np.linalg.solve(a + penalty * np.eye(a.shape[-1]), drawn)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows in three parts: to fit models, to choose among them, and to judge them."""
+
+    fit: np.ndarray
+    choose: np.ndarray
+    judge: np.ndarray
+
+
+def divided(rows: int, rng: Rng) -> Parts:
+    """Divide rows at random: half to fit, a fifth to choose, the others to judge.
+
+    >>> parts = divided(10, Rng(0))
+    >>> len(parts.fit), len(parts.choose), len(parts.judge)
+    (5, 2, 3)
+    """
+    order = rng.numpy().permutation(rows)
+    return Parts(*np.split(order, [rows // 2, rows // 2 + rows // 5]))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Share of the variance of held-out targets that models explain (R squared, of one-hot labels together).
+
+    one: a model for all. offset: with a constant of each client. own: a model of each client, drawn to the former.
+    grouped: a model for each of `count` groups, each client with the one that fits it best.
+    looked_own, looked: of own models, and of models of groups, where a row's client, or group, is guessed from its
+    features alone.
+    told: share of the rows whose client a linear rule tells from features.
+    group: (members,) group of each client. weights: (count, d, outputs) models of the groups.
+    """
+
+    one: float
+    offset: float
+    own: float
+    grouped: float
+    looked_own: float
+    looked: float
+    told: float
+    count: int
+    group: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def gain(self) -> float:
+        """What models of groups gain over one model."""
+        return self.grouped - self.one
+
+    @property
+    def known(self) -> float:
+        """What knowing the client gains, by models of groups or by its own."""
+        return max(self.grouped, self.own) - self.one
+
+    @property
+    def meaning(self) -> float:
+        """What knowing the client gains over guessing it from features: then the same features mean something else."""
+        return max(self.grouped, self.own) - max(self.looked, self.looked_own)
+
+
+def explained(
+    z: np.ndarray,
+    t: np.ndarray,
+    label: np.ndarray,
+    member: np.ndarray,
+    members: int,
+    parts: Parts,
+    rng: Rng,
+    counts: Sequence[int] = (),
+) -> Explained:
+    """Fit and judge all models.
+
+    Args:
+        z: (rows, d) features, the last of which is 1.
+        t: (rows, outputs) targets.
+        label: (rows,) classes.
+        member: (rows,) number of the client.
+        members: number of clients.
+        parts: of the rows.
+        rng: of the starts of groups.
+        counts: numbers of groups to choose from; by default up to four.
+    """
+    fit, choose, judge = (moments(z[p], t[p], member[p], members) for p in (parts.fit, parts.choose, parts.judge))
+    mean = fit.b[:, -1].sum(0) / fit.rows.sum()
+    whole = float((judge.t - 2 * judge.b[:, -1] @ mean + judge.rows * (mean @ mean)).sum())
+    one = ridge(fit.a.sum(0), fit.b.sum(0))
+    offset = np.repeat(one[None], members, 0)
+    offset[:, -1] += (fit.b - fit.a @ one)[:, -1] / (fit.rows[:, None] + FIRM)
+    tried = [ridge(fit.a, fit.b, penalty, offset) for penalty in SHRUNK]
+    own = min([offset, *tried], key=lambda weights: choose.own_errors(weights).sum())
+
+    searched = {k: grouped(fit, k, one, rng.at(k)) for k in (counts or range(1, min(MOST_GROUPS, members) + 1))}
+    errors = {k: _picked(choose, found).sum() for k, found in searched.items()}
+    # One group more has to earn something on rows that it has not seen.
+    best = min(error for k, error in errors.items() if k > 1 or members == 1)
+    slack = 0.1 * max(errors[1] - best, 0.0)
+    count = next(k for k, error in errors.items() if (k > 1 or members == 1) and error <= best + slack)
+    group, weights = searched[count]
+
+    def share(error: float) -> float:
+        return 1 - error / whole if whole > 0 else 0.0
+
+    x, y = z[parts.judge], t[parts.judge]
+    known = z[parts.fit, :-1]
+    likely_own = posteriors(known, member[parts.fit], members, x[:, :-1])
+    # Whose a row is shows better where each label of a group may look its own way.
+    kinds = int(label.max()) + 1
+    fine = posteriors(known, group[member[parts.fit]] * kinds + label[parts.fit], count * kinds, x[:, :-1])
+    likely = fine.reshape(len(x), count, kinds).sum(2)
+    return Explained(
+        one=share(judge.errors(one[None]).sum()),
+        offset=share(judge.own_errors(offset).sum()),
+        own=share(judge.own_errors(own).sum()),
+        grouped=share(_picked(judge, (group, weights)).sum()),
+        looked_own=share(_mixed_error(x, y, own, likely_own)),
+        looked=share(_mixed_error(x, y, weights, likely)),
+        told=float((likely_own.argmax(1) == member[parts.judge]).mean()),
+        count=count,
+        group=group,
+        weights=weights,
+    )
+
+
+def _picked(sums: Moments, found: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Return each member's error with the model of its group."""
+    group, weights = found
+    return sums.errors(weights)[np.arange(len(group)), group]
+
+
+def grouped(fit: Moments, k: int, one: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Find k models and each client's: it has the one that fits its rows best, and a model fits its clients' rows.
+
+    Returns:
+        (members,) group of each client, and (k, d, outputs) models.
+    """
+    members = len(fit.t)
+    if k == 1:
+        return np.zeros(members, dtype=np.int64), one[None]
+    draw, best, found = rng.numpy(), np.inf, None
+    for start in range(STARTS):
+        group = _by_gradient(fit, one, k) if start == 0 else _by_picks(fit, one, k, draw)
+        for _ in range(TURNS):
+            belongs = np.eye(k)[group].T
+            weights = ridge(np.tensordot(belongs, fit.a, 1), np.tensordot(belongs, fit.b, 1), RIDGE, one)
+            errors = fit.errors(weights)
+            if (errors.argmin(1) == group).all():
+                break
+            group = errors.argmin(1)
+        if (error := errors.min(1).sum()) < best:
+            best, found = error, (errors.argmin(1), weights)
+    assert found is not None
+    return found
+
+
+def _by_gradient(fit: Moments, one: np.ndarray, k: int) -> np.ndarray:
+    """Divide clients by the main direction in which their gradients at the common model differ."""
+    gradients = ((fit.b - fit.a @ one) / np.maximum(fit.rows, 1)[:, None, None]).reshape(len(fit.t), -1)
+    main = np.linalg.svd((gradients - gradients.mean(0)) * np.sqrt(fit.rows)[:, None], full_matrices=False)[2][0]
+    places = np.argsort(np.argsort(gradients @ main, kind="stable"), kind="stable")
+    return places * k // len(places)
+
+
+def _by_picks(fit: Moments, one: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarray:
+    """Divide clients by the models of k of them that are drawn by their rows."""
+    able = np.flatnonzero(fit.rows > 0)
+    picks = draw.choice(able, min(k, len(able)), replace=False, p=fit.rows[able] / fit.rows[able].sum())
+    return fit.errors(ridge(fit.a[picks], fit.b[picks], 3 * RIDGE, one)).argmin(1)
+
+
+def posteriors(known: np.ndarray, kind: np.ndarray, kinds: int, x: np.ndarray) -> np.ndarray:
+    """Return how likely rows x are of each kind, by a linear discriminant of other rows whose kind is known.
+
+    Args:
+        known: (rows, d) features.
+        kind: (rows,) number of the kind.
+        kinds: how many.
+        x: (others, d) features.
+
+    >>> known = np.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> posteriors(known, np.array([0, 0, 1, 1]), 2, np.array([[0.0], [5.0]])).round().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    rows = np.bincount(kind, minlength=kinds)
+    pooled = known.mean(0)
+    mean = pooled + means_by(known - pooled, kind, kinds) * (rows / (rows + FIRM))[:, None]
+    rest = known - mean[kind]
+    inside = rest.T @ rest / max(len(known), 1)
+    inside += 0.01 * max(np.trace(inside) / len(inside), 1e-9) * np.eye(len(inside))
+    turned = np.linalg.solve(inside, mean.T)
+    score = x @ turned - 0.5 * (mean * turned.T).sum(1) + np.log(np.maximum(rows, 1e-9))
+    likely = np.exp(score - score.max(1, keepdims=True))
+    return likely / likely.sum(1, keepdims=True)
+
+
+def means_by(values: np.ndarray, member: np.ndarray, members: int) -> np.ndarray:
+    """Return the mean (members, d) of each member's rows; 0 without any.
+
+    >>> means_by(np.array([[1.0], [3.0], [5.0]]), np.array([0, 0, 1]), 2).tolist()
+    [[2.0], [5.0]]
+    """
+    belongs = csr_array((np.ones(len(member)), (member, np.arange(len(member)))), (members, len(member)))
+    return (belongs @ values) / np.maximum(np.bincount(member, minlength=members), 1)[:, None]
+
+
+def _mixed_error(x: np.ndarray, y: np.ndarray, weights: np.ndarray, likely: np.ndarray) -> float:
+    """Return the squared error of models (models, d, outputs) mixed by how likely each is."""
+    said = np.zeros_like(y)
+    for model, weight in zip(weights, likely.T, strict=True):
+        said += weight[:, None] * (x @ model)
+    return float(((said - y) ** 2).sum())
+
+
+# -- test then train ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Share of the variance explained in the next block of time, by what a model was fitted to.
+
+    past: all blocks before. recent: the last three. itself: all blocks before, of which as many rows as half a block
+    give way to half of the next block itself: what could be gained by knowing it. blocks: (blocks, 3) of each block.
+    """
+
+    past: float
+    recent: float
+    itself: float
+    blocks: np.ndarray
+
+    @property
+    def recency(self) -> float:
+        """What a model of the last blocks gains over one of all the past."""
+        return self.recent - self.past
+
+    @property
+    def cost(self) -> float:
+        """What the change costs a model of the past."""
+        return self.itself - self.past
+
+
+def ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng, last: int = 3) -> Ahead:
+    """Judge models of the past on half of the next block, from a third of the blocks on.
+
+    Args:
+        z: (rows, d) features, the last of which is 1.
+        t: (rows, outputs) targets.
+        block: (rows,) number of the stretch of time.
+        blocks: how many.
+        rng: of the halves.
+        last: number of blocks that are recent.
+    """
+    half = rng.numpy().random(len(block)) < 0.5
+    known, judged = (moments(z[h], t[h], block[h], blocks) for h in (half, ~half))
+    a, b = known.a + judged.a, known.b + judged.b
+    begin, wholes, errors = max(blocks // 3, 1), [], []
+    for now in range(begin, blocks):
+        past_a, past_b = a[:now].sum(0), b[:now].sum(0)
+        kept = 1 - min(known.rows[now] / max(past_a[-1, -1], 1), 0.5)
+        models = (
+            ridge(past_a, past_b),
+            ridge(a[max(now - last, 0) : now].sum(0), b[max(now - last, 0) : now].sum(0)),
+            ridge(kept * past_a + known.a[now], kept * past_b + known.b[now]),
+        )
+        one, mean = judged.of(slice(now, now + 1)), past_b[-1] / max(past_a[-1, -1], 1)
+        wholes.append(float((one.t - 2 * one.b[:, -1] @ mean + one.rows * (mean @ mean))[0]))
+        errors.append(one.errors(np.stack(models))[0])
+    whole, error = np.array(wholes), np.array(errors)
+    past, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
+    return Ahead(float(past), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])

@@ -1,0 +1,74 @@
+"""The folder of an inspection: a page, a ready study, and rows that were in memory."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtide.core.atomic import naming
+from fedtide.inspection.findings import QUESTIONS, Findings
+from fedtide.inspection.pictures import pictures
+from fedtide.inspection.study import ROWS, methods, study
+from fedtide.report.render import render, to_pictures
+from fedtide.runs.folder import free
+
+PAGE, STUDY = "inspection.html", "study.toml"
+
+
+def write(found: Findings, folder: Path) -> Path:
+    """Write the folder, all of it or nothing, and return the page.
+
+    Raises:
+        FedtideError: the folder exists.
+    """
+    free(folder)
+    ready = study(found, folder)
+    text = page(found, ready)
+    making = folder.with_name(f"{folder.name}.making-{secrets.token_hex(8)}")
+    try:
+        with naming(folder):
+            making.mkdir(parents=True)
+            (making / PAGE).write_text(text, encoding="utf-8")
+            if ready is not None:
+                (making / STUDY).write_text(ready, encoding="utf-8")
+                if not found.table.source:
+                    _save_rows(found, making / ROWS)
+        making.rename(folder)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return folder / PAGE
+
+
+def _save_rows(found: Findings, path: Path) -> None:
+    """Save the rows of data that were in memory, as a study reads them."""
+    table = found.table
+    columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": _labels(found)}
+    columns |= {name: column for name, column in (("client", table.client), ("time", table.time)) if column is not None}
+    np.savez(path, **columns)
+
+
+def _labels(found: Findings) -> np.ndarray:
+    """Return labels that a study can have: a measure as classes of about equal size."""
+    label = found.table.label
+    if not found.table.measured:
+        return label.astype(str)
+    return np.searchsorted(np.unique(np.quantile(label, (0.25, 0.5, 0.75))), label, side="right")
+
+
+def page(found: Findings, ready: str | None) -> str:
+    """Return the page."""
+    return render(
+        "inspection.html",
+        title=f"{found.table.name}: which shift is it?",
+        about="",
+        said=found.table.said,
+        answers=[(QUESTIONS[answer.question], answer) for answer in found],
+        pictures=to_pictures(pictures(found)),
+        methods=methods(found) if ready else [],
+        ready=ready,
+        environments=[],
+    )
