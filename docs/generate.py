@@ -36,6 +36,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.reveals import SHOWN
 from fedtide.core.shapes import bare, is_choice, is_table, tags
 from fedtide.core.types import Algorithm
+from fedtide.inspection.findings import Finding, Findings
 from fedtide.laws.every import LAWS
 from fedtide.laws.toy import toy
 from fedtide.runs.build import host_of
@@ -232,8 +233,8 @@ def running() -> str:
     functions = (fedtide.population, fedtide.simulate, fedtide.run, fedtide.tune)
     results = [get_type_hints(function)["return"] for function in functions]
     results = [getattr(result, "__origin__", result) for result in results[1:]]
-    shown = {f"ft.{thing.__name__}": thing for thing in (*functions, fedtide.trained)}
-    return reference(shown | {made.__name__: made for made in (*results, Trained)})
+    shown = {f"ft.{thing.__name__}": thing for thing in (*functions, fedtide.trained, fedtide.inspect)}
+    return reference(shown | {made.__name__: made for made in (*results, Trained, Findings, Finding)})
 
 
 def vocabulary() -> str:

@@ -19,7 +19,7 @@ DISTANCE = 0.08, 0.2
 """Total variation distances from which a difference of shares is mild, and strong."""
 GAIN = 0.02, 0.08
 """Shares of the variance from which what a model gains is mild, and strong."""
-HEAPS = 0.85
+HEAPS = 0.9
 """Share of the variance between two heaps of clients from which they are groups; 0.64 of a normal distribution."""
 
 ROWS = 100_000

@@ -162,7 +162,8 @@ def of_columns(name: str, columns: Mapping[str, np.ndarray], roles: Roles, sourc
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():
         raise FedtideError(f"{name}: something is missing in every row of {', '.join((*features, *taken))}")
-    seconds = _when(name, {column: columns[column][whole] for column in when}, roles.zone) if when else None
+    places = np.flatnonzero(whole) + 2 * bool(source)  # the header of a file is its first row
+    seconds = _when(name, places, {column: columns[column][whole] for column in when}, roles.zone) if when else None
     numbered = [numbers for feature in features if (numbers := read[feature].numbers) is not None]
     labels, measured = _label(read[label[0]], whole)
     table = Table(
@@ -375,11 +376,11 @@ def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:
     return column.numbers[rows], True
 
 
-def _when(name: str, columns: Mapping[str, np.ndarray], zone: str | None) -> np.ndarray:
-    """Return seconds since 1970 of one column, or of the columns of a date."""
+def _when(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone: str | None) -> np.ndarray:
+    """Return seconds since 1970 of one column, or of the columns of a date; `rows` are numbers for messages."""
     if len(columns) == 2:  # a date and an hour
         date, hour = columns.items()
-        return _when(name, dict([date]), zone) + 3600.0 * np.array([float(value) for value in hour[1]])
+        return _when(name, rows, dict([date]), zone) + 3600.0 * np.array([float(value) for value in hour[1]])
     if len(columns) > 2:
         parts = [np.array([int(float(value)) for value in column]) for column in columns.values()]
         year, month, day, *rest = parts
@@ -389,11 +390,12 @@ def _when(name: str, columns: Mapping[str, np.ndarray], zone: str | None) -> np.
     column, values = next(iter(columns.items()))
     if values.dtype.kind == "M":
         return local(values.astype("datetime64[us]").astype(np.int64) / 1e6, zone)
-    texts, place = np.unique(values.astype(str), return_inverse=True)
+    texts, first, place = np.unique(values.astype(str), return_index=True, return_inverse=True)
     if values.dtype.kind in "biuf":
         found = values.astype(np.float64)
     else:
-        found = np.array([since_1970(f"{name}: {column}", text.strip()) for text in texts])[place]
+        wheres = [f"{name}: row {rows[at]}: {column}" for at in first]
+        found = np.array([since_1970(where, text.strip()) for where, text in zip(wheres, texts, strict=True)])[place]
     # Milliseconds, microseconds and nanoseconds since 1970 lie far apart.
     size = float(np.median(np.abs(found)))
     return local(found / (1e9 if size > 1e17 else 1e6 if size > 1e14 else 1e3 if size > 1e11 else 1.0), zone)

@@ -1,0 +1,181 @@
+"""Tables as a person has them: which column is what, what is refused, the page, and a study that runs."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.api import prepare
+from fedtide.inspection.findings import found_in
+from fedtide.inspection.page import PAGE, STUDY
+from fedtide.inspection.table import Roles, read
+from fedtide.report.render import TEMPLATES
+from helpers.planted import planted
+from helpers.shell import done
+
+HEADER = ("No", "when", "station_id", "basket", "wind", "constant", "score")
+
+
+def table(path: Path, rows: int = 400, *, bad: str = "") -> Path:
+    """Write a table of 20 stations, in which what a basket means differs between two groups of stations."""
+    draw, begin = np.random.default_rng(0), datetime(2026, 3, 1)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(HEADER)
+        for row in range(rows):
+            station, basket = int(draw.integers(20)), int(draw.integers(10))
+            label = "high" if (basket > 4) == (station < 10) else "low"
+            when = (begin + timedelta(hours=int(draw.integers(240)))).isoformat()
+            cells = [row, when, f"s{station}", "NA" if row == 7 else basket, "NNW", 1013, label]
+            lines.writerow([bad, *cells[1:]] if bad and row == 5 else cells)
+    return path
+
+
+def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
+    found = read(table(tmp_path / "a.csv"))
+    assert found.columns == {
+        "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
+    }  # fmt: skip
+    assert "400 rows, 1 left out as something is missing" in found.said[0]
+    assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
+    assert found.said[2] == ("left out: No (numbers the rows), wind (text) and constant (always the same)")
+
+
+def test_a_date_in_several_columns_and_a_date_beside_an_hour():
+    parts = {"year": [2026, 2026], "month": [3, 3], "day": [1, 2], "hour": [5, 6], "y": [0, 1]}
+    found = read({name: np.array(column) for name, column in parts.items()})
+    assert found.columns["time"] == ("year", "month", "day", "hour")
+    assert np.diff(found.time).tolist() == [25 * 3600.0]
+    found = read({"dteday": np.array(["2026-03-01", "2026-03-02"]), "hr": np.array([5, 6]), "y": np.array([0, 1])})
+    assert found.columns["time"] == ("dteday", "hr")
+    assert np.diff(found.time).tolist() == [25 * 3600.0]
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"]),
+        np.array(["2026-07-01T12:00:00", "2026-07-02T12:00:00"], dtype="datetime64[ns]"),
+        np.array([1782907200, 1782993600]),
+        np.array([1782907200000, 1782993600000]),
+        np.array([datetime(2026, 7, 1, 12), datetime(2026, 7, 2, 12)], dtype=object),
+    ],
+)
+def test_times_of_any_kind_are_seconds_on_the_clocks_of_a_zone(when):
+    data = {"time": when, "y": np.array([0, 1])}
+    assert read(data).time.tolist() == [1782907200.0, 1782993600.0]
+    assert read(data, Roles(zone="Europe/Berlin")).time.tolist() == [1782914400.0, 1783000800.0]
+
+
+def test_a_measure_is_a_label_too():
+    draw = np.random.default_rng(0)
+    x, user = draw.normal(size=600), np.repeat([f"u{number}" for number in range(12)], 50)
+    found = ft.inspect({"x": x, "user": user, "target": 3 * x * np.where(user < "u4", 1, -1) + draw.normal(size=600)})
+    assert found.table.measured
+    assert found["meaning"].level == "strong"
+    assert not found["labels"].found
+
+
+class Frame:
+    """A data frame as pandas and polars have it: columns, and an item for each."""
+
+    def __init__(self, **columns: list) -> None:
+        self.held, self.columns = columns, list(columns)
+
+    def to_numpy(self) -> None:
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> list:
+        return self.held[name]
+
+
+def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
+    draw = np.random.default_rng(0)
+    x, user = draw.integers(0, 9, 400), np.repeat(range(20), 20)
+    found = ft.inspect(Frame(x=x.tolist(), user=user.tolist(), label=((x > 4) == (user < 10)).tolist()))
+    assert found["groups"].found
+    page = found.write(tmp_path / "made")
+    assert sorted(path.name for path in page.parent.iterdir()) == [PAGE, "rows.npz", STUDY]
+    assert len(prepare(page.parent / STUDY).settings.method) >= 4
+
+
+def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
+    data = table(tmp_path / "shop.csv")
+    assert done("inspect", data, "--out", tmp_path / "made") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:40].strip() for line in lines[3:7]] == [
+        "Do labels differ between clients?", "Do features?", "Does what features mean?", "Are there groups of clients?",
+    ]  # fmt: skip
+    assert [line[40:50].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
+    page = (tmp_path / "made" / PAGE).read_text(encoding="utf-8")
+    assert page.count("<figure") == 6
+    assert "nan" not in page.split("<figure")[0]
+    study = tmp_path / "made" / STUDY
+    assert prepare(study).settings.title == "shop.csv"
+    assert done("inspect", data, "--out", tmp_path / "made") == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"label": "scor"}, "shop.csv: --label: no column 'scor'; allowed: No, when, station_id, basket, wind, "
+         "constant, score; did you mean 'score'?"),
+        ({"features": "basket,wind"}, "shop.csv: --features: found 'wind', allowed: columns of numbers"),
+        ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
+        ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds or ISO 8601"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line(tmp_path, options, said):
+    with pytest.raises(ft.FedtideError) as raised:
+        ft.inspect(table(tmp_path / "shop.csv"), **options)
+    assert str(raised.value).startswith(said)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["nothing", "labels 0.3 + features", "meaning + who", "sudden", "gradual"])
+def test_studies_run(tmp_path, name):
+    found_in(planted(name, 0)).write(tmp_path / "made")
+    played = ft.run(tmp_path / "made" / STUDY, tmp_path / "run", seeds=[0], sets={"rounds": 2}, workers=1, quiet=True)
+    assert len(played.summaries[0].methods) >= 2
+
+
+def test_what_is_missing_is_said_and_nothing_is_written(tmp_path, capsys):
+    assert done("inspect", tmp_path / "none.csv", "--out", tmp_path / "made") == 2
+    said = capsys.readouterr().err
+    assert "none.csv" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "made").exists()
+    found = ft.inspect({"x": np.arange(40.0), "label": np.arange(40) % 2})
+    assert {answer.level for answer in found} == {"not asked"}
+    assert found["labels"].said == "no column of clients"
+    assert found["mix"].said == "no column of time"
+
+
+def test_one_client_and_one_time_and_no_features():
+    same = planted("nothing", 0, 200)
+    one = found_in(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
+    assert one["labels"].said == "one client"
+    assert one["drift"].said == "all rows have the same time"
+    bare = found_in(replace(same, features=None))
+    assert bare["features"].level == bare["matter"].level == "not asked"
+    assert bare["labels"].level == "no"
+
+
+def test_a_feature_that_is_the_label_is_noted():
+    table = planted("nothing", 0, 400)
+    label = np.searchsorted(np.unique(table.label), table.label)
+    features = np.concatenate([table.features, np.eye(4)[label]], 1)
+    names = tuple(f"x{number}" for number in range(8))
+    found = found_in(replace(table, features=features, columns={"features": names}))
+    assert any("features tell the label almost wholly" in note for note in found.notes)
+
+
+def test_the_template_ships():
+    assert "inspection.html" in TEMPLATES
