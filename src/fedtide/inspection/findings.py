@@ -386,9 +386,9 @@ def how(drift: Drift, seconds: np.ndarray) -> str:
 
 def _of_drift(rows: Sample, drift: Drift | None) -> Iterator[Finding]:
     if drift is None or rows.seconds is None:
-        why = "no column of time" if rows.seconds is None else "all rows have the same time"
-        yield Finding("drift", "not asked", why)
-        yield Finding("matter", "not asked", why)
+        lacks = "no column of time" if rows.seconds is None else "all rows have the same time"
+        yield Finding("drift", "not asked", lacks)
+        yield Finding("matter", "not asked", lacks)
         return
     found = effects(drift)
     what, why = (tuple(dict.fromkeys(key[place] for key in found)) for place in (0, 1))

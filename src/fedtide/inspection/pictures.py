@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -160,7 +161,7 @@ def client_map(found: Findings) -> Drawn | None:
     figure = Figure(figsize=(6.4, 4.4))
     axes = figure.subplots()
     area = 14 + 90 * sizes / sizes.max()
-    rings = {"facecolors": "none", "edgecolors": "#777777", "lw": 0.9, "label": "clients shuffled"}
+    rings: dict[str, Any] = {"facecolors": "none", "edgecolors": "#777777", "lw": 0.9, "label": "clients shuffled"}
     axes.scatter(chance[:, 0], chance[:, 1], s=area, zorder=1, **rings)
     for number in np.unique(group):
         own = group == number
