@@ -143,6 +143,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+LAID_OUT = ("test_ends", "test_recipes")
+"""Files whose reports have pictures as a person has them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_they_come(request: pytest.FixtureRequest, thorough: bool) -> Iterator[None]:
+    """Elsewhere, but with `--thorough`, panels of pictures stay where they are put: a layout measures every text, which
+    takes as long as to draw it."""
+    figures = sys.modules.get("fedtide.report.figures")  # not imported: few need it
+    with pytest.MonkeyPatch.context() as patch:
+        if figures is not None and not thorough and request.path.stem not in LAID_OUT:
+            patch.setitem(figures.STYLE, "figure.constrained_layout.use", False)
+        yield
+
+
 @pytest.fixture
 def mine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A person's own module `mine` in the current folder: what the tests' file has in `MINE`."""

@@ -106,11 +106,11 @@ def shuffled(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
 
 def global_randomness(case: Case) -> None:
     """The global generators of torch, NumPy and Python are neither used nor disturbed."""
-    ends = []
-    for seed in (1, 2):
-        with untouched(seed):
-            ends.append(played(case.experiment, rounds=2).state)
-    alike(*ends, "the state follows a global generator; draw from `rng`")
+    with untouched(1):
+        one = played(case.experiment, rounds=2).state
+    with untouched(2):
+        other = played(case.experiment, rounds=2).state
+    alike(one, other, "the state follows a global generator; draw from `rng`")
 
 
 @contextmanager
@@ -311,7 +311,7 @@ def dropouts(case: Case, seeds: int = 2) -> None:
 
     def absent(rate: float, seed: int = 0) -> Played:
         who = {"who": {"kind": "always", "dropout_rate": rate}}
-        return played(case.make(case.everyone, shift=who), seed=seed)
+        return played(case.make(case.everyone, shift=who), seed=seed, rounds=4)
 
     for seed in range(seeds):
         for step in absent(0.5, seed).steps:
