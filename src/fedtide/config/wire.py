@@ -6,10 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedtide.core.config_types import Count, Flag, Positive
+from fedtide.core.config_types import Count, Flag, Fraction, Positive
+from fedtide.core.errors import nearest
 from fedtide.core.strict import Strict
-from fedtide.wire.clip import Clip
+from fedtide.wire.clip import Adaptive, Clip
 from fedtide.wire.steps import FEWEST, Wire
+
+
+class Adapt(Strict):
+    """How a bound adapts to the lengths of what clients send, by a count with noise of those that were within it.
+
+    Args:
+        quantile: of the lengths, which the bound approaches: 0.5 is their median.
+        rate: how fast: from one round to the next the bound changes by a factor of up to about e^rate.
+    """
+
+    quantile: Fraction = 0.5
+    rate: Positive = 0.2
 
 
 class Privacy(Strict):
@@ -24,6 +37,8 @@ class Privacy(Strict):
         delta: probability with which it may say more; far below one over the number of clients.
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
+        adapt: how bounds adapt that do, by the name of their value, such as `{ delta = { quantile = 0.5 } }`; `clip`
+            has the bound of round 0 then. In simulation alone.
         unit: what is protected: all that a client ever says.
         noise: "plain" noise is fresh in each round; "banded" noise is correlated over the rounds between two answers of
             a client, so that much of it cancels in the model.
@@ -37,10 +52,23 @@ class Privacy(Strict):
     multiplier: Positive | None = None
     delta: Annotated[float, Field(strict=True, gt=0, lt=1)] = 1e-5
     clip: dict[str, Positive] = Field(min_length=1)
+    adapt: dict[str, Adapt] = Field(default_factory=dict)
     unit: Literal["client"] = "client"
     noise: Literal["plain", "banded"] = "plain"
     distance: Count | None = None
     times: Count | None = None
+
+    @property
+    def step(self) -> Clip:
+        """The clients' step."""
+        return Clip(self.clip, {name: Adaptive(how.quantile, how.rate) for name, how in self.adapt.items()})
+
+    @model_validator(mode="after")
+    def _what_adapts_has_a_bound(self) -> Privacy:
+        for name in self.adapt:
+            if name not in self.clip:
+                raise ValueError(f"adapt: found '{name}', {nearest(name, list(self.clip))}")
+        return self
 
     @model_validator(mode="after")
     def _noise_is_said_once(self) -> Privacy:
@@ -77,5 +105,5 @@ class WireSettings(Strict):
 
     def build(self) -> Wire:
         """Build the wire as clients know it; the server has noise beside (`fedtide.runs.private`)."""
-        steps = () if self.privacy is None else (Clip(self.privacy.clip),)
+        steps = () if self.privacy is None else (self.privacy.step,)
         return Wire(self.secure, self.fewest, steps, hides=self.privacy is not None)

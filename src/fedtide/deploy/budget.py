@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Algorithm
 from fedtide.runs.private import ledger_with, plan_without_sampling
 from fedtide.wire.clip import Clip
@@ -41,7 +41,10 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     privacy = None if experiment.wire is None else experiment.wire.privacy
     if privacy is None:
         return None
-    check_private(privacy.clip, algorithm, False, f"method '{experiment.method[0].name}'")
+    if privacy.adapt:
+        but = "owners know beforehand to what answers are cut"
+        raise refused("wire.privacy.adapt", sorted(privacy.adapt), "nothing, with real clients", but)
+    check_private(privacy.step, algorithm, False, f"method '{experiment.method[0].name}'")
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 
 

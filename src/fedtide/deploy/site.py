@@ -45,6 +45,7 @@ from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ
 from fedtide.deploy import certificates
+from fedtide.deploy.budget import ledger_for
 from fedtide.deploy.files import read_toml, write_new
 from fedtide.deploy.tickets import (
     READ,
@@ -448,6 +449,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     check_hidden(study, roster, where)
     preflight(study, where)
     host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
+    ledger_for(study, host.algorithm)
     dealt = host.population.registered
     if dealt != roster.clients:
         but = f"the study deals its rows to {dealt} clients"

@@ -53,6 +53,7 @@ class LeafHeader(Header):
     name: Words
     size: Annotated[int, Field(ge=0, le=2**40)]
     slots: Annotated[int, Field(ge=1, le=1_000_000)]
+    bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class FormHeader(Header):
@@ -63,7 +64,7 @@ class FormHeader(Header):
 
     def form(self) -> Form:
         """Return the form."""
-        return Form(tuple(Leaf(leaf.name, leaf.size, leaf.slots) for leaf in self.leaves), self.people)
+        return Form(tuple(Leaf(leaf.name, leaf.size, leaf.slots, leaf.bound) for leaf in self.leaves), self.people)
 
 
 class KeyHeader(Header):

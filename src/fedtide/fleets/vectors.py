@@ -39,7 +39,9 @@ class Vectors:
     def formed(self, ask: Ask, payload: Payload) -> Ask:
         """Return a question that says what form its sums have; one without any, which only reveals, says nothing."""
         forms = {
-            slot: form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot)))
+            slot: self.wire.formed(
+                form_of(schema.answer["total"], len(_members(ask, ask.clients.tolist(), slot))), ask.version[0]
+            )
             for slot, schema in self._schemas(ask, payload).items()
         }
         return replace(ask, forms=forms if any(form.size for form in forms.values()) else None)

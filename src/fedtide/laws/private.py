@@ -53,6 +53,9 @@ class _Kept:
     step: Step
     sums: list[tuple[Form, Tensor, Tensor]]
 
+    def formed(self, form: Form, number: int) -> Form:
+        return self.step.formed(form, number)
+
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         return self.step.sent(vector, form)
 

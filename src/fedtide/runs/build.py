@@ -195,7 +195,7 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
     wire = wire_of(experiment, method, algorithm, population.registered)
     if experiment.wire is not None and experiment.wire.privacy is not None:
-        clip = experiment.wire.privacy.clip
+        clip = experiment.wire.privacy.step
         check_private(clip, algorithm, bool(task.init(Rng(0)).buffers), f"method '{method.name}'")
     return Host(algorithm, population, seed, memory, experiment.timing.partial_work, wire)
 

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.wire.steps import Opening
-from fedtide.wire.vector import BITS, ROOM, Form
+from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 
 ROUNDED = 2.0 ** -(BITS + 1)
 """How far fixed point moves a number at most."""
@@ -42,15 +42,41 @@ INSIDE = 1 - 2.0**-30
 """Sum of a client's weights in slots: of 1000 rounded ones, too, the length is at most 1."""
 
 
+WITHIN = "?"
+"""End of the name of the leaf that says whether a client was within a bound that adapts."""
+
+HALF = 0.5
+"""What it says is half, and minus half where not: one client moves it no further."""
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """How a bound adapts.
+
+    Args:
+        quantile: of the lengths, which the bound approaches.
+        rate: how fast.
+    """
+
+    quantile: float
+    rate: float
+
+
 @dataclass(frozen=True)
 class Clip:
     """The step of the wire that bounds what a client sends; the server has one that noises sums in its place.
 
     Args:
         bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
+        adaptive: of leaves whose bound is the first of several, how it adapts.
     """
 
     bounds: Mapping[str, float]
+    adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
+
+    def formed(self, form: Form, number: int) -> Form:
+        """Return the form as it is: bounds that adapt are the server's to say."""
+        return form
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector within the bounds."""
@@ -74,8 +100,12 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
     tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
     """
     sent = vector.clone() if bool(vector.isfinite().all()) else torch.zeros_like(vector)
+    bounds, within = bounds_in(form, bounds), dict[str, bool]()
     for name, table in form.tables(sent).items():
         values, weights = table[:, :-1], table[:, -1]
+        if name.endswith(WITHIN):  # behind the leaf that it is of
+            table[0, 0], table[0, 1] = HALF if within[name.removesuffix(WITHIN)] else -HALF, 1.0
+            continue
         whole = float(weights.sum())
         if bool((weights < 0).any()):
             raise FedtideError(f"{name or WHOLE}: found a negative weight, allowed: 0 or more, as the sum is private")
@@ -86,9 +116,24 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
         if len(table) == 1:
             weights.fill_(1.0)
         most, length = _most(name, values.numel(), form.people, bounds), float(values.norm())
+        within[name] = length <= most
         if length > most:
             values *= most / length
     return sent
+
+
+def with_bounds(form: Form, bounds: Mapping[str, float]) -> Form:
+    """Return a form that says some bounds, and asks of each whether a client was within."""
+    leaves = tuple(replace(leaf, bound=bounds.get(leaf.name or WHOLE)) for leaf in form.leaves)
+    return replace(
+        form, leaves=leaves + tuple(Leaf(leaf.name + WITHIN, 1) for leaf in leaves if leaf.bound is not None)
+    )
+
+
+def bounds_in(form: Form, bounds: Mapping[str, float]) -> dict[str, float]:
+    """Return all bounds of a form: those that it says in place of those that stay."""
+    said = {leaf.name or WHOLE: leaf.bound for leaf in form.leaves if leaf.bound is not None}
+    return {**bounds, **said, **dict.fromkeys((f"{name}{WITHIN}" for name in said), HALF)}
 
 
 def check_form(form: Form, bounds: Mapping[str, float]) -> None:

@@ -42,6 +42,7 @@ class Line(BaseModel):
         clients: ids of those in the sum.
         epsilon: spent with it by the client that was in most releases.
         sha256: digest of what was released.
+        within: of leaves whose bound adapts, the noised share of clients that were within it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,6 +55,7 @@ class Line(BaseModel):
     clients: tuple[int, ...]
     epsilon: float
     sha256: str
+    within: dict[str, float] = {}
 
     @property
     def place(self) -> tuple[int, int, int | None]:

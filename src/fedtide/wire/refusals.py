@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from fedtide.core.errors import refused
 from fedtide.core.reveals import SHOWN
 from fedtide.core.types import Algorithm
+from fedtide.wire.clip import Clip
 from fedtide.wire.steps import Wire
 
 
@@ -36,11 +36,11 @@ def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
         raise refused("wire.fewest", wire.fewest, allowed, "no sum would ever be opened")
 
 
-def check_private(bounds: Mapping[str, float], algorithm: Algorithm, buffers: bool, where: str) -> None:
+def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -> None:
     """Raise where sums with noise would not make a run private, or where the method would not be itself.
 
     Args:
-        bounds: by leaf, of `wire.privacy.clip`.
+        clip: the bounds, of `wire.privacy.clip`.
         algorithm: the algorithm.
         buffers: whether its model carries running statistics or frozen parameters.
         where: of the method, for messages.
@@ -51,11 +51,13 @@ def check_private(bounds: Mapping[str, float], algorithm: Algorithm, buffers: bo
             "wire.privacy", "a table", "a method, with a cohort, that shows noised sums alone", f"{where}: {why}"
         )
     for name, longest in algorithm.kept_as_sent.items():
-        if longest > bounds.get(name, math.inf):
-            why = f"clients keep what they send as '{name}', and would keep what wire.privacy.clip cuts off"
+        why = f"clients keep what they send as '{name}', and would keep what wire.privacy.clip cuts off"
+        if name in clip.adaptive:
+            raise refused("wire.privacy.adapt", name, "values that no client keeps", f"{where}: {why}")
+        if longest > clip.bounds.get(name, math.inf):
             found = None if math.isinf(longest) else longest
-            raise refused(f"{where}.max_{name}_norm", found, f"at most {bounds[name]:g}", why)
+            raise refused(f"{where}.max_{name}_norm", found, f"at most {clip.bounds[name]:g}", why)
     if buffers:
         why = "noise would change them, and they would take of the bound"
-        found = "running statistics or frozen parameters"
-        raise refused("model", found, "a model without, such as with group norm", why)
+        carried = "running statistics or frozen parameters"
+        raise refused("model", carried, "a model without, such as with group norm", why)

@@ -12,12 +12,15 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.wire.banded import Vector, coefficients, correlated
-from fedtide.wire.clip import Clip, clipped
+from fedtide.wire.clip import HALF, WHOLE, WITHIN, Adaptive, Clip, adapted, bounds_in, clipped, with_bounds
 from fedtide.wire.ledger import Ledger, Line
 from fedtide.wire.noise import noised
 from fedtide.wire.safe import Safe, digest
 from fedtide.wire.steps import Opening, Wire
-from fedtide.wire.vector import Form
+from fedtide.wire.vector import ROOM, Form
+
+LEAST = 1e-6
+"""The smallest bound to which one adapts: fixed point has room for less, and none is of use."""
 
 Draw = Callable[[str, int, int], Tensor]
 """Fresh standard normal numbers for (stream, round, how many), where noise has bands the same whenever asked for."""
@@ -34,7 +37,10 @@ def simulated_noise(seed: int) -> Draw:
 
 def with_noise(wire: Wire, ledger: Ledger, draw: Draw, safe: Safe | None = None) -> Wire:
     """Return the wire as the server knows it: what clients clip it noises."""
-    steps = [Release(step.bounds, ledger, draw, safe) if isinstance(step, Clip) else step for step in wire.steps]
+    steps = [
+        Release(step.bounds, ledger, draw, safe, step.adaptive) if isinstance(step, Clip) else step
+        for step in wire.steps
+    ]
     return replace(wire, steps=steps)
 
 
@@ -65,17 +71,40 @@ class Release:
         draw: fresh noise.
         safe: keeps what was released until a checkpoint counts on it; None where a round that is played once more comes
             to the same sum, as in a simulation.
+        adaptive: of leaves whose bound is the first of several, how it adapts.
     """
 
     bounds: Mapping[str, float]
     ledger: Ledger
     draw: Draw
     safe: Safe | None = None
+    adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
     _past: dict[str, tuple[int, deque[Vector]]] = field(default_factory=dict, init=False, repr=False)
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector within the bounds."""
         return clipped(vector, form, self.bounds)
+
+    def formed(self, form: Form, number: int) -> Form:
+        """Return a form with the bounds of a round that adapt: what was released before decides them."""
+        if not self.adaptive:
+            return form
+        names = [leaf.name or WHOLE for leaf in form.leaves]
+        most = ROOM / form.people / 2
+        return with_bounds(
+            form, {name: min(self._bound(name, number), most) for name in self.adaptive if name in names}
+        )
+
+    def _bound(self, name: str, number: int) -> float:
+        """Return the bound of a leaf in a round, from the last round before it in which clients sent one."""
+        before = [line for line in self.ledger.lines if line.round < number and name in line.within]
+        if not before:
+            return self.bounds[name]
+        last = max(line.round for line in before)
+        lines = [line for line in before if line.round == last]
+        share = sum(line.within[name] * len(line.clients) for line in lines) / sum(len(line.clients) for line in lines)
+        how = self.adaptive[name]
+        return max(adapted(lines[-1].bounds[name], share, how.quantile, how.rate), LEAST)
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Return a sum with noise; its line is on the disk by then.
@@ -87,17 +116,24 @@ class Release:
         if number < 0:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
         noise = self._noise(opening, number, len(total))
-        released = noised(total, opening.form, self.bounds, self.ledger.z, noise)
+        bounds = bounds_in(opening.form, self.bounds)
+        released = noised(total, opening.form, bounds, self.ledger.z, noise)
+        tables = opening.form.tables(released)
         line = Line(
             round=number,
             ask=ask,
             question=opening.question,
             slot=opening.slot,
             z=self.ledger.z,
-            bounds=dict(self.bounds),
+            bounds={name: bound for name, bound in bounds.items() if not name.endswith(WITHIN)},
             clients=opening.clients,
             epsilon=0.0,
             sha256=digest(released),
+            within={
+                name.removesuffix(WITHIN) or WHOLE: float(table[0, 0] / table[0, 1]) + HALF
+                for name, table in tables.items()
+                if name.endswith(WITHIN)
+            },
         )
         if self.safe is not None and all(each.place != line.place for each in self.ledger.of(number)):
             self.safe.keep(line, released)

@@ -44,6 +44,9 @@ class Opening:
 class Step(Protocol):
     """A step of the wire. It draws from what it holds itself, never from torch's global generator."""
 
+    def formed(self, form: Form, number: int) -> Form:
+        """Return the form of a sum of a round as the server asks for it."""
+
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return what a client sends in place of its vector (size,), float64."""
 
@@ -66,6 +69,12 @@ class Wire:
     fewest: int = FEWEST
     steps: Sequence[Step] = ()
     hides: bool = False
+
+    def formed(self, form: Form, number: int) -> Form:
+        """Return the form of a sum of a round as the server asks for it."""
+        for step in self.steps:
+            form = step.formed(form, number)
+        return form
 
     def send(self, form: Form, total: Tree) -> Tensor:
         """Return what a client sends, in fixed point.

@@ -36,11 +36,13 @@ class Leaf:
         name: where it stands, as "delta" or "models.loss".
         size: how many numbers it has, without its weight.
         slots: how many separate sums it has.
+        bound: how long what a client sends of it may be, where that changes from round to round.
     """
 
     name: str
     size: int
     slots: int = 1
+    bound: float | None = None
 
 
 @dataclass(frozen=True)

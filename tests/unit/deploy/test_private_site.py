@@ -286,3 +286,12 @@ def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path
     assert not site.private.exists()
     (site.record / LEDGER).unlink()
     assert not torch.equal(release().draw("train/0/None", 0, 4), made[0])
+
+
+def test_real_clients_have_no_bounds_that_adapt(tmp_path):
+    words = (
+        r"^wire.privacy.adapt: found \['delta'\], but owners know beforehand .*; allowed: nothing, with real clients"
+    )
+    with pytest.raises(FedtideError, match=words):
+        private_site(tmp_path, adapt={"delta": {}})
+    assert not (tmp_path / "site").exists()

@@ -30,6 +30,7 @@ from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed, plan_of, server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire.accounting import Sampling
+from fedtide.wire.clip import Clip
 from fedtide.wire.ledger import read
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.noise import noised as noise_once
@@ -126,6 +127,34 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_and_ledger(tmp_path, 
     lines = read(tmp_path / "whole" / "toy" / "0" / "ledger.jsonl")
     said = [json.loads(line) for line in (tmp_path / "whole/toy/0/rounds.jsonl").read_text().splitlines()]
     assert [line["epsilon"] for line in said] == [line.epsilon for line in lines]
+
+
+@pytest.mark.parametrize(("name", "noise"), [("fedavg", "plain"), ("ifca", "banded")])
+def test_a_bound_that_adapts_comes_to_the_median_length(tmp_path, name, noise):
+    """With little noise; at nodes, and after a stop, as well."""
+    clip = dict.fromkeys(PRIVATE[name], 5.0) | {"delta": 1e-3}
+    adapt = {"delta": {"rate": 4.0}}
+    experiment = private(name, clip=clip, adapt=adapt, noise=noise, epsilon=None, multiplier=0.01, distance=2)
+    run = played(experiment)
+    lines = run.fleet.ledger.lines
+    bounds = [line.bounds["delta"] for line in lines]
+    assert bounds[0] == 1e-3
+    assert lines[0].within["delta"] == pytest.approx(0.0, abs=0.1)
+    assert bounds[1] == pytest.approx(1e-3 * math.exp(2.0), rel=0.1)
+    assert max(line.within["delta"] for line in lines) > 0.3, "it has come so far"
+    fleet = near_fleet(
+        run.host, 3, tmp_path, wire=server_wire(experiment, experiment.method[0], run.host, simulated_noise(0))
+    )
+    assert same(played(experiment, fleet=lambda _: fleet).state, run.state)
+    assert fleet.ledger.lines == lines
+
+
+def test_bounds_that_cannot_adapt():
+    clip = {"delta": 1.0, "loss": 1.0, "control": 1.0}
+    with pytest.raises(FedtideError, match=r"^wire.privacy.adapt: found 'control', but method 'toy': clients keep"):
+        preflight(private("scaffold", options={"max_control_norm": 1.0}, clip=clip, adapt={"control": {}}))
+    with pytest.raises(FedtideError, match=r"wire.privacy: adapt: found 'los', .*; did you mean 'loss'\?$"):
+        private("fedavg", clip=clip, adapt={"los": {}})
 
 
 def test_slots_in_which_noise_drowns_all_keep_their_model():
@@ -227,7 +256,7 @@ def test_cohorts_that_read_losses_and_running_statistics_are_refused():
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     assert ledger_of(server_wire(experiment, experiment.method[0], host, simulated_noise(0))) is not None
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or .*; allowed: a model without"):
-        check_private({}, host.algorithm, True, "method 'toy'")
+        check_private(Clip({}), host.algorithm, True, "method 'toy'")
     with pytest.raises(FedtideError, match=r"^model: found 'running statistics or frozen parameters', but noise"):
         preflight(toy("fedavg", wire=experiment.wire.model_dump(), model="python:helpers.toys:normed"))
 

@@ -1,0 +1,85 @@
+"""Bounds that adapt, by hand: Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1, with eta = ln 2.
+
+Four clients send lengths 0.5, 0.9, 1.9 and 3.9. In round 0 the bound is 1: two of four are within, a share of 1/2. For
+the quantile 3/4 the next bound is 1 * 2^-(1/2 - 3/4) = 2^(1/4), which two of four are within again: 2^(1/2), 2^(3/4),
+2. Now three are within, the share is the quantile, and the bound stays.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedtide.core.types import Weighted
+from fedtide.wire.accounting import Plan
+from fedtide.wire.clip import Adaptive, Clip
+from fedtide.wire.ledger import LEDGER, Ledger
+from fedtide.wire.noise import deviations, groups_of
+from fedtide.wire.release import Release
+from fedtide.wire.steps import Opening, Wire
+from fedtide.wire.vector import form_of, opened
+
+LENGTHS = (0.5, 0.9, 1.9, 3.9)
+BOUNDS, HOW = {"delta": 1.0, "loss": 9.0}, {"delta": Adaptive(0.75, math.log(2))}
+CLIENTS = Wire(steps=(Clip(BOUNDS, HOW),))
+
+
+def total(length):
+    return {"delta": Weighted(torch.tensor([0.6, 0.8]) * length, 5.0), "loss": Weighted(length, 5.0)}
+
+
+FORM = form_of(total(0.0), 4)
+
+
+def server(draw=lambda stream, number, size: torch.zeros(size, dtype=torch.float64), path=None, z=1.0):
+    return Release(BOUNDS, Ledger(Plan(9, 9), z, 1e-5, path), draw, adaptive=HOW)
+
+
+def played(step, number):
+    """One round; the form of its sum, and what is released of it."""
+    form = Wire(steps=(step,)).formed(FORM, number)
+    sent = torch.stack([CLIENTS.send(form, total(length)) for length in LENGTHS]).sum(0)
+    return form, form.tables(step.received(opened(sent), Opening("train", (number, 0), None, (0, 1, 2, 3), form)))
+
+
+def test_by_hand():
+    step, found = server(), []
+    for number in range(7):
+        form, tables = played(step, number)
+        bound = form.leaves[0].bound
+        found.append(bound)
+        within = sum(length <= bound for length in LENGTHS)
+        assert float(tables["delta?"][0, 0]) == within / 2 - (4 - within) / 2
+        short = sum(min(length, bound) for length in LENGTHS)
+        torch.testing.assert_close(
+            tables["delta"][0], torch.tensor([0.6 * short, 0.8 * short, 4.0]).double(), rtol=1e-6, atol=0
+        )
+    assert found == pytest.approx([1, 2**0.25, 2**0.5, 2**0.75, 2, 2, 2], rel=1e-9)
+    assert [line.within["delta"] for line in step.ledger.lines] == [0.5, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75]
+    assert [line.bounds for line in step.ledger.lines] == [{"delta": bound, "loss": 9.0} for bound in found]
+
+
+def test_what_says_who_was_within_has_its_part_of_the_noise():
+    """With all numbers divided by their deviations one client moves all of a release by no more than 1 / z."""
+    step = server(lambda stream, number, size: torch.ones(size, dtype=torch.float64), z=2.0)
+    form, tables = played(step, 0)
+    _, quiet = played(server(), 0)
+    bounds = {"delta": 1.0, "loss": 9.0, "delta?": 0.5}
+    scale = deviations(groups_of(form, bounds), 2.0)
+    assert set(scale) == set(bounds)
+    for name, table in tables.items():
+        moved = table[:, :-1] - quiet[name][:, :-1]
+        torch.testing.assert_close(moved, torch.full_like(moved, scale[name]), rtol=1e-6, atol=1e-8)
+    assert math.hypot(*(bounds[name] / scale[name] for name in scale)) == pytest.approx(1 / 2.0)
+
+
+def test_a_server_that_goes_on_has_the_same_bounds(tmp_path):
+    whole = server()
+    for number in range(4):
+        played(whole, number)
+    for number in (0, 1, 2, 2, 3):  # round 2 is played again, after a kill
+        form, _ = played(server(path=tmp_path / LEDGER), number)
+    assert form.leaves[0].bound == whole.ledger.lines[-1].bounds["delta"]
+    assert server(path=tmp_path / LEDGER).ledger.lines == whole.ledger.lines
