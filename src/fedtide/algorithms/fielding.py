@@ -73,10 +73,10 @@ Choices:
     points where clusters hardly stand apart: on the stand-ins for FMoW, Open Images and Cityscapes, with ten of forty
     clients a round, its accuracy was -1.7, -2.6 and 0.0 points from that of Fielding that sees its clients over seeds 0
     to 4 (standard errors of 1.4, 1.0 and 1.1), +0.5, +0.6 and +0.2 over seeds 11 to 13, and for FMoW -2.4 (0.6) on
-    validation samples of seeds 100 to 107. There Fielding whose participants are drawn whatever their cluster (`cohort =
-    "arrivals"`), as they have to be by sums, was at -1.7 (1.1): with ten participants for up to ten clusters, some train
-    in each round and others not. Clusters are fewer, too; with `fewest = 1` Open Images was 0.4 points below (1.3). Two
-    sums may differ by one client, whose representation is then their difference: only noise hides that.
+    validation samples of seeds 100 to 107. There Fielding whose participants are drawn whatever their cluster, as they
+    have to be by sums (`cohort = "arrivals"`), was at -1.7 (1.1): with ten participants for up to ten clusters, some
+    train in a round and others do not. Clusters are fewer, too; with `fewest = 1` Open Images was 0.4 points below
+    (1.3). Two sums may differ by one client, whose representation is then their difference: only noise hides that.
 
     With `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along the result.
     Computation of the server takes time on a clock of devices if `reassign_seconds` and `clustering_seconds` are set.
