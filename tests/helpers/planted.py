@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedtide.inspection.findings import Findings
 from fedtide.inspection.table import Table
 
 CLASSES, DIMS, CLIENTS, DAYS = 4, 4, 24, 12
@@ -81,3 +82,9 @@ def expected(name: str) -> tuple[set[str], set[str]]:
     if {"who", "same"} <= set(shifts):  # whoever comes by day has the labels of the day
         may |= {"labels", "groups", "mix: others"}
     return must, may | must
+
+
+def words(found: Findings) -> set[str]:
+    """What was found, the mix of the hour with its reasons."""
+    reasons = {f"mix: {why}" for why in found["mix"].why}
+    return reasons | {answer.question for answer in found if answer.found and answer.question != "mix"}

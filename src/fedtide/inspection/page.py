@@ -65,7 +65,7 @@ def page(found: Findings, ready: str | None) -> str:
         "inspection.html",
         title=f"{found.table.name}: which shift is it?",
         about="",
-        said=found.table.said,
+        said=(*found.table.said, *found.notes),
         answers=[(QUESTIONS[answer.question], answer) for answer in found],
         pictures=to_pictures(pictures(found)),
         methods=methods(found) if ready else [],

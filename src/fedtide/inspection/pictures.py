@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedtide.inspection import shares
 from fedtide.inspection.findings import Findings, slot_name
@@ -20,6 +20,8 @@ from fedtide.report.heatmaps import LEVEL, NAMED, SHARE
 
 FEW = 12
 """Clients whose names have room."""
+UNEVEN = 20
+"""Ratio of the largest to the smallest client from which rows are drawn on a logarithmic scale."""
 SHOWN = 60
 """Clients in the picture of labels."""
 MARKS = "os^D"
@@ -82,8 +84,12 @@ def rows_per_client(found: Findings) -> Drawn | None:
     axes.axhline(
         float(np.median(rows)), color="#777777", lw=1.2, ls=(0, (1, 1.5)), label=f"median, {np.median(rows):,.0f}"
     )
-    axes.set_yscale("log")
-    axes.set_ylim(max(rows.min() / 3, 0.8), rows.max() * 1.5)
+    if rows.max() > UNEVEN * rows.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, rows.max() * 1.1)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if len(rows) > 1000:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(axes.xaxis.get_major_locator() if len(rows) > 1000 else MaxNLocator(integer=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.inspection.findings import Findings
+from fedtide.inspection.findings import QUESTIONS, Findings
 from fedtide.inspection.questions import CYCLES
 
 ROWS = "rows.npz"
@@ -44,7 +44,7 @@ def _toml(value: Any) -> str:
 def _head(found: Findings) -> Iterator[str]:
     yield "# Written by fedtide inspect. What it found:"
     for answer in found:
-        yield f"# {' '.join(answer.line.split())}"
+        yield f"# {QUESTIONS[answer.question]} {answer.level}: {answer.said}"
     yield f"title = {_toml(found.table.name)}"
     yield f"rounds = {rounds(found)}"
     yield "seeds = [0, 1, 2]"

@@ -158,6 +158,8 @@ def of_columns(name: str, columns: Mapping[str, np.ndarray], roles: Roles, sourc
                 raise refused(f"{name}: --features", feature, "columns of numbers")
     else:
         features, left = guess_features({key: read[key] for key in read if key not in taken})
+        # Hours and months of a time in several columns tell something of the label, too.
+        features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
     seen = [read[column] for column in (*features, *label, *client, *when)]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():

@@ -54,6 +54,7 @@ def test_a_date_in_several_columns_and_a_date_beside_an_hour():
     assert np.diff(found.time).tolist() == [25 * 3600.0]
     found = read({"dteday": np.array(["2026-03-01", "2026-03-02"]), "hr": np.array([5, 6]), "y": np.array([0, 1])})
     assert found.columns["time"] == ("dteday", "hr")
+    assert (found.columns["features"], found.calendar) == (("hr",), (0,))
     assert np.diff(found.time).tolist() == [25 * 3600.0]
 
 

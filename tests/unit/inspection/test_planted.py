@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedtide.inspection.findings import Findings, found_in
-from helpers.planted import NINE, PAIRS, expected, planted
+from fedtide.inspection.findings import found_in
+from helpers.planted import NINE, PAIRS, expected, planted, words
 
 SEEDS = 10
-
-
-def words(found: Findings) -> set[str]:
-    """What was found, the mix of the hour with its reasons."""
-    reasons = {f"mix: {why}" for why in found["mix"].why}
-    return reasons | {answer.question for answer in found if answer.found and answer.question != "mix"}
 
 
 def check(name: str, seed: int) -> None:
