@@ -43,6 +43,7 @@ def node_of(told: Mapping[str, Any]) -> Node:
         experiment, run = site.experiment, site.digest
         algorithm, seed, rows = host.algorithm, site.seed, host.population
         name, key = home.name, home / "key"
+        clients = frozenset(client for node in site.roster.node if node.name == name for client in node.clients)
         keys = {node.name: node.key for node in site.roster.node}
         trusts = lambda node, line: None if keys.get(node) == line else "its key is not that of the roster"  # noqa: E731
     else:
@@ -53,7 +54,7 @@ def node_of(told: Mapping[str, Any]) -> Node:
         study = ledger_for(experiment, algorithm)
         budget = None if study is None else Budget(study, home / OWN)
         rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say, budget)
-        name, key = seat.ticket.node, seat.key
+        name, key, clients = seat.ticket.node, seat.key, frozenset(seat.ticket.clients)
         trusts = Peers(home / "peers.json", lambda: owner.policy, say).trusts
     wire = None if experiment.wire is None else experiment.wire.build()
     secure = wire is not None and wire.secure
@@ -70,6 +71,7 @@ def node_of(told: Mapping[str, Any]) -> Node:
         judged=home / "judged" if "site" not in told else None,
         wire=wire,
         masker=Masker(run, name, certificates.read_private_key(key), trusts, home / "opened") if secure else None,
+        clients=clients,
     )
 
 

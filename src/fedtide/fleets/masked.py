@@ -51,8 +51,9 @@ def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, 
         for slot in {_slot(asked, client) for client in sent}
     }
     name = json.dumps([asked.moment.round, asked.purpose])
-    what = [asked.question, name, asked.moment.rounds, sorted(asked.reveal)]
-    about = {slot: About(name, json.dumps([*what, digest])) for slot, digest in digests.items()}
+    what = [asked.question, name, asked.moment.rounds, asked.moment.seconds, sorted(asked.reveal)]
+    forms = {slot: form.model_dump() for slot, form in (asked.forms or {}).items()}
+    about = {slot: About(name, json.dumps([*what, forms.get(slot), digest])) for slot, digest in digests.items()}
     mask = _mask(asked)
     return {
         client: {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.strangers import parse
@@ -61,6 +61,13 @@ class FormHeader(Header):
 
     leaves: Annotated[list[LeafHeader], Field(max_length=10_000)]
     people: Annotated[int, Field(ge=1, le=LONGEST)]
+
+    @field_validator("leaves")
+    @classmethod
+    def _named_once(cls, leaves: list[LeafHeader]) -> list[LeafHeader]:
+        if len({leaf.name for leaf in leaves}) < len(leaves):
+            raise ValueError("each leaf has a name of its own")
+        return leaves
 
     def form(self) -> Form:
         """Return the form."""

@@ -85,6 +85,7 @@ def near_fleet(
             partial_work=host.partial_work,
             wire=host.wire,
             masker=Masker("", name) if secure else None,
+            clients=frozenset(roster[name]),
         )
         for name in roster
     }

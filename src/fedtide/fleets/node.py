@@ -120,6 +120,7 @@ class Node:
         judged: folder where it keeps with what its clients were evaluated last; None keeps nothing.
         wire: how sums pass to the server, as its study says; None sends answers as they are.
         masker: its secrets, where the wire is secure.
+        clients: whose work it does; None does that of all whose rows are at hand.
     """
 
     algorithm: Algorithm
@@ -134,6 +135,7 @@ class Node:
     judged: Path | None = None
     wire: Wire | None = None
     masker: Masker | None = field(default=None, repr=False)
+    clients: frozenset[int] | None = None
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -235,6 +237,8 @@ class Node:
                     told[str(client)] = ANSWERED
             except TooLarge:
                 told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
+            except MemoryLost as error:  # the server's word for what it kept: zeros in its place would be its choice
+                told[str(client)] = f"{REFUSED}{error}"
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
@@ -264,6 +268,8 @@ class Node:
             return f"it speaks version {PROTOCOL} of the protocol, and the server version {asked.protocol}"
         if asked.run != self.run:
             return f"it takes part in run {self.run}, and the question is of run {asked.run}"
+        if self.clients is not None and (others := sorted(set(asked.clients) - self.clients)):
+            return f"it has no client {others[0]}"
         return None
 
     def _objection_to_sum(self, asked: AskHeader) -> str | None:

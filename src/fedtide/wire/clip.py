@@ -25,7 +25,7 @@ Choices:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -80,14 +80,14 @@ class Clip:
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector within the bounds."""
-        return clipped(vector, form, self.bounds)
+        return clipped(vector, form, self.bounds, self.adaptive)
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Raise: no sum is read without noise."""
         raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
 
 
-def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
+def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float], adaptive: Collection[str] = ()) -> Tensor:
     """Return a client's vector with every leaf within its bound, and weights that add up to 1.
 
     Raises:
@@ -100,10 +100,10 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float]) -> Tensor:
     tensor([1.5000, 2.0000, 1.0000, 1.5000, 0.7500, 0.5000, 0.2500])
     """
     sent = vector.clone() if bool(vector.isfinite().all()) else torch.zeros_like(vector)
-    bounds, within = bounds_in(form, bounds), dict[str, bool]()
+    bounds, within = bounds_in(form, bounds, adaptive), dict[str, bool]()
     for name, table in form.tables(sent).items():
         values, weights = table[:, :-1], table[:, -1]
-        if name.endswith(WITHIN):  # behind the leaf that it is of
+        if name.endswith(WITHIN) and name in bounds:  # behind the leaf that it is of
             table[0, 0], table[0, 1] = HALF if within[name.removesuffix(WITHIN)] else -HALF, 1.0
             continue
         whole = float(weights.sum())
@@ -130,10 +130,11 @@ def with_bounds(form: Form, bounds: Mapping[str, float]) -> Form:
     )
 
 
-def bounds_in(form: Form, bounds: Mapping[str, float]) -> dict[str, float]:
-    """Return all bounds of a form: those that it says in place of those that stay."""
-    said = {leaf.name or WHOLE: leaf.bound for leaf in form.leaves if leaf.bound is not None}
-    return {**bounds, **said, **dict.fromkeys((f"{name}{WITHIN}" for name in said), HALF)}
+def bounds_in(form: Form, bounds: Mapping[str, float], adaptive: Collection[str]) -> dict[str, float]:
+    """Return all bounds of a form: those that it says, of leaves whose bound adapts, in place of those that stay."""
+    said = {leaf.name: leaf.bound for leaf in form.leaves if leaf.bound and (leaf.name or WHOLE) in adaptive}
+    first = {name or WHOLE: bound for name, bound in said.items()}
+    return {**bounds, **first, **{f"{name}{WITHIN}": HALF for name in said}}
 
 
 def check_form(form: Form, bounds: Mapping[str, float]) -> None:

@@ -83,7 +83,7 @@ class Release:
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector within the bounds."""
-        return clipped(vector, form, self.bounds)
+        return clipped(vector, form, self.bounds, self.adaptive)
 
     def formed(self, form: Form, number: int) -> Form:
         """Return a form with the bounds of a round that adapt: what was released before decides them."""
@@ -116,7 +116,7 @@ class Release:
         if number < 0:
             raise FedtideError(f"wire.privacy: '{opening.question}' is asked before round 0, allowed: rounds from 0 on")
         noise = self._noise(opening, number, len(total))
-        bounds = bounds_in(opening.form, self.bounds)
+        bounds = bounds_in(opening.form, self.bounds, self.adaptive)
         released = noised(total, opening.form, bounds, self.ledger.z, noise)
         tables = opening.form.tables(released)
         line = Line(

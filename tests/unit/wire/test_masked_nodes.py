@@ -17,16 +17,18 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.fleets.carrier import Response
-from fedtide.fleets.masked import objection
-from fedtide.fleets.messages import KeyHeader
+from fedtide.fleets.masked import masked, objection
+from fedtide.fleets.messages import KeyHeader, question_of
 from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.node import REFUSED
 from fedtide.fleets.real_clock import RoundClock
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of
+from fedtide.runs.private import server_wire
 from fedtide.wire import masks
 from fedtide.wire.masks import Masker
+from fedtide.wire.release import simulated_noise
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
 
@@ -251,6 +253,50 @@ def test_masks_stay_on_where_a_server_sends_one_node_another_model(tmp_path):
     assert asked(host, fleet, torch.arange(6)).total is None
     nodes["node-1"] = node
     assert asked(host, fleet, torch.arange(6)).total is not None
+
+
+def test_masks_are_of_one_form_of_the_sum_whose_leaves_have_names_of_their_own(tmp_path):
+    """With a leaf more in front, others' vectors would be zeros where the numbers of one stand."""
+    host, fleet, _ = fleet_of(tmp_path)
+    asked(host, fleet, torch.arange(6))
+    header = json.loads(json.dumps(question(fleet, "ask").header))
+    form = header["forms"]["0"]
+    fake = {**form, "leaves": [{"name": "fake", "size": 1, "slots": 1}, *form["leaves"]]}
+    for other in (fake, {**form, "people": 7}):
+        assert about(header) != about({**header, "forms": {"0": other}})
+    assert about(header) != about({**header, "moment": {**header["moment"], "seconds": 5.0}})
+    twice = {**form, "leaves": [form["leaves"][0], *form["leaves"]]}
+    assert "failed" in fleet.carrier.nodes["node-0"].handle({**header, "forms": {"0": twice}}, b"")[0]
+
+
+def about(header: Any) -> str:
+    """What the masks of a question are for."""
+    kept = []
+    spy = SimpleNamespace(masked=lambda *given: kept.append(given[-1].key))
+    masked(spy, question_of({**header, "clients": [0]}), {}, {0: {"total": torch.zeros(1)}})
+    return kept[0]
+
+
+def test_zeros_are_sent_in_no_name_of_the_servers_choosing(tmp_path):
+    """Where sums are private a work that fails sends zeros; a server that could bring that about would pick who."""
+    privacy = {"multiplier": 1.0, "distance": 1, "clip": {"delta": 1.0, "loss": 5.0}}
+    study = toy("fedavg", {"cohort": 6}, wire={"fewest": 3, "privacy": privacy}, rounds=3)
+    host = host_of(study, study.method[0], 0, MemoryStore(None))
+    wire = server_wire(study, study.method[0], host, simulated_noise(0))
+    fleet = near_fleet(host, 8, tmp_path, Meddling, wire, patience=1.0)
+    fleet.begin(replace(fleet.moment, round=0, rounds=3))
+    asked(host, fleet, torch.arange(6))
+    sent, node = question(fleet, "ask"), fleet.carrier.nodes["node-0"]
+    header = json.loads(json.dumps(sent.header))
+    header["mask"]["attempt"] = "other"
+    told, _ = node.handle({**header, "counted": {"0": [0, 7]}}, sent.payload)
+    assert told["clients"]["0"].startswith(REFUSED)
+    ids = ["0", "1000", "1001"]
+    header |= {key: dict.fromkeys(ids) for key in ("counted", "settled")} | {"clients": [0, 1000, 1001]}
+    header["mask"]["peers"] = {"0": dict.fromkeys(ids, "node-0")}
+    told, payload = node.handle(header, sent.payload)
+    assert told["clients"] == dict.fromkeys(ids, f"{REFUSED}it has no client 1000")
+    assert payload == b""
 
 
 def test_a_question_that_comes_twice_is_answered_with_the_same_bytes(tmp_path):
