@@ -21,8 +21,9 @@ from fedtide.data.sources.files import find
 from fedtide.data.sources.table import places, read_table
 from fedtide.data.sources.table import seconds as since_1970
 
-MISSING = frozenset(("", "na", "nan", "null", "none", "nat", "?", "<na>"))
-"""Cells that hold nothing, in lower case."""
+PLAIN = frozenset(("", "na", "nan", "null"))
+MISSING = PLAIN | {"none", "nat", "?", "<na>"}
+"""Cells that hold nothing, in lower case; the source of a study knows the plain ones alone."""
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""
 MOST_MISSING = 0.2
@@ -52,7 +53,7 @@ class Table:
 
     features: (rows, ...) numbers; None without any. label: (rows,) names, whole numbers, or a measure (floats). client:
     (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: which column is what, for people.
-    columns: the same for a study, by role. source: the files that were read; () for what was in memory. calendar:
+    columns: the same for a study, by role. source: the files that a study reads; () for what it cannot. calendar:
     positions of features that the time tells.
     """
 
@@ -176,7 +177,7 @@ def of_columns(name: str, columns: Mapping[str, np.ndarray], roles: Roles, sourc
         seconds,
         columns={"label": label[0], "client": client[0] if client else None, "time": when, "features": features,
                  "missing": int(rows - whole.sum())},
-        source=source,
+        source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(features) if when and set(words_of(feature)) & CALENDAR),
     )  # fmt: skip
     return replace(table, said=tuple(_said(table, rows, measured, left, roles.zone)))
@@ -206,6 +207,7 @@ class Column:
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self.numbers: np.ndarray | None = None
+        self.odd = False
         if values.dtype.kind in "biuf":
             self.numbers = values.astype(np.float64)
             self.missing = ~np.isfinite(self.numbers)
@@ -213,6 +215,7 @@ class Column:
             self.missing = np.isnat(values)
         else:
             self.missing = np.array([value is None or str(value).strip().lower() in MISSING for value in values])
+            self.odd = any(str(value).strip().lower() not in PLAIN for value in values[self.missing])
             if not isinstance(first := next((v for v in values[~self.missing]), None), datetime):
                 self.numbers = _numbers(values, self.missing) if first is not None else None
 

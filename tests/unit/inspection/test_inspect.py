@@ -83,6 +83,14 @@ def test_a_measure_is_a_label_too():
     assert not found["labels"].found
 
 
+def test_cells_that_a_source_does_not_know_are_missing_and_rows_are_saved(tmp_path):
+    lines = ["user,x,label", *(f"{row % 5},{'?' if row == 3 else row % 7},{row % 2}" for row in range(100))]
+    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
+    found = ft.inspect(tmp_path / "a.csv")
+    assert found.table.columns["missing"] == 1
+    assert (found.write(tmp_path / "made").parent / "rows.npz").is_file()
+
+
 class Frame:
     """A data frame as pandas and polars have it: columns, and an item for each."""
 
