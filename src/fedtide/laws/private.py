@@ -36,8 +36,8 @@ def private(case: Case) -> None:
     usual = played(plain, host=_even(case.host(plain)), rounds=3)
     quiet, _ = _released(experiment, 3, lambda stream, number, size: torch.zeros(size, dtype=torch.float64))
     # What a state adds up over rounds may count samples, and here counts clients: what is served does not depend on it.
-    served = [run.host.algorithm.serve(run.state, run.host.population.clients)[0] for run in (usual, quiet)]
-    near(*served, "bounds that cut nothing and noise of zero change what is served", 1e-4, 1e-5)
+    ours, theirs = (run.host.algorithm.serve(run.state, run.host.population.clients)[0] for run in (quiet, usual))
+    near(ours, theirs, "bounds that cut nothing and noise of zero change what is served", 1e-4, 1e-5)
     _, sums = _released(experiment, 1, lambda stream, number, size: torch.ones(size, dtype=torch.float64))
     for form, total, released in sums:
         before, after = form.tables(total), form.tables(released)
