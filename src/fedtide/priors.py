@@ -5,6 +5,6 @@
 'cosine'
 """
 
-from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Measured, Prior, Soft, Uniform
+from fedtide.parts.prior import Block, Cosine, EMOnly, Learned, Linear, Measured, Prior, Soft, Uniform
 
-__all__ = ["Block", "Cosine", "EMOnly", "Linear", "Measured", "Prior", "Soft", "Uniform"]
+__all__ = ["Block", "Cosine", "EMOnly", "Learned", "Linear", "Measured", "Prior", "Soft", "Uniform"]

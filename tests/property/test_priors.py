@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.curves import periodic_shares
+from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.who import BlockCyclic, Periodic
 from fedtide.parts.prior import Block, Cosine, Linear, Soft, Uniform
@@ -132,9 +134,10 @@ def test_priors_are_on_the_simplex(curve, period, phase, round, groups):
 def test_soft_falls_for_half_a_period_and_rises_for_the_other(period, phase, counted, begin):
     prior, before = Soft(period, phase), None
     for t, now in enumerate(counted, begin):
-        shares = prior.shares(at(t), 2, now, before)
-        q, s = float(shares[0]), (t - phase) % period
-        assert shares.tolist() == [q, 1 - q]
+        q, s = (
+            prior.see(before, at(t), {"modes": torch.tensor([now, 1 - now], dtype=torch.float64)}, Rng(0)),
+            (t - phase) % period,
+        )
         if s == 0:
             assert q == 1
         elif s == period // 2:
@@ -148,4 +151,4 @@ def test_soft_falls_for_half_a_period_and_rises_for_the_other(period, phase, cou
 @law
 @given(periods, st.integers(0, 100), st.floats(0, 1), st.floats(0, 1))
 def test_soft_is_a_share_whatever_the_period(period, round, now, before):
-    assert 0 <= float(Soft(period).shares(at(round), 2, now, before)[0]) <= 1
+    assert 0 <= Soft(period).see(before, at(round), {"modes": torch.tensor([now, 1 - now])}, Rng(0)) <= 1

@@ -78,8 +78,8 @@ PLAYED = (
     *WHOLE, "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist", "fedtem-block-cyclic",
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
-    "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "million-clients", "pfedem-cifar",
-    "private-clusters", "wsm-baselines", "wsm-norms",
+    "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
+    "million-clients", "pfedem-cifar", "private-clusters", "wsm-baselines", "wsm-norms",
 )  # fmt: skip
 """Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 

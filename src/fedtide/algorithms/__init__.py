@@ -52,6 +52,7 @@ MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
 PRINTED = {"anchor": False}  # as the paper has it
 TIMED = {**LINEAR, **PRINTED}
+LEARNED = {"kind": "learned", "sketch": 4, "memory": 3}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
 BY_SUMS = {"kind": "nothing", "fewest": 2}
@@ -154,6 +155,7 @@ REGISTRY: Mapping[str, Entry] = {
             "soft": {**PRINTED, "prior": {"kind": "soft", "period": 4}},
             "uniform": {**PRINTED, "prior": "uniform"},
             "em-only": {**PRINTED, "prior": "em-only"},
+            "learned": {**PRINTED, "prior": LEARNED},
             "sample": {**TIMED, "selection": "sample"},
             "bayes": {**TIMED, "selection": "bayes", "update": "overwrite", "variance": "total"},
             "three": {**TIMED, "branches": 3, "consistent_only": False},
@@ -172,6 +174,7 @@ REGISTRY: Mapping[str, Entry] = {
             "vote": {**TIMED, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
             "three": {**TIMED, "branches": 3, "alpha": {"kind": "integral", "schedule": "constant"}},
             "eta per period": {**TIMED, "alpha": "per-period"},
+            "learned": {**PRINTED, "prior": LEARNED},
             "anchor": {**LINEAR, "anchor": True},
         },
         reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],

@@ -20,9 +20,8 @@ new component.
 
 Line numbers in the code are those of Algorithm 1.
 
-When to use it: two or more populations take turns, their rhythm is roughly known, they mean different things by the
-same label or share too little for one model, and the server may see per-client feature statistics. If it may not, use
-FedTKM.
+When to use it: two or more populations take turns, they mean different things by the same label or share too little
+for one model, and the server may see per-client feature statistics. If it may not, use FedTKM.
 
 Choices:
     No code of FedTEM was found (that of FedTKM was released). The initial components are mu ~ N(0, 0.1^2), var = 1, pi
@@ -37,10 +36,11 @@ Choices:
     paper's extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once, 1 keeps pi
     uniform. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `var_floor` times their
     mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an untrained branch is not stepped.
-    Without an expectation (em-only, uniform) a component moves by its share of the samples. lam and eps, which the
-    paper does not print, are ours. Ties of saturated posteriors are broken by log-odds, then by id. At inference pi is
-    uniform and all samples of a client use one branch, chosen by their mean posterior (Eq. 5), whatever the `selection`
-    in training. With K = 1 it is FedAvg with the same server optimizer.
+    `prior = "learned"`, ours, is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and without
+    an expectation by the clock (em-only, uniform), a component moves by its share of the samples. lam and eps, which
+    the paper does not print, are ours. Ties of saturated posteriors are broken by log-odds, then by id. At inference
+    pi is uniform and all samples of a client use one branch, chosen by their mean posterior (Eq. 5), whatever the
+    `selection` in training. With K = 1 it is FedAvg with the same server optimizer.
     The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the branches, mixed in with the weight
     that clients' validation samples choose (`fedtide.multi.anchor`). The branches neither see it nor train otherwise.
     In ten small settings over five seeds the paper to the letter lost up to 4.8 points to the best single model and
@@ -93,6 +93,7 @@ from fedtide.multi.branches import (
     width,
     with_branches,
 )
+from fedtide.multi.sketch import sketching
 from fedtide.parts.assign import assign, capacities, members_of
 from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
 from fedtide.parts.prior import Linear, Prior
@@ -107,8 +108,8 @@ Selection = Literal["greedy", "sample", "bayes"]
 class State:
     """The network, the optimizer's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
-    expected: q_1 of the round before, for the soft prior. started: (K,) mask of components that were ever updated;
-    moved: of those that were in the round before. anchor: the model of all samples, if any.
+    prior: the memo of the prior. started: (K,) mask of components that were ever updated; moved: of those that were in
+    the round before. anchor: the model of all samples, if any.
     """
 
     weights: Weights
@@ -116,7 +117,7 @@ class State:
     mu: Tensor
     var: Tensor
     pi: Tensor
-    expected: float | None
+    prior: Any
     started: Tensor
     moved: Tensor
     anchor: Anchor | None = None
@@ -168,6 +169,7 @@ def fedtem(
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     prior.check(branches)
+    sketch = sketching(prior, task)
     beside = Anchoring(anchor, task, local, server, weighting)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
     reveals = ("pi", "odds", "mu", "var", "n")
@@ -178,7 +180,7 @@ def fedtem(
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         none, var = torch.zeros(branches, dtype=torch.bool), torch.ones_like(mu)
         memo, joined = server.init(weights), cohort.init(fleet)
-        return State(weights, memo, mu, var, uniform, None, none, none, beside.start(rng), joined)
+        return State(weights, memo, mu, var, uniform, prior.init(branches), none, none, beside.start(rng), joined)
 
     def broadcast(state: State) -> Payload:
         var = floor_variances(state.var, var_floor)
@@ -190,7 +192,7 @@ def fedtem(
             return None
         # Line 7: the branch, by the received network (Eq. 5).
         k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
-        parts = beside.train(by_branch, {**payload, "pi": uniform}, None, shard, moment, rng)
+        parts = sketch(shard) | beside.train(by_branch, {**payload, "pi": uniform}, None, shard, moment, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -218,7 +220,8 @@ def fedtem(
         state, _ = step_branches(state, server, got, lam)
         state, weighed = beside.step(state, reply.total)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
-        q = prior.shares(fleet.moment, branches, float(got["modes"][0]), state.expected)
+        heard = prior.see(state.prior, fleet.moment, got, rng)
+        q = prior.shares(fleet.moment, branches, heard)
         own = rows["pi"].argmax(1)
         member = own if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(own)))
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
@@ -231,9 +234,9 @@ def fedtem(
             mu, var = carry_along((state.mu, state.var), (mu, var), going, resting)
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)} | weighed
-        expected = None if q is None else float(q[0])
+        facts |= prior.facts(heard)
         pi, started = pi / pi.sum(), state.started | (a > 0)
-        state = replace(state, mu=mu, var=var, pi=pi, expected=expected, started=started, moved=a > 0)
+        state = replace(state, mu=mu, var=var, pi=pi, prior=heard, started=started, moved=a > 0)
         return state, facts if q is None else facts | {"prior": q}
 
     def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
@@ -243,8 +246,9 @@ def fedtem(
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
     made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, reveals=reveals)
-    # Features before training and after it.
-    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": 2}, trained=beside.trained())
+    # Features before training and after it; a sketch is a pass forward and back.
+    passes = 2 if prior.sketch is None else 5
+    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": passes}, trained=beside.trained())
 
 
 def carry_along(

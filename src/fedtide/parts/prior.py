@@ -5,10 +5,11 @@ Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine"
 the exponent of the shift; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
 participants. "measured" and more than two groups are our own extension.
 
-Every prior has `shares(moment, groups, now, before)`, the expected share of each group (groups,) in float64, or None
-for no expectation; `check(groups)`, which algorithms call at construction; and `timed`, whether it depends on the time.
-All but "soft" use the time alone: `now`, the share of the first group counted in this round, and `before`, its
-expected share in the last round, may be left out.
+Every prior has `check(groups)`, which algorithms call at construction; `init(groups)`, the memo that it begins with;
+`see(memo, moment, told, rng)`, the memo after a round, from the means `told` of its sums; `shares(moment, groups,
+memo)`, the expected share of each group (groups,) in float64, or None for no expectation; `facts(memo)` for the record;
+`timed`, whether it depends on the time; and `sketch`, how many numbers it has clients add to their sums, or None. Only
+"soft" and "learned" have a memo; for the others it may be left out.
 
 The time is the round, or with a period such as "1d" the clock: then `phase` is a time of the day such as "14h". A
 simulation begins at midnight; real clients have the midnight of their time zone.
@@ -17,17 +18,22 @@ simulation begins at midnight; real clients have the midnight of their time zone
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, explained, ingredient
+from fedtide.core.config_types import Count, Finite, Fraction, OfShift, Positive, explained, ingredient
 from fedtide.core.curves import periodic_shares
 from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused, shown
+from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.parts.rhythm import HARMONICS, Found, curve, look, read_shares
 
 Rounds = Annotated[Positive | None, OfShift("period")]
 RoundPeak = Annotated[Finite | None, OfShift("peak")]
@@ -38,8 +44,26 @@ Peak = Annotated[Finite | Duration | None, WHEN, OfShift("peak")]
 Start = Annotated[Finite | Duration | None, WHEN, OfShift("start")]
 
 
-class _Timed:
-    """A prior by the clock, or with it: the common part of all kinds but "uniform" and "em-only"."""
+class Forgetful:
+    """A prior that keeps nothing from round to round."""
+
+    sketch: int | None = None
+
+    def init(self, groups: int) -> Any:
+        """Return the memo before the first round."""
+        return None
+
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+        """Return the memo after a round."""
+        return memo
+
+    def facts(self, memo: Any) -> dict[str, Any]:
+        """Return what the record should hold of the memo."""
+        return {}
+
+
+class _Timed(Forgetful):
+    """A prior by the clock, or with it: the common part of all kinds but "uniform", "em-only" and "learned"."""
 
     kind: str
     period: float | str | None
@@ -47,12 +71,16 @@ class _Timed:
     timed: ClassVar[bool] = True
     most: ClassVar[float] = math.inf
 
-    def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
+    def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
         """Return the expected share of each group (groups,), float64; 1 for a single group."""
         if groups > self.most:
             raise refused("prior", self.kind, f"at most {self.most} groups, not {groups}; or another prior")
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
+        return self.at(*self.elapsed(moment), groups)
+
+    def elapsed(self, moment: Moment) -> tuple[float, float]:
+        """Return the time since a peak of the first group, and the period, both in rounds or both in seconds."""
         period = need_period(self.period, "prior.period")
         phase = self.phase or 0.0
         if isinstance(period, str) != isinstance(phase, str) and phase:
@@ -60,17 +88,17 @@ class _Timed:
             raise refused("prior.phase", phase, f"{unit}, as period is {shown(period)}")
         if isinstance(period, str):
             peak = seconds_of(phase) if isinstance(phase, str) else 0.0
-            return self.at(moment.seconds - peak, seconds_of(period), groups, now, before)
-        return self.at(moment.round - float(phase), period, groups, now, before)
+            return moment.seconds - peak, seconds_of(period)
+        return moment.round - float(phase), period
 
-    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
+    def at(self, s: float, period: float, groups: int) -> Tensor:
         """Return the expected shares `s` rounds after a peak of the first of several groups."""
         return torch.from_numpy(periodic_shares(self.kind, s, period, 1.0, groups))
 
     def check(self, groups: int) -> None:
         """Refuse more groups than the prior knows of, and a missing period."""
         need_period(self.period, "prior.period")
-        self.shares(Moment(0, 1), groups, 0.0)
+        self.shares(Moment(0, 1), groups, 0.0)  # the memo of "soft"
 
 
 @ingredient
@@ -147,7 +175,7 @@ class Measured(_Timed):
     kind: Literal["measured"] = "measured"
     most: ClassVar[float] = 2
 
-    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
+    def at(self, s: float, period: float, groups: int) -> Tensor:
         """Return the expected shares `s` rounds after the beginning of a period."""
         place = s % period / period * len(self.curve)
         here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
@@ -156,7 +184,7 @@ class Measured(_Timed):
 
 
 @ingredient
-class Uniform:
+class Uniform(Forgetful):
     """Equal shares of all groups in every round.
 
     >>> Uniform().shares(Moment(3, 96), 2)
@@ -166,7 +194,7 @@ class Uniform:
     kind: Literal["uniform"] = "uniform"
     timed: ClassVar[bool] = False
 
-    def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
+    def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
         """Return the expected share of each group (groups,), float64."""
         return torch.full((groups,), 1 / groups, dtype=torch.float64)
 
@@ -175,7 +203,7 @@ class Uniform:
 
 
 @ingredient
-class EMOnly:
+class EMOnly(Forgetful):
     """No prior: each participant is assigned by its own posterior.
 
     >>> EMOnly().shares(Moment(3, 96), 2) is None
@@ -185,7 +213,7 @@ class EMOnly:
     kind: Literal["em-only"] = "em-only"
     timed: ClassVar[bool] = False
 
-    def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> None:
+    def shares(self, moment: Moment, groups: int, memo: Any = None) -> None:
         """Return None: there is no expectation."""
         return None
 
@@ -201,11 +229,10 @@ class Soft(_Timed):
         period: T, in rounds (for odd T the trough is at floor(T/2)); None takes that of the experiment's shift.
         phase: a round at which the first group peaks, None takes that of the shift.
 
-    >>> prior = Soft(period=4)
-    >>> counted, before = (0.9, 0.3, 0.3, 0.2), None
-    >>> for t, now in enumerate(counted):
-    ...     before = float(prior.shares(Moment(t, 8), 2, now, before)[0])
-    ...     print(before)
+    >>> prior, q = Soft(period=4), None
+    >>> for t, counted in enumerate((0.9, 0.3, 0.3, 0.2)):
+    ...     q = prior.see(q, Moment(t, 8), {"modes": torch.tensor([counted, 1 - counted]).double()}, Rng(0))
+    ...     print(round(q, 6))
     1.0
     0.3
     0.0
@@ -217,8 +244,8 @@ class Soft(_Timed):
     kind: Literal["soft"] = "soft"
     most: ClassVar[float] = 2
 
-    def at(self, s: float, period: float, groups: int, now: float | None, before: float | None) -> Tensor:
-        """Return the expected shares, from the share counted now and the one expected in the round before (Eq. 26).
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+        """Return the expected share of the first group (Eq. 26); it is the memo.
 
             s = 0            1
             0 < s < T/2      min(before, now)
@@ -226,23 +253,134 @@ class Soft(_Timed):
             s > T/2          max(before, now)
 
         Args:
-            s: rounds since a peak of the first group; taken mod T, in whole rounds.
-            period: T.
-            groups: 2.
-            now: q'(t), the share of all participants' samples that the first component fits best.
-            before: the returned share of the first group in the round before; None in the first round.
+            memo: `before`, the result of the round before; None in the first round.
+            moment: the round; s is the time since a peak of the first group mod T, in whole rounds.
+            told: "modes", of which the first is `now`: the counted share of the first group.
+            rng: not used.
         """
-        assert now is not None
+        s, period = self.elapsed(moment)
+        now = float(told["modes"][0])
         s, trough = int(s % period), int(period / 2)
-        before = now if before is None else before
-        q = 1.0 if s == 0 else 0.0 if s == trough else min(before, now) if s < trough else max(before, now)
-        return torch.tensor([q, 1 - q], dtype=torch.float64)
+        before = now if memo is None else memo
+        return 1.0 if s == 0 else 0.0 if s == trough else min(before, now) if s < trough else max(before, now)
+
+    def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor:
+        """Return the expected share of each group (groups,), float64, in the round that the memo saw last."""
+        if groups != 2:
+            return super().shares(moment, groups)
+        return torch.tensor([memo, 1 - memo], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a learned prior remembers of n rounds, and what it believes.
+
+    rounds: how many were heard in all. times: (n,) in rounds. sketches: (n, d) means over participants. shares: (n, K)
+    as they are read now, or as counted where nothing is read. ahead: (K,) forecast of the last round before it was
+    heard, or None. found: result of the last look.
+    """
+
+    rounds: int
+    times: Tensor
+    sketches: Tensor
+    shares: Tensor
+    ahead: Tensor | None
+    found: Found
+
+
+@ingredient
+class Learned(Forgetful):
+    """A prior that finds the rhythm by itself, or that there is none; it is told nothing of period, phase or shape.
+
+    Each client adds a frozen sketch of its samples to its sums, a vector of length one that no training moves. The
+    server follows the direction of their mean that changes slowest (`fedtide.parts.rhythm`). Of a round that was heard
+    it tells the share of each group as read there, between the extremes seen; of one to come that of the curve over the
+    period, once one is believed. Before, and where nothing moves, there is no expectation, as with "em-only".
+
+    Args:
+        sketch: numbers of a client's sketch.
+        memory: rounds looked back; a period is found if it fits in twice.
+        look_every: rounds between two looks for a period.
+    """
+
+    sketch: Count = 64
+    memory: Count = 512
+    look_every: Count = 8
+    kind: Literal["learned"] = "learned"
+    timed: ClassVar[bool] = False  # what is read is as good as counted
+
+    def check(self, groups: int) -> None:
+        """Refuse more groups than a sketch can tell apart."""
+        if groups > self.sketch:
+            raise refused("prior.sketch", self.sketch, f"at least {groups}, the number of groups")
+
+    def init(self, groups: int) -> Heard:
+        """Return the memo before the first round."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return Heard(0, none, none, none, None, Found(False, (), 0.0, 0.0))
+
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+        """Return the memo after a round.
+
+        Args:
+            memo: the memo before.
+            moment: the round.
+            told: means over participants: the "sketch" (d,), and the counted shares of the "modes" (K,).
+            rng: the round's key, for shuffles.
+        """
+        groups, rounds = len(told["modes"]), memo.rounds + 1
+        ahead = self._ahead(memo, moment)
+        now = torch.tensor([float(moment.round)], dtype=torch.float64)
+        times, sketches, shares = (
+            (torch.cat([old, new]) if memo.rounds else new)[-self.memory :]
+            for old, new in (
+                (memo.times, now),
+                (memo.sketches, told["sketch"].double()[None]),
+                (memo.shares, told["modes"].double()[None]),
+            )
+        )
+        found = memo.found
+        if rounds % self.look_every == 0 and len(times) >= LEAST and groups > 1:
+            found = look(times.numpy(), sketches.numpy(), rng.at("rhythm").numpy())
+        if found.moves:
+            shares = torch.from_numpy(read_shares(sketches.numpy(), groups, shares.numpy()))
+        return Heard(rounds, times, sketches, shares, ahead, found)
+
+    def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor | None:
+        """Return the share of each group (groups,): as read in the round heard last, else as forecast, or None."""
+        if groups == 1:
+            return torch.ones(1, dtype=torch.float64)
+        if memo.rounds and memo.times[-1] == moment.round:
+            return memo.shares[-1] if memo.found.moves else None
+        return self._ahead(memo, moment)
+
+    def facts(self, memo: Any) -> dict[str, Any]:
+        """Return the believed periods and the forecast of this round, and at a look its gain and that of chance."""
+        found: Found = memo.found
+        facts: dict[str, Any] = {}
+        if memo.rounds % self.look_every == 0 and len(memo.times) >= LEAST:
+            facts |= {"gain": found.gain, "chance": found.chance}
+        if found.periods:
+            facts |= {"periods": torch.tensor(found.periods, dtype=torch.float64)}
+        return facts if memo.ahead is None else facts | {"forecast": memo.ahead}
+
+    def _ahead(self, memo: Heard, moment: Moment) -> Tensor | None:
+        """Return the shares of a round to come (groups,), or None if no period is believed."""
+        if not memo.found.periods:
+            return None
+        at = np.array([float(moment.round)])
+        shares = curve(memo.times.numpy(), memo.shares.numpy(), memo.found.periods, at)[0].clip(0, 1)
+        return torch.from_numpy(shares / shares.sum())
+
+
+LEAST = 4 * HARMONICS
+"""Rounds before a first look."""
 
 
 Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
 """A prior that depends on the clock alone."""
 
-Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
+Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft | Learned, Field(discriminator="kind")]
 
 
 def need_period(

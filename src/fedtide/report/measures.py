@@ -218,16 +218,16 @@ FORMATS: dict[Unit, Written] = {
 WRITTEN: dict[Written, str] = {
     percent: "last best worst_point mean_over_rounds branch_accuracy val_accuracy own_weight recovered split_purity "
     "fullest_component events_recovered events_detected counted reached_accuracy reached_target commonest_class purity "
-    "churn",
+    "churn period_known period_found shares_known",
     points: "swing std_over_rounds client_std local_forgetting local_forgetting_own local_forgetting_apart forgetting "
-    "share_error event_fall",
+    "share_error shares_error event_fall",
     signed_points: "peak_gain trough_gain backward_transfer forward_transfer",
     number: "share_correlation posterior_entropy log_likelihood training_loss first_loss peak_loss loss_spread "
     "ari_over_rounds ari_last heterogeneity heterogeneity_all embedding_heterogeneity embedding_heterogeneity_all "
     "spread silhouette ari nmi evenness local_loss_increase",
     size: "down up",
     seconds: "seconds evaluation_seconds time_to_accuracy time_to_target simulated_seconds",
-    rounds: "rounds_to_target",
+    rounds: "rounds_to_target rounds_to_period learned_period",
     count: "answered refused diverged recovery_rounds moves reclusterings clusters clusters_last event_recovery "
     "detection_delay false_alarms events_known asked_to_train counted_in_a_round",
 }
@@ -255,6 +255,7 @@ IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay")
 
 ARRIVALS = {
     "time_to_accuracy": "reached_accuracy", "rounds_to_target": "reached_target", "time_to_target": "reached_target",
+    "rounds_to_period": "period_found",
 }  # fmt: skip
 """Times until something that a seed may never reach, each with the measure that is 1 where it does, else 0.
 

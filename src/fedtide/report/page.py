@@ -23,6 +23,7 @@ from fedtide.report import (
     mixtures,
     narrative,
     nodes,
+    server_clock,
     tables,
 )
 from fedtide.report.alarms import alarms
@@ -318,6 +319,9 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
          "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
          "it gained. Forward transfer: its accuracy before its first turn, minus chance. A turn recovers when its "
          "group is back within a point of the end of its last turn."),
+        ("The learned rhythm", tables.measured(summary, tables.RHYTHM),
+         "What learned priors found by themselves. Where no period is ever believed the rounds are those of the run. "
+         "The error of the shares is the root mean square difference to the shares of groups among those who came."),
         ("The simulated clock", clock.clock_table(record, summary),
          "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
          "first that were wanted, or never answered."),
@@ -353,6 +357,11 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
          "What everybody may see of the run says at most so much of any one client (left), and the accuracy at which "
          f"that much was spent (right).{band}",
          budget.epsilon_and_accuracy(record)),
+        ("The server's clock",
+         "What methods that are told nothing find out from sums: the share of the first group among the participants "
+         "as read in each round (dots), between the extremes seen; the forecast that was made before the round (line), "
+         "from when a period is believed (dashes); and that of the next period. The area is the truth. One seed.",
+         server_clock.server_clock(record)),
         ("One period, hour by hour",
          f"{record.span.capitalize()}, folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",

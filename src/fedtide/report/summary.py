@@ -23,6 +23,7 @@ from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import ARRIVALS, BY_WAY, UNKNOWN, Measure
 from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
+from fedtide.report.rhythm import learning
 from fedtide.runs.folder import load
 
 OF_A_RUN = ("accuracy", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
@@ -216,6 +217,7 @@ def _measures(record: ExperimentRecord, method: MethodRecord, targets: Mapping[i
         | blending(run, record.window)
         | gains(run, record.view, method.cycles)
         | following(run, record.view)
+        | learning(run)
         for run in method.runs
     ]
     names = dict.fromkeys(name for values in per_run for name in values)

@@ -291,6 +291,15 @@ BLEND = {
 }
 """Columns on learned blends of domains."""
 
+RHYTHM = {
+    "rounds until a period was believed": "rounds_to_period",
+    "period at the end": "learned_period",
+    "rounds with a period": "period_known",
+    "rounds with shares": "shares_known",
+    "error of the shares": "shares_error",
+}
+"""Columns on what a learned prior found."""
+
 STEADINESS = {
     "mean over all evaluations": "mean_over_rounds",
     "standard deviation over all evaluations": "std_over_rounds",

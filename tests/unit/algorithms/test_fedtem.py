@@ -141,7 +141,7 @@ def test_a_prior_that_says_what_the_posteriors_say_changes_nothing(seed):
     prior = {"kind": "linear", "period": 8, "phase": -(4 - first)}
     timed = played(toy("fedtem", {"prior": prior, "update": "overwrite"}), rounds=1, seed=seed)
     assert float(timed.steps[0].facts["prior"][0]) == first / 4
-    assert same(replace(timed.state, expected=None), free.state)
+    assert same(replace(timed.state, prior=None), free.state)
 
 
 @pytest.mark.parametrize("first", range(5))
@@ -153,7 +153,7 @@ def test_so_it_is_for_any_number_of_them(first):
     ours, facts = after(linear, state, rows_of(pt))
     theirs, _ = after(free, alike, rows_of(pt))
     assert facts["assigned"].tolist() == [first, 4 - first]
-    assert same(replace(ours, expected=None), theirs)
+    assert same(replace(ours, prior=None), theirs)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def mirrored(state):
         var=state.var.flip(0),
         pi=state.pi.flip(0),
         started=state.started.flip(0),
-        expected=None if state.expected is None else 1 - state.expected,
+        prior=None if state.prior is None else 1 - state.prior,
     )
 
 
@@ -570,7 +570,7 @@ def test_the_first_components_are_small_random_means_and_the_first_centers_alike
     state = begun(fedtem(wide, prior=Linear(8), branches=3))
     assert (state.var == 1).all()
     assert state.pi.tolist() == pytest.approx([1 / 3] * 3)
-    assert state.expected is None
+    assert state.prior is None
     assert begun(fedtkm(wide, prior=Linear(8))).log_alpha.tolist() == [0.0, 0.0]
 
 

@@ -209,7 +209,7 @@ def turned(state):
     if hasattr(state, "log_alpha"):
         log_alpha = state.log_alpha[back]
         new = replace(new, log_alpha=log_alpha - log_alpha[0])  # all relative to the first
-    return replace(new, expected=None) if hasattr(state, "expected") else new
+    return replace(new, prior=None) if hasattr(state, "prior") else new
 
 
 @pytest.mark.parametrize(

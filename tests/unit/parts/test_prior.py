@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.config_types import Spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.parts.prior import (
     Block,
@@ -86,11 +87,17 @@ def test_em_alone_expects_nothing():
 # -- soft -------------------------------------------------------------------------------------------------------------
 
 
+def counted_share(first: float) -> dict[str, torch.Tensor]:
+    """What a round tells: the counted shares of two groups."""
+    return {"modes": torch.tensor([first, 1 - first], dtype=torch.float64)}
+
+
 def played(prior: Soft, counted: list[float], begin: int = 0) -> list[float]:
     """The share of the first group, round by round."""
     q: list[float] = []
     for t, now in enumerate(counted, begin):
-        q.append(float(prior.shares(at(t), 2, now, q[-1] if q else None)[0]))
+        q.append(prior.see(q[-1] if q else None, at(t), counted_share(now), Rng(0)))
+        assert prior.shares(at(t), 2, q[-1]).tolist() == [q[-1], 1 - q[-1]]
     return q
 
 
@@ -117,8 +124,8 @@ def test_soft_with_a_phase(phase):
 
 
 def test_soft_begins_with_what_is_counted_between_peaks():
-    assert float(Soft(8).shares(at(2), 2, 0.3)[0]) == 0.3
-    assert float(Soft(8).shares(at(6), 2, 0.3)[0]) == 0.3
+    assert played(Soft(8), [0.3], begin=2) == [0.3]
+    assert played(Soft(8), [0.3], begin=6) == [0.3]
 
 
 @pytest.mark.parametrize("period", [8.5, 7.25])
@@ -129,10 +136,10 @@ def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
 
 
 def test_soft_is_for_two_groups():
-    assert Soft(8).shares(at(2), 1, 0.3, 0.4).tolist() == [1.0]
-    assert Soft(8).shares(at(2), 2, 0.3, 0.4).tolist() == [0.3, 0.7]
+    assert Soft(8).shares(at(2), 1, 0.3).tolist() == [1.0]
+    assert Soft(8).shares(at(2), 2, 0.3).tolist() == [0.3, 0.7]
     with pytest.raises(FedtideError, match="prior: found 'soft', allowed: at most 2 groups, not 3"):
-        Soft(8).shares(at(2), 3, 0.3, 0.4)
+        Soft(8).shares(at(2), 3, 0.3)
     with pytest.raises(FedtideError):
         Soft(8).check(3)
 
@@ -204,13 +211,13 @@ def test_without_a_period_nothing_can_be_expected(prior):
     with pytest.raises(FedtideError, match=r"prior.period: missing; allowed: a number of rounds"):
         prior.check(2)
     with pytest.raises(FedtideError, match=r"prior.period: missing"):
-        prior.shares(at(0), 2, 0.5, None)
+        prior.elapsed(at(0))
 
 
 @pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
 def test_others_fit_three_groups(prior):
     prior.check(3)
-    found = prior.shares(at(1), 3, 0.5, None)
+    found = prior.shares(at(1), 3)
     assert found is None if isinstance(prior, EMOnly) else float(found.sum()) == pytest.approx(1.0)
 
 
@@ -223,13 +230,16 @@ def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
     assert [prior.kind for prior in ALL if not prior.timed] == ["uniform", "em-only"]
     for prior in ALL:
         prior.check(2)
-        q = prior.shares(at(3), 2, 0.5, 0.6)
+        memo = prior.see(prior.init(2), at(3), counted_share(0.5), Rng(0))
+        q = prior.shares(at(3), 2, memo)
+        assert prior.sketch is None
+        assert prior.facts(memo) == {}
         assert q is None if isinstance(prior, EMOnly) else float(q.sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("prior", [prior for prior in ALL if not isinstance(prior, Soft | EMOnly)])
 def test_those_that_read_the_clock_do_not_look_at_what_was_counted(prior):
-    assert all(torch.equal(prior.shares(at(t), 2), prior.shares(at(t), 2, 0.1 * t, 0.3)) for t in range(9))
+    assert all(prior.see(prior.init(2), at(t), counted_share(0.1 * t), Rng(0)) is None for t in range(9))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Frozen sketches of clients in sums: what a learned prior reads, and no training moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedtide.core.types import Shard, Weighted
+from fedtide.learn.task import Task
+from fedtide.multi.representation import Gradient
+from fedtide.parts.prior import Prior
+
+
+def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]]:
+    """Return what clients add to their sums for a prior: the leaf "sketch", or nothing for all priors but "learned".
+
+    A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
+    sums: of length 1 whatever the samples, so that 1 is its bound under privacy. Labels and what they are put on are
+    both in it, and each client counts the same.
+
+    Args:
+        prior: the prior.
+        task: the task of a single model.
+    """
+    if prior.sketch is None:
+        return lambda shard: {}
+    represent = Gradient(last_layer=True, sketch=prior.sketch).of(task, "prior")
+    return lambda shard: {"sketch": Weighted(represent(None, shard), 1.0)}

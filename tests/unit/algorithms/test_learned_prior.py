@@ -1,0 +1,76 @@
+"""Methods with a learned prior: what clients add, what the server keeps, and that all the rest is as without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.laws.case import Case
+from fedtide.runs.build import host_of
+from helpers.briefly import carried_on
+from helpers.toys import played, toy
+
+METHODS = ("fedtem", "fedtkm")
+TURNS = {"kind": "block-cyclic", "period": 8}
+
+
+def experiment(method: str, prior, **changes):
+    return toy(method, {"prior": prior, "anchor": False}, **{"rounds": 26, "shift": {"who": TURNS}, **changes})
+
+
+def test_shares_are_read_in_blocks():
+    """Groups in turns of four rounds: whoever is there is alone."""
+    learned = played(experiment("fedtkm", "learned"))
+    assert learned.state.prior.found.moves
+    read = [step.facts["prior"] for step in learned.steps if "prior" in step.facts]
+    assert len(read) >= 10
+    assert learned.state.prior.shares.shape == (26, 2)
+    first = learned.state.prior.shares[:, 0]
+    day = torch.tensor([t % 8 < 4 for t in range(26)])
+    assert abs(float(first[day].mean() - first[~day].mean())) > 0.5
+
+
+@pytest.mark.parametrize("method", ["fedtem"])
+def test_until_something_moves_it_is_as_with_no_prior(method):
+    """The first look is after 16 rounds; before it not a bit is another but what is kept."""
+    ours, theirs = (played(experiment(method, prior), rounds=15) for prior in ("learned", "em-only"))
+    assert all("prior" not in step.facts for step in ours.steps)
+    bare = replace(ours.state, prior=None)
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(bare.weights.params.values(), theirs.state.weights.params.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("method", ["fedtkm"])
+def test_it_goes_on_from_a_checkpoint_in_the_middle_of_what_it_has_learned(method):
+    """Saved after 9 of 18 rounds: it reads, and looks, as the run that never stopped."""
+    prior = {"kind": "learned", "look_every": 4, "memory": 14}
+    carried_on(Case(lambda: experiment(method, prior, rounds=18), lambda: pytest.fail("no processes")))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sketch_is_one_leaf_of_length_one(method):
+    made = experiment(method, {"kind": "learned", "sketch": 5})
+    host = host_of(made, made.method[0], 0, MemoryStore(None))
+    run = played(made, rounds=1, host=host)
+    assert run.state.prior.sketches.shape == (1, 5)
+    assert float(run.state.prior.sketches.norm()) <= 1
+
+
+def test_only_sums_are_needed():
+    """FedTKM with a learned prior plays on a fleet that refuses to show anything of a client."""
+    run = played(experiment("fedtkm", "learned"), sums_only=True, rounds=2)
+    assert run.state.prior.rounds == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_training_moves_a_sketch(method):
+    """Three rounds with everyone there: the mean sketch is the same in each, whatever the weights became."""
+    made = toy(method, {"prior": "learned", "anchor": False, "cohort": "everyone"}, shift={"who": "always"})
+    run = played(made, rounds=3)
+    sketches = run.state.prior.sketches
+    assert torch.equal(sketches, sketches[:1].expand(3, -1))
