@@ -14,12 +14,12 @@ import torch
 
 from fedtide.core.types import Weighted
 from fedtide.wire.accounting import Plan
-from fedtide.wire.clip import Adaptive, Clip
+from fedtide.wire.clip import Adaptive, Clip, bounds_in, clipped
 from fedtide.wire.ledger import LEDGER, Ledger
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.release import Release
 from fedtide.wire.steps import Opening, Wire
-from fedtide.wire.vector import form_of, opened
+from fedtide.wire.vector import as_vector, form_of, opened
 
 LENGTHS = (0.5, 0.9, 1.9, 3.9)
 BOUNDS, HOW = {"delta": 1.0, "loss": 9.0}, {"delta": Adaptive(0.75, math.log(2))}
@@ -66,13 +66,25 @@ def test_what_says_who_was_within_has_its_part_of_the_noise():
     step = server(lambda stream, number, size: torch.ones(size, dtype=torch.float64), z=2.0)
     form, tables = played(step, 0)
     _, quiet = played(server(), 0)
-    bounds = {"delta": 1.0, "loss": 9.0, "delta?": 0.5}
+    bounds = {"delta": 1.0, "loss": 9.0, "delta?": 1.0}
     scale = deviations(groups_of(form, bounds), 2.0)
     assert set(scale) == set(bounds)
     for name, table in tables.items():
         moved = table[:, :-1] - quiet[name][:, :-1]
         torch.testing.assert_close(moved, torch.full_like(moved, scale[name]), rtol=1e-6, atol=1e-8)
     assert math.hypot(*(bounds[name] / scale[name] for name in scale)) == pytest.approx(1 / 2.0)
+
+
+def test_one_client_in_place_of_zeros_moves_a_release_by_one_over_z():
+    """Zeros are within every bound; who is beyond says the opposite."""
+    form = Wire(steps=(server(),)).formed(FORM, 0)
+    bounds = bounds_in(form, BOUNDS, HOW)
+    scale = deviations(groups_of(form, bounds), 2.0)
+    moved = clipped(as_vector(form, total(90.0)), form, BOUNDS, HOW) - clipped(
+        torch.zeros(form.size), form, BOUNDS, HOW
+    )
+    lengths = [float(table[:, :-1].norm()) / scale[name] for name, table in form.tables(moved).items()]
+    assert math.hypot(*lengths) == pytest.approx(1 / 2.0)
 
 
 def test_a_server_that_goes_on_has_the_same_bounds(tmp_path):

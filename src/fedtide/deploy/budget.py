@@ -6,6 +6,8 @@ rounds its clients were, whether these are as far apart and as few as its ticket
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +28,10 @@ OWN = "privacy"
 MASKED = 10_000
 """Answers under masks of which a node knows the question: the oldest cannot be opened any more."""
 
-OTHER = "it answered this before, of another model"
+OTHER = "it answered this before, of another model, or asked in another way"
+
+SAME = "question", "purpose", "reveal"
+"""What a question that comes once more has in common with the one before, beside its model and the client's memory."""
 
 Place = tuple[int, int, int | None]
 """Round, number of the question in it, slot."""
@@ -98,8 +103,8 @@ class Budget:
                 return why
             if mask is None:
                 lines.append(line)
-            else:
-                self._asked[key] = line
+            elif self._asked.setdefault(key, line) != line:
+                return OTHER
         while len(self._asked) > MASKED:
             self._asked.pop(next(iter(self._asked)))
         for line in lines:
@@ -112,6 +117,8 @@ class Budget:
 
     def _line(self, header: Mapping[str, Any], client: int, place: Place, model: str) -> Line:
         number, ask, slot = place
+        counted = header.get("counted", {}).get(str(client))
+        same = json.dumps([model, *(header.get(key) for key in SAME), counted])
         return Line(
             round=number,
             ask=ask,
@@ -121,7 +128,7 @@ class Budget:
             bounds={},
             clients=(client,),
             epsilon=0.0,
-            sha256=model,
+            sha256=hashlib.sha256(same.encode()).hexdigest(),
         )
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:

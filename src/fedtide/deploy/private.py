@@ -24,6 +24,7 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
     if wire is None or ledger is None:
         return wire
     safe = safe_of(site)
+    safe.check(ledger)
     noise = SystemNoise(site.private / SEEDS if ledger.plan.bands > 1 else None)
     last = max((line.round for line in ledger.lines), default=-1)
     released = {stream_of(line.question, line.ask, line.slot) for line in ledger.of(last)}

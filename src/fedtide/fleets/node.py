@@ -238,6 +238,7 @@ class Node:
             except TooLarge:
                 told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
             except MemoryLost as error:  # the server's word for what it kept: zeros in its place would be its choice
+                sent.pop(client, None)
                 told[str(client)] = f"{REFUSED}{error}"
             except Exception as error:
                 sent.pop(client, None)

@@ -46,7 +46,7 @@ WITHIN = "?"
 """End of the name of the leaf that says whether a client was within a bound that adapts."""
 
 HALF = 0.5
-"""What it says is half, and minus half where not: one client moves it no further."""
+"""What it says is half, and minus half where not. Zeros are within, so one client moves it by twice as much."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,8 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float], adaptive: C
             table *= (INSIDE if len(table) > 1 else 1.0) / whole
         else:
             values.zero_()
+        if not bool(table.isfinite().all()):  # the inverse of so small a weight is not
+            table.zero_()
         if len(table) == 1:
             weights.fill_(1.0)
         most, length = _most(name, values.numel(), form.people, bounds), float(values.norm())
@@ -134,7 +136,7 @@ def bounds_in(form: Form, bounds: Mapping[str, float], adaptive: Collection[str]
     """Return all bounds of a form: those that it says, of leaves whose bound adapts, in place of those that stay."""
     said = {leaf.name: leaf.bound for leaf in form.leaves if leaf.bound and (leaf.name or WHOLE) in adaptive}
     first = {name or WHOLE: bound for name, bound in said.items()}
-    return {**bounds, **first, **{f"{name}{WITHIN}": HALF for name in said}}
+    return {**bounds, **first, **{f"{name}{WITHIN}": 2 * HALF for name in said}}
 
 
 def check_form(form: Form, bounds: Mapping[str, float]) -> None:

@@ -138,6 +138,8 @@ class Release:
         if self.safe is not None and all(each.place != line.place for each in self.ledger.of(number)):
             self.safe.keep(line, released)
         self.ledger.add(line)
+        if self.safe is not None:
+            self.safe.count(len(self.ledger.lines))
         return released
 
     def _noise(self, opening: Opening, number: int, size: int) -> Tensor:

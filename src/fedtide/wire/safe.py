@@ -21,11 +21,16 @@ import torch
 from torch import Tensor
 
 from fedtide.core.atomic import flush, naming, replacing
+from fedtide.core.errors import refused
 from fedtide.core.memory import Version
-from fedtide.wire.ledger import Line
+from fedtide.wire.ledger import Ledger, Line
 
 OWN = re.compile(r"(\d+)\.\d+\.(?:asked|all|\d+)")
 """Names of files here, which begin with the round."""
+
+
+LINES = "lines"
+"""Name of the file that says how many lines the ledger has."""
 
 
 def digest(released: Tensor) -> str:
@@ -75,6 +80,22 @@ class Safe:
             own = OWN.fullmatch(path.name)
             if own is not None and int(own[1]) < before:
                 path.unlink(missing_ok=True)
+
+    def count(self, lines: int) -> None:
+        """Keep how many lines the ledger has, once they are on the disk."""
+        self._write(self.folder / LINES, str(lines).encode())
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise where a ledger has fewer lines than it had: what it does not know was released all the same.
+
+        Raises:
+            FedtideError: it is an older one.
+        """
+        path = self.folder / LINES
+        known = int(path.read_bytes()) if path.is_file() else 0
+        if len(ledger.lines) < known:
+            but = "an older ledger was put back, and what it lacks would be released a second time"
+            raise refused(f"{ledger.path}: lines", len(ledger.lines), f"{known} or more, or a new site", but)
 
     def _sum(self, line: Line) -> Path:
         return self.folder / f"{line.round}.{line.ask}.{'all' if line.slot is None else line.slot}"

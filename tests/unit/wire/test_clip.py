@@ -100,6 +100,16 @@ def test_who_has_no_numbers_sends_zeros_and_counts():
         clipped(torch.ones(3), form, {"delta": 1e9})
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_who_has_a_weight_without_an_inverse_sends_zeros_and_counts(slots):
+    form = Form((Leaf("models", 1, slots=slots),), 3)
+    vector = torch.tensor([1e-309, 1e-310, 0.0, 0.0][: form.size], dtype=torch.float64)
+    assert (
+        quantized(clipped(vector, form, {"models": 1.0}), 3).tolist()
+        == [0, 2**34 if slots == 1 else 0, 0, 0][: form.size]
+    )
+
+
 def test_every_leaf_needs_a_bound():
     with pytest.raises(FedtideError, match=r"wire.privacy.clip: no bound of 'loss', which clients send too"):
         clipped(torch.zeros(FORM.size), FORM, {"delta": 1.0, "models": 1.0})
