@@ -88,7 +88,7 @@ def form_of(total: Tree, people: int) -> Form:
     """Return the form of totals like this one, of whose slots one is enough.
 
     >>> form_of({"delta": Weighted(torch.zeros(2, 3), 1.0), "models": Slotted({0: Weighted(1.0)}, 4)}, 10).leaves
-    (Leaf(name='delta', size=6, slots=1), Leaf(name='models', size=1, slots=4))
+    (Leaf(name='delta', size=6, slots=1, bound=None), Leaf(name='models', size=1, slots=4, bound=None))
     """
     made: dict[str, Leaf] = {}
     for name, _, slots, weighted in _weighted(total):
