@@ -89,11 +89,16 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
 
 
 def matching(part: str, names: Sequence[str]) -> list[str]:
-    """The points of a sweep that a claim means: those whose names have all these parts; "chosen" means every point.
+    """The points of a sweep that a claim means: the one of this name, else those whose names have all these parts;
+    "chosen" means every point.
 
     >>> matching("norm batch", ["norm group, rate 0.1", "norm batch, rate 0.1", "norm batch, rate 0.3"])
     ['norm batch, rate 0.1', 'norm batch, rate 0.3']
+    >>> matching("epsilon 2", ["epsilon 2", "epsilon 2, ten times the clients"])
+    ['epsilon 2']
     """
+    if part in names:
+        return [part]
     return [name for name in names if part == "chosen" or set(part.split(", ")) <= set(name.split(", "))]
 
 
