@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment
+from fedtide.core.atomic import flush
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Algorithm
 from fedtide.runs.private import ledger_with, plan_without_sampling
@@ -111,7 +112,9 @@ class Budget:
             (client,) = line.clients
             if why := self._objection(line, client, most):
                 return why
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(mode=0o700, parents=True)
+                flush(self.folder.parent)
             self.ledger(client).add(line)
         return None
 

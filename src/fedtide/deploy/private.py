@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+from fedtide.core.atomic import flush
 from fedtide.core.types import Algorithm
 from fedtide.deploy.budget import ledger_for, so_far
 from fedtide.deploy.site import Site
@@ -25,6 +26,8 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
         return wire
     safe = safe_of(site)
     safe.check(ledger)
+    for number, clients in safe.offered():
+        ledger.offer(number, clients)
     noise = SystemNoise(site.private / SEEDS if ledger.plan.bands > 1 else None)
     last = max((line.round for line in ledger.lines), default=-1)
     released = {stream_of(line.question, line.ask, line.slot) for line in ledger.of(last)}
@@ -36,6 +39,7 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
 def safe_of(site: Site) -> Safe:
     """Make the folder where a site keeps what was released, until a checkpoint counts on it."""
     site.private.mkdir(mode=0o700, exist_ok=True)
+    flush(site.private.parent)
     return Safe(site.private / RELEASED)
 
 

@@ -19,6 +19,7 @@ from fedtide.fleets.carrier import Response
 from fedtide.fleets.masked import bundle_of, shown_of
 from fedtide.fleets.node import ABSTAINED, ANSWERED, COLUMNS, NOT_FINITE, REFUSED
 from fedtide.fleets.schema import LARGEST, Schema, misfit
+from fedtide.wire.steps import Wire
 from fedtide.wire.vector import Form
 
 LOST = "lost: "
@@ -56,6 +57,7 @@ class Sent:
         wanted: what answers must look like, by slot; None where nobody looks.
         at: when it was sent.
         seconds: within which an answer counts.
+        wire: how sums in fixed point pass, of which each answer is looked at; None where they are masked.
     """
 
     node: str
@@ -64,6 +66,7 @@ class Sent:
     wanted: Mapping[int | None, Schema] | None
     at: float
     seconds: float
+    wire: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def read(sent: Sent, response: Response, heaviest: float) -> dict[int, Heard]:
         elif word == ANSWERED and sent.post != "score":
             wanted = None if sent.wanted is None else sent.wanted[slots[client]]
             form = None if sent.ask.forms is None else sent.ask.forms[slots[client] or 0]
-            why = _fault(tree, wanted, form, sent.ask.reveal, heaviest)
+            why = _fault(tree, wanted, form, sent.ask.reveal, heaviest, sent.wire)
             word = word if why is None else REFUSED + one_line(why)
         heard[client] = Heard(word, tree, client in told.kept, sent.ask, response.seconds, told.fewest)
     return heard
@@ -171,7 +174,12 @@ def all_alike(sent: Sent, word: str, seconds: float) -> dict[int, Heard]:
 
 
 def _fault(
-    answer: Tree, wanted: Schema | None, form: Form | None, reveal: Sequence[str], heaviest: float
+    answer: Tree,
+    wanted: Schema | None,
+    form: Form | None,
+    reveal: Sequence[str],
+    heaviest: float,
+    wire: Wire | None,
 ) -> str | None:
     """Return the reason why an answer may not be summed; None if it may."""
     if not isinstance(answer, dict) or set(answer) != {"total", "rows"} or not isinstance(answer["rows"], dict):
@@ -180,6 +188,8 @@ def _fault(
         total = answer["total"]
         if not isinstance(total, Tensor) or total.dtype != torch.int64 or total.shape != (form.size,):
             return f"total: found {type(total).__name__}, allowed: {form.size} whole numbers"
+        if wire is not None and (why := wire.fault(total, form, 1, heaviest)):
+            return why
         answer = {"total": {}, "rows": answer["rows"]}
         wanted = None if wanted is None else replace(wanted, answer={**wanted.answer, "total": {}})
     if wanted is not None:

@@ -154,10 +154,11 @@ def bundle_of(tree: Tree) -> Bundle:
 
 @dataclass(frozen=True)
 class Opened:
-    """Sums without their masks, by slot, or 0, and the clients in them."""
+    """Sums without their masks, by slot, or 0, the clients in them, and why there is none of others, where known."""
 
     sums: dict[int, Tensor]
     clients: frozenset[int]
+    why: Mapping[int, str]
 
 
 @dataclass

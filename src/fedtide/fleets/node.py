@@ -160,7 +160,7 @@ class Node:
     def _answer(self, header: Mapping[str, Any], payload: bytes, began: float) -> tuple[dict[str, Any], bytes]:
         asked = question_of(header)
         model = hashlib.sha256(payload).hexdigest()
-        why = self._objection(asked) or self.rules.refuses(header, model) or self._objection_to_sum(asked)
+        why = self._objection(asked) or self._objection_to_sum(asked) or self.rules.refuses(header, model)
         if why is not None:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
         if asked.kind in ("keys", "unmask"):

@@ -34,20 +34,18 @@ from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
 from fedtide.wire.masks import STALE, Shown, hidden, unmasked
 from fedtide.wire.release import ledger_of, release_of
 from fedtide.wire.safe import Safe
-from fedtide.wire.vector import Form
-from fedtide.wire.vector import opened as opened_up
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
-
-TINY = 1e-3
-"""By how much a sum of weights may be off."""
 
 TRIES = 3
 """How often a sum is masked anew where clients vanish before it is opened."""
 
 LATE, AT_WORK = "late", "at work"
 """Words of the record for a client of which nothing came in time, and for one that is asked after again."""
+
+UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
+"""Word of the record for a client in whose sum there is no fault of its own."""
 
 MADE_UP = -1
 """In the server's notes the client whose made-up rows tell what answers must look like."""
@@ -118,7 +116,8 @@ class RemoteFleet:
         self._lines: list[dict[str, Any]] = []
         self.spent = Cost()
         self._scored = 0
-        self.present = torch.empty(0, dtype=torch.int64)
+        self.present = self._willing = torch.empty(0, dtype=torch.int64)
+        self._shut: set[int] = set()
 
     def _enroll(self) -> None:
         """Read the roster, which may have grown."""
@@ -140,6 +139,7 @@ class RemoteFleet:
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
             self.clock.sleep(LOOK)
+        self._willing, self._shut = self._without(self._shut), set()
         self._go_back()
 
     def _look(self) -> Tensor:
@@ -147,6 +147,12 @@ class RemoteFleet:
         ids = sorted(client for name in there for client in self.roster.get(name, ()))
         self.present = torch.tensor(ids, dtype=torch.int64)
         return self.present
+
+    def _without(self, shut: set[int]) -> Tensor:
+        """Return who is present, without those who did not open a sum in the round before, if enough are left."""
+        left = [client for client in self.present.tolist() if client not in shut]
+        fewest = max(self.fewest, 1 if self.vectors is None else self.vectors.wire.fewest)
+        return torch.tensor(left, dtype=torch.int64) if len(left) >= fewest else self.present
 
     def elapsed(self) -> float:
         """Return the seconds between the beginning of this round and that of the next one."""
@@ -177,7 +183,9 @@ class RemoteFleet:
         self.safe.forget(self.moment.round)
         if lines := self._released():
             noted = self.safe.noted((lines[0].round, lines[0].ask))
-            self.present = self.present if noted is None else torch.tensor(noted["present"], dtype=torch.int64)
+            if noted is not None:
+                self.present = torch.tensor(noted["present"], dtype=torch.int64)
+                self._willing = torch.tensor(noted.get("willing", noted["present"]), dtype=torch.int64)
 
     def _released(self, ask: int | None = None) -> list[Line]:
         """Return what was released in this round, or by one of its questions, before this server was started."""
@@ -191,7 +199,8 @@ class RemoteFleet:
         assert self.vectors is not None
         assert self.safe is not None
         noted = self.safe.noted(ask.version) or {"seconds": {}, "kept": []}
-        told_of = [line for line in lines if set(map(str, line.clients)) <= noted["seconds"].keys()]
+        asked, heard = set(ask.clients.tolist()), set(map(int, noted["seconds"]))
+        told_of = [line for line in lines if line.question == ask.question and set(line.clients) <= asked & heard]
         known = [(line, found) for line in told_of if (found := self.safe.found(line)) is not None]
         clients = sorted(client for line, _ in known for client in line.clients)
         seconds = {int(client): took for client, took in noted["seconds"].items()}
@@ -216,14 +225,14 @@ class RemoteFleet:
     @property
     def reachable(self) -> Tensor:
         """Ids that could answer now, sorted: those that were present when the round began."""
-        there = self.who.reachable(self.present, self.moment)
+        there = self.who.reachable(self._willing, self.moment)
         return there[eligible(self.ledger, there, self.moment.round)]
 
     def arrivals(self, m: int) -> Tensor:
         """Draw `m` of the clients that are there, from (seed, round) alone, sorted."""
 
         def draw(size: int) -> Tensor:
-            return self.who.arrivals(size, self.present, self.moment)
+            return self.who.arrivals(size, self._willing, self.moment)
 
         came, _ = arrivals(self.ledger, draw, m, len(self._node), self.moment.round)
         self._drawn[str(m)] = came.tolist()
@@ -325,14 +334,16 @@ class RemoteFleet:
         """
         assert self._masks is not None
         self._unmet = {}
-        asked, named_before = ask, frozenset[int]()
+        asked, named_before, why = ask, frozenset[int](), dict[int, str]()
         for _ in range(TRIES):
             here = self._in_enough(self._met(asked, seconds))
             mask = self._masks.header(self._masks.name(), here, self._node)
             self._send(here, payload, seconds, mask=mask)
             self._listen("ask", here, seconds, first)
             came = self._mail.came("ask", set(here.clients.tolist()))
-            if self._forget_keys(client for client, heard in came.items() if heard.word == REFUSED + STALE):
+            stale = [client for client, heard in came.items() if heard.word == REFUSED + STALE]
+            if self._forget_keys(stale):
+                why |= dict.fromkeys(stale, UNOPENED)
                 continue
             answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
             alive = self._in_enough(_only(here, _as_owners_want(set(answered), ask, came)))
@@ -343,6 +354,7 @@ class RemoteFleet:
                 break
             asked, named_before = alive, clients
             named = {str(slot): clients for slot, clients in by_slot(alive).items()}
+            self._offer(ask.version[0], clients)
             self._send(alive, {}, seconds, "unmask", mask=mask | {"alive": named})
             self._listen("unmask", alive, seconds, len(alive.clients))
             shown = self._mail.came("unmask", clients)
@@ -355,7 +367,8 @@ class RemoteFleet:
                 if client in shown and shown[client].word == ANSWERED
                 if _opens(shown[client].sent, client, set(members), set(by_slot(here)[slot]))
             }
-            if not self._forget_keys(clients - open_up):
+            why = {client: _shut(shown.get(client)) for client in sorted(clients - open_up)}
+            if not self._forget_keys(why):
                 sums = {
                     slot: unmasked(
                         {client: came[client].sent["total"] for client in members},
@@ -364,20 +377,23 @@ class RemoteFleet:
                     for slot, members in by_slot(alive).items()
                 }
                 assert ask.forms is not None
-                sound = {
-                    slot
-                    for slot, total in sums.items()
-                    if self._sound(ask.forms[slot], total, len(by_slot(alive)[slot]))
-                }
-                told = {client for slot in sound for client in by_slot(alive)[slot]}
-                return Opened({slot: sums[slot] for slot in sound}, frozenset(told))
-        return Opened({}, frozenset())
+                assert self.vectors is not None
+                for slot, members in by_slot(alive).items():
+                    fault = self.vectors.wire.fault(sums[slot], ask.forms[slot], len(members), self.heaviest)
+                    if fault is not None:  # such as a mask that does not come off
+                        del sums[slot]
+                        word = f"{LOST}its sum cannot be, by what one of its nodes sent: {fault}"
+                        why |= dict.fromkeys(members, word)
+                return Opened(sums, clients - why.keys(), why)
+        self._shut |= set(why)
+        return Opened({}, frozenset(), why)
 
-    def _sound(self, form: Form, total: Tensor, members: int) -> bool:
-        """Tell whether the weights of an opened sum can be: else somebody sent a mask that does not come off."""
-        weights = [table[:, -1] for table in form.tables(opened_up(total)).values()]
-        most = self.heaviest * members
-        return all(bool(((each >= -TINY) & (each <= most + TINY)).all()) for each in weights)
+    def _offer(self, number: int, clients: frozenset[int]) -> None:
+        """Count a round of clients that are asked to open a sum, as their nodes do before they show anything."""
+        if self.ledger is None or not self.ledger.offer(number, clients):
+            return
+        if self.safe is not None:
+            self.safe.offer(number, sorted(clients))
 
     def _forget_keys(self, clients: Iterable[int]) -> bool:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
@@ -432,7 +448,8 @@ class RemoteFleet:
             number = f"{part.number}{'' if post in ('ask', 'flight') else post}{attempt}"
             number += f"{self._scored}" if post == "score" else ""
             wanted = self._wanted(part, payload) if post in ("ask", "flight") else None
-            sent = Sent(name, post, part, wanted, self.clock.monotonic(), seconds)
+            wire = None if self.vectors is None or "mask" in how else self.vectors.wire
+            sent = Sent(name, post, part, wanted, self.clock.monotonic(), seconds, wire)
             known = f"{part.moment.round}.{number}.{self._life}.{name}"
             most = most_bytes(sent, len(part.clients))
             questions.append((Question(known, name, header | how, sealed[key], seconds, most), sent))
@@ -507,15 +524,15 @@ class RemoteFleet:
         counted = _as_owners_want(enough, ask, came) if opened is None else enough & opened.clients
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
         done = join(_block(ask.of(at), came) for at in split_blocks(counts))
-        unopened = set() if opened is None else enough - counted
+        unopened = {} if opened is None else {**dict.fromkeys(enough - counted, UNOPENED), **opened.why}
         if self.vectors is not None:
             sums = done.vectors if opened is None else opened.sums
             if self.safe is not None and ask.forms is not None:
-                self.safe.note(ask.version, _noted(self.present, counted, came))
+                self.safe.note(ask.version, _noted(self.present, self._willing, counted, came))
             done = self.vectors.opened(ask, payload, replace(done, vectors=sums))
-            unopened |= set(done.unopened)
-        counted -= unopened
-        words = self._words(post, ask, came, counted, enough - counted - unopened, unopened)
+            unopened |= dict.fromkeys(done.unopened, UNOPENED)
+        counted -= unopened.keys()
+        words = self._words(post, ask, came, counted, enough - counted - unopened.keys(), unopened)
         of = {word: [client for client in words if words[client].startswith(word)] for word in (REFUSED, LOST)}
         refused_ids = sorted([*of[REFUSED], *(client for client in words if words[client] == NOT_FINITE)])
         silent = [client for client in words if words[client] == ABSTAINED]
@@ -541,7 +558,7 @@ class RemoteFleet:
         came: Mapping[int, Heard],
         counted: set[int],
         held_back: set[int],
-        unopened: set[int],
+        unopened: Mapping[int, str],
     ) -> dict[int, str]:
         """Say of every client what became of it; of some the owners want more clients in a sum."""
         words = {}
@@ -550,7 +567,7 @@ class RemoteFleet:
             if word == LATE and self._mail.asked(post, client) is None:
                 word = self._unmet.get(client, LOST + "it was not asked")
             if word == ANSWERED and client in unopened:
-                word = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
+                word = unopened[client]
             elif word == ANSWERED and client in held_back and post == "ask":
                 word = f"{REFUSED}its owner wants {came[client].fewest} clients in a sum, and fewer answered"
             elif word == ANSWERED and client not in counted:
@@ -659,11 +676,12 @@ def _block(ask: Ask, came: Mapping[int, Heard]) -> BlockResult:
     return replace(block.result(), notes={})
 
 
-def _noted(present: Tensor, counted: set[int], came: Mapping[int, Heard]) -> dict[str, Any]:
+def _noted(present: Tensor, willing: Tensor, counted: set[int], came: Mapping[int, Heard]) -> dict[str, Any]:
     """Return what must be known of a question beside its sums, should the server be killed before its checkpoint."""
     clients = sorted(counted)
     return {
         "present": present.tolist(),
+        "willing": willing.tolist(),
         "kept": [client for client in clients if came[client].kept],
         "seconds": {str(client): came[client].seconds for client in clients},
     }
@@ -672,6 +690,12 @@ def _noted(present: Tensor, counted: set[int], came: Mapping[int, Heard]) -> dic
 def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> bool:
     """Tell whether a client gave all that opens a sum: for all others in it, and of who was asked and is not."""
     return set(shown.opens) == members - {client} and set(shown.links) == peers - members
+
+
+def _shut(heard: Heard | None) -> str:
+    """Return the word of the record for a client whose node did not open a sum, whatever it said instead."""
+    said = "" if heard is None or heard.word == ANSWERED else f": {heard.word}"
+    return f"{LOST}its node did not open the sum{said}"
 
 
 def _only(ask: Ask, clients: set[int]) -> Ask:

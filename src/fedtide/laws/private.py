@@ -61,6 +61,9 @@ class _Kept:
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         return self.step.sent(vector, form)
 
+    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
+        return self.step.fault(total, form, members)
+
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         released = self.step.received(total.clone(), opening)
         self.sums.append((opening.form, total, released.clone()))

@@ -41,6 +41,8 @@ ROUNDED = 2.0 ** -(BITS + 1)
 INSIDE = 1 - 2.0**-30
 """Sum of a client's weights in slots: of 1000 rounded ones, too, the length is at most 1."""
 
+SLACK = 1e-9
+"""By which share a length may be off in float64."""
 
 WITHIN = "?"
 """End of the name of the leaf that says whether a client was within a bound that adapts."""
@@ -82,6 +84,10 @@ class Clip:
         """Return a client's vector within the bounds."""
         return clipped(vector, form, self.bounds, self.adaptive)
 
+    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
+        """Return why the sum of what so many clients sent cannot be; None where it can."""
+        return beyond(total, form, members, self.bounds, self.adaptive)
+
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Raise: no sum is read without noise."""
         raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
@@ -122,6 +128,23 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float], adaptive: C
         if length > most:
             values *= most / length
     return sent
+
+
+def beyond(
+    total: Tensor, form: Form, members: int, bounds: Mapping[str, float], adaptive: Collection[str] = ()
+) -> str | None:
+    """Return why the sum (size,) of what so many clients sent cannot be of clipped vectors; None where it can."""
+    bounds = bounds_in(form, bounds, adaptive)
+    for name, table in form.tables(total).items():
+        most, length = members * bound_of(name, bounds), float(table[:, :-1].norm())
+        if length > most * (1 + SLACK):
+            return f"{name or WHOLE}: found length {length:g}, allowed: at most {most:g}"
+        whole = float(table[:, -1].sum())
+        if len(table) == 1 and whole != members:
+            return f"{name or WHOLE}: found weight {whole:g}, allowed: {members}, one of each client"
+        if whole > members * (1 + len(table) * ROUNDED):
+            return f"{name or WHOLE}: found weights {whole:g} in all, allowed: at most {members}"
+    return None
 
 
 def with_bounds(form: Form, bounds: Mapping[str, float]) -> Form:

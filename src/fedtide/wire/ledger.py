@@ -81,6 +81,7 @@ class Ledger:
         self, plan: Plan, z: float, delta: float, path: Path | None = None, lines: Iterable[Line] = ()
     ) -> None:
         self.plan, self.z, self.delta, self.path = plan, z, delta, path
+        self._offered: dict[int, set[int]] = {}
         self._count_all([*lines, *([] if path is None else _mended(path))])
 
     def _count_all(self, lines: Iterable[Line]) -> None:
@@ -106,6 +107,13 @@ class Ledger:
         """Return the rounds that a client was in, sorted."""
         return sorted(self._rounds.get(client, ()))
 
+    def offer(self, number: int, clients: Iterable[int]) -> bool:
+        """Count that clients are asked to open a sum of a round, as their nodes do, and tell if that is new."""
+        new = [client for client in clients if number not in self._offered.get(client, ())]
+        for client in new:
+            self._offered.setdefault(client, set()).add(number)
+        return bool(new)
+
     def eligible(self, clients: Tensor, number: int) -> Tensor:
         """Tell which clients (n,) may be in a round, after those before it: bool (n,)."""
         if self.plan.sampling is not None:
@@ -113,7 +121,7 @@ class Ledger:
         return torch.tensor([self._may(client, number) for client in clients.tolist()], dtype=torch.bool)
 
     def _may(self, client: int, number: int) -> bool:
-        before = [held for held in self._rounds.get(client, ()) if held < number]
+        before = [held for held in {*self._rounds.get(client, ()), *self._offered.get(client, ())} if held < number]
         return len(before) < self.plan.times and number - max(before, default=-self.plan.distance) >= self.plan.distance
 
     def _keeps(self, client: int, number: int) -> bool:
@@ -248,7 +256,7 @@ def whole_lines(path: Path) -> list[str]:
     size = content.rfind(b"\n") + 1
     if size < len(content):
         os.truncate(path, size)
-    return content[:size].decode("utf-8", errors="replace").splitlines()
+    return content[:size].decode("utf-8", errors="replace").split("\n")[:-1]
 
 
 def read(path: Path) -> list[Line]:
@@ -261,7 +269,7 @@ def read(path: Path) -> list[Line]:
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     lines = []
-    for number, each in enumerate(whole.splitlines(), start=1):
+    for number, each in enumerate(whole.split("\n") if whole else [], start=1):
         try:
             said = json.loads(each)
         except ValueError:

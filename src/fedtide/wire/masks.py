@@ -227,10 +227,9 @@ class Masker:
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
-            why = self._trusts(node, bundle.identity)
-            if why is None and self._signed and not _verified(self.run, node, bundle):
-                why = "its key for masks is not signed by its registered key"
-            if why is not None:
+            if self._signed and not _verified(self.run, node, bundle):  # before its key is known as that of the node
+                raise FedtideError(f"node '{node}': its key for masks is not signed by its registered key")
+            if (why := self._trusts(node, bundle.identity)) is not None:
                 raise FedtideError(f"node '{node}': {why}")
 
     def masked(

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.wire.banded import Vector, coefficients, correlated
-from fedtide.wire.clip import HALF, WHOLE, WITHIN, Adaptive, Clip, adapted, bounds_in, clipped, with_bounds
+from fedtide.wire.clip import HALF, WHOLE, WITHIN, Adaptive, Clip, adapted, beyond, bounds_in, clipped, with_bounds
 from fedtide.wire.ledger import Ledger, Line
 from fedtide.wire.noise import noised
 from fedtide.wire.safe import Safe, digest
@@ -105,6 +105,10 @@ class Release:
         share = sum(line.within[name] * len(line.clients) for line in lines) / sum(len(line.clients) for line in lines)
         how = self.adaptive[name]
         return max(adapted(lines[-1].bounds[name], share, how.quantile, how.rate), LEAST)
+
+    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
+        """Return why the sum of what so many clients sent cannot be; None where it can."""
+        return beyond(total, form, members, self.bounds, self.adaptive)
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Return a sum with noise; its line is on the disk by then.

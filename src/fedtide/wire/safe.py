@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from fedtide.core.atomic import flush, naming, replacing
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
-from fedtide.wire.ledger import Ledger, Line
+from fedtide.wire.ledger import Ledger, Line, append, whole_lines
 
 OWN = re.compile(r"(\d+)\.\d+\.(?:asked|all|\d+)")
 """Names of files here, which begin with the round."""
 
+OFFERED = "offered"
+"""Name of the file of those who were asked to open sums, by round."""
 
 LINES = "lines"
 """Name of the file that says how many lines the ledger has."""
@@ -74,6 +76,19 @@ class Safe:
             return None
         return said if isinstance(said, dict) else None
 
+    def offer(self, number: int, clients: list[int]) -> None:
+        """Keep that clients are asked to open a sum of a round: their nodes count it, whether it is opened or not."""
+        self._make()
+        append(self.folder / OFFERED, json.dumps([number, clients]), mode=0o600)
+
+    def offered(self) -> list[tuple[int, list[int]]]:
+        """Return the rounds in which clients were asked to open a sum, with these."""
+        path = self.folder / OFFERED
+        try:
+            return [(int(number), list(clients)) for number, clients in map(json.loads, whole_lines(path))]
+        except (ValueError, TypeError):
+            raise FedtideError(f"{path}: damaged") from None
+
     def forget(self, before: int) -> None:
         """Forget the rounds before one, which a checkpoint holds by now."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
@@ -103,8 +118,14 @@ class Safe:
     def _asked(self, version: Version) -> Path:
         return self.folder / f"{version[0]}.{version[1]}.asked"
 
+    def _make(self) -> None:
+        """Make the folder, on the disk."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(mode=0o700, parents=True)
+            flush(self.folder.parent)
+
     def _write(self, path: Path, content: bytes) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make()
         with replacing(path) as temporary, naming(path):
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(handle, "wb") as file:

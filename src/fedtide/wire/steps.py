@@ -16,10 +16,13 @@ from torch import Tensor
 
 from fedtide.core.memory import Version
 from fedtide.core.trees import Tree
-from fedtide.wire.vector import Form, as_total, as_vector, opened, quantized
+from fedtide.wire.vector import ROOM, Form, as_total, as_vector, opened, quantized
 
 FEWEST = 3
 """Clients below which no sum is opened, where nothing else is said."""
+
+SLACK = 1e-3
+"""By how much fixed point may move a sum of the largest weights at most."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Step(Protocol):
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return what a client sends in place of its vector (size,), float64."""
+
+    def fault(self, total: Tensor, form: Form, members: int) -> str | None:
+        """Return why the sum (size,), float64, of what so many clients sent cannot be; None where it can."""
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Return what the algorithm is given in place of an opened sum (size,), float64."""
@@ -86,6 +92,30 @@ class Wire:
         for step in self.steps:
             vector = step.sent(vector, form)
         return quantized(vector, form.people)
+
+    def fault(self, total: Tensor, form: Form, members: int, heaviest: float) -> str | None:
+        """Return why a sum in fixed point of what clients sent cannot be; None where it can.
+
+        Args:
+            total: the sum, of a single client what it sent.
+            form: of the sum.
+            members: how many clients are in it.
+            heaviest: largest weight that a client may give to a value.
+
+        >>> import torch
+        >>> from fedtide.wire.vector import Leaf
+        >>> form = Form((Leaf("delta", 1),), people=2)
+        >>> Wire().fault(quantized(torch.tensor([3.0, 5.0]), 2), form, 1, heaviest=4.0)
+        'delta: found weight 5, allowed: 0 to 4'
+        """
+        vector = opened(total)
+        if len(vector) and float(vector.abs().max()) * form.people > ROOM * members:
+            return f"total: found a number beyond the room of {members} in a sum of {form.people}"
+        for name, table in form.tables(vector).items():
+            for weight in table[:, -1].aminmax():
+                if not 0 <= float(weight) <= heaviest * members + SLACK:
+                    return f"{name or 'total'}: found weight {float(weight):g}, allowed: 0 to {heaviest * members:g}"
+        return next((why for step in self.steps if (why := step.fault(vector, form, members))), None)
 
     def receive(self, total: Tensor, opening: Opening, like: Tree, optional: frozenset[str] = frozenset()) -> Tree:
         """Return a sum in fixed point as the algorithm reads it; `like` and `optional` as of `as_total`."""

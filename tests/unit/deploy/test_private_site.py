@@ -120,6 +120,44 @@ def test_a_node_refuses_in_words_what_its_own_ledger_has_no_room_for(private):
     assert [len(own(folder, name)) for name in NAMES] == [2, 2, 2]
 
 
+def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_named(tmp_path):
+    """The others have shown what opens it: their nodes count the round, and so does the server, over restarts."""
+    site = private_site(tmp_path, noise="plain")
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    oslo, honest = nodes["oslo"], [name for name in NAMES if name != "oslo"]
+
+    class Shut:
+        def handle(self, header: Any, payload: bytes) -> Any:
+            if header["kind"] == "unmask" and header["moment"]["round"] == 0:
+                return {"clients": dict.fromkeys(map(str, header["clients"]), "refused: no")}, b""
+            return oslo.handle(header, payload)
+
+    nodes["oslo"] = Shut()
+    fleet = played(site, nodes, rounds=1)
+    said = {name: set(line["clients"].values()) for name, line in fleet.asks[0]["nodes"].items()}
+    assert said["oslo"] == {"lost: its node did not open the sum: refused: no"}
+    assert all("too few answered, or some vanished" in word for name in honest for word in said[name])
+    assert fleet.ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
+    again = played(site, nodes, rounds=3)
+    assert [line.round for line in read(site.record / LEDGER)] == [2]
+    assert [[line.round for line in own(tmp_path, name)] for name in (*honest, "oslo")] == [[0, 2], [0, 2], [2]]
+    assert again.ledger.eligible(again.clients, 1).tolist() == [False] * 3
+
+
+def test_a_question_that_is_refused_for_its_sum_spends_nothing(tmp_path):
+    site = private_site(tmp_path, secure=False, noise="plain")
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    berlin = nodes["berlin"]
+
+    class Shown:
+        def handle(self, header: Any, payload: bytes) -> Any:
+            return berlin.handle({**header, "reveal": ["utility"]}, payload)
+
+    nodes["berlin"] = Shown()
+    assert any("shows nothing of a client by itself" in word for word in words(played(site, nodes, rounds=1)))
+    assert [len(own(tmp_path, name)) for name in ("berlin", "lyon")] == [0, 1]
+
+
 def header(kind: str = "ask", number: int = 0, **changes: Any) -> dict[str, Any]:
     return {
         "kind": kind,

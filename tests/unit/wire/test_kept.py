@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import read_rounds
+from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import near_fleet
@@ -27,7 +29,8 @@ from fedtide.runs.build import host_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Run
 from fedtide.wire import ledger as ledger_module
-from fedtide.wire.ledger import LEDGER, Ledger, read
+from fedtide.wire.accounting import Plan
+from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.release import simulated_noise
 from fedtide.wire.safe import Safe
 from fedtide.wire.system_noise import SystemNoise, normal
@@ -162,7 +165,8 @@ def test_a_server_that_is_killed_comes_to_the_bits_of_the_simulation(tmp_path, k
     for key in ("asked", "answered", "refused", "trained", "epsilon", "facts"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
     names = {path.name for path in (tmp_path / "private" / "released").iterdir()}
-    assert {name.split(".")[0] for name in names} == {"2", "lines"}, "rounds that a checkpoint holds are forgotten"
+    stay = {"lines", "offered"} if secure else {"lines"}
+    assert {name.split(".")[0] for name in names} == {"2"} | stay, "rounds that a checkpoint holds are forgotten"
     assert fleet.ledger.epsilon() <= 8.0 * (1 + 1e-9)
 
 
@@ -244,6 +248,57 @@ def test_a_ledger_that_cannot_be_written_releases_nothing(tmp_path, monkeypatch)
 
 
 # -- noise of the system -----------------------------------------------------------------------------------------------
+
+
+def test_a_released_sum_is_taken_again_only_for_its_own_question_and_clients(tmp_path):
+    experiment = experiment_of("fedavg", distance=1)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    def asked(clients: Any) -> Any:
+        wire = server_wire(
+            experiment, experiment.method[0], host, simulated_noise(0), tmp_path / LEDGER, Safe(tmp_path / "safe")
+        )
+        fleet = near_fleet(host, 3, tmp_path / "nodes", wire=wire, patience=5.0)
+        fleet.begin(replace(fleet.moment, round=0, rounds=3))
+        reply = fleet.ask("train", clients, host.algorithm.init(fleet, Rng(0)).weights)
+        return reply, {word for line in fleet.asks[0]["nodes"].values() for word in line["clients"].values()}
+
+    first, _ = asked(torch.arange(5))
+    again, said = asked(torch.arange(5))
+    assert same(again.total, first.total)
+    assert said == {"answered"}
+    for other in (torch.arange(4), torch.arange(1, 6)):
+        reply, said = asked(other)
+        assert reply.total is None
+        assert said == {"lost: its sum was released before the server ended, and is gone"}
+
+
+def test_words_of_a_question_break_no_line_of_a_ledger(tmp_path):
+    """What separates lines for people is a letter like others here."""
+    ledger = Ledger(Plan(3, 3), 1.0, 1e-5, tmp_path / LEDGER)
+    line = {"ask": 0, "slot": None, "z": 1.0, "bounds": {}, "clients": (0,), "epsilon": 0.0, "sha256": ""}
+    for number, question in enumerate(("a\u2028b", "a\x85b", "a\nb")):
+        ledger.add(Line(round=number, question=question, **line))
+    assert read(tmp_path / LEDGER) == list(ledger.lines)
+    assert list(Ledger(Plan(3, 3), 1.0, 1e-5, tmp_path / LEDGER).lines) == list(ledger.lines)
+
+
+def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):
+    safe = Safe(tmp_path / "private" / "released")
+    assert safe.offered() == []
+    safe.offer(0, [0, 2])
+    safe.offer(3, [1])
+    with open(safe.folder / "offered", "a") as file:
+        file.write("[4, [0")
+    assert Safe(safe.folder).offered() == [(0, [0, 2]), (3, [1])]
+    safe.forget(9)
+    assert len(safe.offered()) == 2
+    ledger = Ledger(Plan(9, 2, 2), 1.0, 1e-5)
+    assert [ledger.offer(*each) for each in [*safe.offered(), (0, [2])]] == [True, True, False]
+    for number, there in ((0, [True] * 3), (1, [False, True, False]), (2, [True] * 3), (4, [True, False, True])):
+        assert ledger.eligible(torch.arange(3), number).tolist() == there
+    ledger.offer(5, [0])
+    assert ledger.eligible(torch.arange(3), 8).tolist() == [False, True, True]
 
 
 def test_normal_numbers():

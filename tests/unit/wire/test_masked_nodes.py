@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedtide.core import codec
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -21,6 +22,7 @@ from fedtide.fleets.masked import masked, objection
 from fedtide.fleets.messages import KeyHeader, question_of
 from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.node import REFUSED
+from fedtide.fleets.presence import Present
 from fedtide.fleets.real_clock import RoundClock
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
@@ -29,6 +31,8 @@ from fedtide.runs.private import server_wire
 from fedtide.wire import masks
 from fedtide.wire.masks import Masker
 from fedtide.wire.release import simulated_noise
+from fedtide.wire.steps import Wire
+from fedtide.wire.vector import Form, Leaf
 
 EXPERIMENT = toy("fedavg", {"cohort": 6}, wire={"fewest": 3}, rounds=3)
 
@@ -98,6 +102,32 @@ def test_a_sum_is_never_opened_without_one_that_vanished_between_the_messages(tm
     assert set(trained.values()) == {1}
     lists = [each.header["mask"]["alive"]["0"] for each in fleet.carrier.asked if each.header["kind"] == "unmask"]
     assert all(each == list(range(6)) for each in lists)
+    told = {name: line["clients"] for name, line in fleet.asks[0]["nodes"].items()}
+    assert told["node-2"] == {"2": "lost: its node did not open the sum: lost: lost"}
+    assert told["node-1"] == {"1": "lost: its sum was not opened: too few answered, or some vanished meanwhile"}
+
+
+@pytest.mark.parametrize("kind", ["unmask", "ask"])
+def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
+    host, fleet, _ = fleet_of(tmp_path)
+    fleet.who, node = Present(0), fleet.carrier.nodes["node-2"]
+
+    def handle(header: Any, payload: bytes) -> Any:
+        if header["kind"] == kind and fleet.moment.round == 0:
+            return {"clients": {"2": REFUSED + masks.STALE}}, b""
+        return node.handle(header, payload)
+
+    fleet.carrier.nodes["node-2"] = SimpleNamespace(handle=handle)
+    everybody = fleet.clients.tolist()
+    assert asked(host, fleet, torch.arange(6)).total is None
+    for number, there in ((1, [client for client in everybody if client != 2]), (2, everybody)):
+        fleet.begin(replace(fleet.moment, round=number))
+        assert fleet.reachable.tolist() == there
+        assert fleet.arrivals(len(everybody)).tolist() == there
+        assert asked(host, fleet, torch.arange(6)).total is not None
+    fleet._shut = set(everybody[1:])
+    fleet.begin(replace(fleet.moment, round=3))
+    assert fleet.reachable.tolist() == everybody, "else too few were left"
 
 
 def test_who_does_not_answer_at_all_is_left_out(tmp_path):
@@ -204,8 +234,13 @@ def test_a_node_uses_no_key_for_masks_that_the_registered_key_of_its_node_did_no
     assert why() is None
     assert why(b=Masker("run", "b", registered["b"])) is None, "a node that was started again"
     forged = "node 'b': its key for masks is not signed by its registered key"
+    met: list[str] = []
+    careful = Masker("run", "a", registered["a"], lambda node, key: met.append(node))
     for made in (Masker("run", "b"), Masker("other", "b", registered["b"]), Masker("run", "x", registered["b"])):
         assert why(b=made) == forged
+        with pytest.raises(FedtideError, match="not signed by its registered key"):
+            careful.check({"a": careful.bundle, "b": made.bundle})
+    assert met == [], "a key that is not signed is not taken for that of the node"
 
 
 @pytest.mark.parametrize("change", [{"version": [0, 7]}, {"slot": {"0": 0}}])
@@ -267,6 +302,70 @@ def test_masks_are_of_one_form_of_the_sum_whose_leaves_have_names_of_their_own(t
     assert about(header) != about({**header, "moment": {**header["moment"], "seconds": 5.0}})
     twice = {**form, "leaves": [form["leaves"][0], *form["leaves"]]}
     assert "failed" in fleet.carrier.nodes["node-0"].handle({**header, "forms": {"0": twice}}, b"")[0]
+
+
+PRIVATE = {"fewest": 3, "privacy": {"multiplier": 1.0, "distance": 1, "clip": {"delta": 1.0, "loss": 5.0}}}
+
+
+def lying_fleet(home: Path, wire: dict[str, Any], lie: Any) -> tuple[Any, Any]:
+    """Six clients, of whom one sends what a function makes of its vector before it is masked: (vector, form)."""
+    study = toy("fedavg", {"cohort": 6}, wire=wire, rounds=3)
+    host = host_of(study, study.method[0], 0, MemoryStore(None))
+    fleet = near_fleet(host, 8, home, Meddling, server_wire(study, study.method[0], host, simulated_noise(0)))
+    fleet.begin(replace(fleet.moment, round=0, rounds=3))
+    node = fleet.carrier.nodes["node-2"]
+    steps = [SimpleNamespace(sent=lie)]
+    fleet.carrier.nodes["node-2"] = replace(node, wire=replace(node.wire, steps=steps))
+    return host, fleet
+
+
+def weights_of(vector: Any, form: Any, weight: float) -> Any:
+    for table in form.tables(vector).values():
+        table[:, -1] = weight
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("private", "lie", "word"),
+    [
+        (False, lambda v, form: weights_of(v, form, -1.0), "found weight -1, allowed: 0 to 1e+06"),
+        (False, lambda v, form: weights_of(v, form, 2e6), "found weight 2e+06, allowed: 0 to 1e+06"),
+        (False, lambda v, form: weights_of(v, form, 17.0), None),
+        (True, lambda v, form: weights_of(v.zero_(), form, 0.5), "found weight 0.5, allowed: 1, one of each client"),
+        (True, lambda v, form: weights_of(v.fill_(0.7), form, 1.0), "delta: found length "),
+        (True, lambda v, form: weights_of(v.zero_(), form, 1.0), None),
+    ],
+)
+def test_an_answer_in_fixed_point_is_looked_at_before_it_is_added(tmp_path, private, lie, word):
+    wire = {"secure": False, **(PRIVATE if private else {"fewest": 3})}
+    host, fleet = lying_fleet(tmp_path, wire, lie)
+    reply = asked(host, fleet, torch.arange(6))
+    assert reply.clients.tolist() == ([0, 1, 2, 3, 4, 5] if word is None else [0, 1, 3, 4, 5])
+    said = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    assert said == "answered" if word is None else said.startswith(REFUSED)
+    assert word is None or word in said
+
+
+def test_a_number_beyond_the_room_of_a_client_is_refused():
+    """Two of them would wrap around to another sum."""
+    form, wire = Form((Leaf("delta", 1),), people=6), Wire()
+    assert wire.fault(torch.tensor([-(2**60), 1]), form, 1, 1e6) is None
+    for number in (2**61, -(2**61), -(2**63)):
+        assert "beyond the room" in wire.fault(torch.tensor([number, 1]), form, 1, 1e6)
+    assert wire.fault(torch.tensor([2**61, 1]), form, 2, 1e6) is None
+
+
+def test_a_masked_private_sum_has_the_weight_of_its_clients_or_is_none(tmp_path):
+    """Else one of them chose the divisor."""
+    for lie, why in ((0.5, "delta: found weight 5.5, allowed: 6"), (1.0, None)):
+        host, fleet = lying_fleet(
+            tmp_path / str(lie), PRIVATE, lambda v, form, lie=lie: weights_of(v.zero_(), form, lie)
+        )
+        reply = asked(host, fleet, torch.arange(6))
+        assert (reply.total is None) == (why is not None)
+        said = {word for line in fleet.asks[0]["nodes"].values() for word in line["clients"].values()}
+        assert said == ({"answered"} if why is None else {next(iter(said))})
+        assert why is None or f"lost: its sum cannot be, by what one of its nodes sent: {why}" in next(iter(said))
 
 
 def about(header: Any) -> str:
