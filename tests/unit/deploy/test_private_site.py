@@ -138,6 +138,9 @@ def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_name
     assert said["oslo"] == {"lost: its node did not open the sum: refused: no"}
     assert all("too few answered, or some vanished" in word for name in honest for word in said[name])
     assert fleet.ledger.eligible(fleet.clients, 1).tolist() == [False] * 3
+    algorithm = algorithm_without_rows(site.experiment, site.about.rows)
+    started = release_of(private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))).ledger
+    assert started.eligible(fleet.clients, 1).tolist() == [False] * 3
     again = played(site, nodes, rounds=3)
     assert [line.round for line in read(site.record / LEDGER)] == [2]
     assert [[line.round for line in own(tmp_path, name)] for name in (*honest, "oslo")] == [[0, 2], [0, 2], [2]]
