@@ -6,11 +6,9 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,21 +37,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores() + 1
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """In a process of pytest-xdist: of a test that passes, say so and that it is over, and not when which of its parts
-    began and ended: six messages for each of ten thousand tests take ten seconds more of CPU."""
-    if session.config.option.durations is not None:
-        return
-    for plugin in session.config.pluginmanager.get_plugins():
-        if hasattr(plugin, "sendevent"):
-            plugin.sendevent = partial(_said, plugin.sendevent)
-
-
-def _said(send: Callable[..., None], name: str, **named: Any) -> None:
-    report = named.get("data", {})
-    passed = name == "testreport" and report["when"] != "call" and report["outcome"] == "passed"
-    if not (passed and not report["user_properties"]) and name not in ("logstart", "logfinish"):
-        send(name, **named)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis find the same examples each time, and all that tests ask for with `--thorough`, else half of them
+    (`helpers.examples`)."""
+    percent = 100 if config.getoption("--thorough") else 50
+    settings.register_profile("fedtide", max_examples=percent, deadline=None, derandomize=True)
+    settings.load_profile("fedtide")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,8 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-        for item in items:
-            _with_fewer_examples(item)
     group = {}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
@@ -102,15 +89,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sizes = Counter(group.values())
         rank = dict.fromkeys(sizes, len(LONG)) | {name: place for place, name in enumerate(LONG)}
         items.sort(key=lambda item: (rank[group[item]], -sizes[group[item]], group[item]))
-
-
-def _with_fewer_examples(item: pytest.Item) -> None:
-    """Let hypothesis look for half as many examples as the test says: others each time, or the first half of them."""
-    name = "_hypothesis_internal_use_settings"
-    test = getattr(item, "obj", None)
-    if isinstance(said := getattr(test, name, None), settings) and not hasattr(test, "halved"):
-        test.halved = True  # once, also for a test with parameters
-        setattr(test, name, settings(said, max_examples=-(-said.max_examples // 2)))
 
 
 @pytest.fixture(scope="session")

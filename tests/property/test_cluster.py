@@ -7,10 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.parts.cluster import cosines, halves
+from helpers.examples import examples
 
 
 def rows_of(seed: int, rows: int, dims: int) -> np.ndarray:
@@ -22,7 +23,7 @@ def cross(similarity: np.ndarray, second: np.ndarray) -> float:
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(2, 8), dims=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_single_linkage_gives_the_least_similarity_across_that_there_can_be(seed, rows, dims):
     similarity = rows_of(seed, rows, dims)
     best = min(
@@ -32,7 +33,7 @@ def test_single_linkage_gives_the_least_similarity_across_that_there_can_be(seed
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(2, 30), linkage=st.sampled_from(["single", "complete"]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_neither_half_is_empty_and_the_first_row_is_in_the_first(seed, rows, linkage):
     second = halves(rows_of(seed, rows, 3), linkage)
     assert not second[0]

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import chdtri
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.wire.masks import About, Context, Masker, library, link, unmasked
+from helpers.examples import examples
 
 CONTEXT = Context("run", (0, 0), 0, "a.0")
 WHOLE = st.integers(-(2**63), 2**63 - 1)
@@ -37,7 +38,7 @@ def cohorts(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
     return nodes, alive, [draw(st.lists(WHOLE, min_size=size, max_size=size)) for _ in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cohorts())
 def test_the_sum_of_who_answered_comes_out_exactly(cohort):
     nodes, alive, rows = cohort
@@ -48,7 +49,7 @@ def test_the_sum_of_who_answered_comes_out_exactly(cohort):
     assert unmasked({k: sent[k] for k in alive}, shown).numpy().view(np.uint64).tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cohorts(), st.data())
 def test_nothing_opens_where_two_were_told_different_lists(cohort, data):
     """A server that tells one client that another vanished, and that other one that all are there, sees noise."""

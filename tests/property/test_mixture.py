@@ -7,13 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.parts.assign import assign, assign_by_cost, assign_by_rank, capacities
 from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, posteriors
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 seeds = st.integers(0, 2**32)
 simplex = st.lists(st.floats(0, 1), min_size=1, max_size=5).filter(lambda w: sum(w) > 0.01)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
@@ -24,8 +24,9 @@ from fedtide.data.partition import (
 )
 from fedtide.data.partition.pachinko import CIFAR_100, allocate
 from fedtide.data.ragged import Ragged
+from helpers.examples import examples
 
-law = settings(max_examples=30, deadline=None, derandomize=True)
+law = examples(30)
 
 DEALS = {
     "iid": IID(),

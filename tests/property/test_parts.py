@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
@@ -27,9 +27,10 @@ from fedtide.data.partition import (
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from helpers.examples import examples
 from helpers.toys import PARTS
 
-law = settings(max_examples=25, deadline=None, derandomize=True)
+law = examples(25)
 
 KINDS = {
     "iid": IID(clients=6),
@@ -123,7 +124,7 @@ def test_rows_are_shuffled_before_they_are_divided():
 
 @pytest.mark.parametrize("held_out", [0, 100], ids=["own-test", "given-test"])
 @pytest.mark.parametrize("name", KINDS)
-@settings(law, max_examples=6)
+@examples(6)
 @given(seed=seeds)
 def test_parts_of_a_client_are_disjoint(name, held_out, seed):
     population = build(toy(test=held_out), KINDS[name], seed=seed)
@@ -136,7 +137,7 @@ def test_parts_of_a_client_are_disjoint(name, held_out, seed):
 
 @pytest.mark.parametrize("held_out", [0, 100], ids=["own-test", "given-test"])
 @pytest.mark.parametrize("name", OWN)
-@settings(law, max_examples=6)
+@examples(6)
 @given(seed=seeds)
 def test_no_row_is_held_twice(name, held_out, seed):
     population = build(toy(test=held_out), KINDS[name], held_out_clients=HeldOutClients(2), seed=seed)
@@ -146,7 +147,7 @@ def test_no_row_is_held_twice(name, held_out, seed):
 
 @pytest.mark.parametrize("unseen", [0, 2])
 @pytest.mark.parametrize("name", KINDS)
-@settings(law, max_examples=4)
+@examples(4)
 @given(seed=seeds)
 def test_nobody_trains_on_the_test_set_of_the_source(name, unseen, seed):
     rows = toy(test=100)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.curves import periodic_shares
@@ -15,8 +15,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.who import BlockCyclic, Periodic
 from fedtide.parts.prior import Block, Cosine, Linear, Soft, Uniform
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 CLOCKS = {"linear": Linear, "cosine": Cosine, "block": Block}
 curves = st.sampled_from(list(CLOCKS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.types import Moment
@@ -22,8 +22,9 @@ from fedtide.data.shift.replay import Replay
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
 from fedtide.data.shift.who import Always, BlockCyclic, Periodic
 from fedtide.data.sources import Generated
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 seeds = st.integers(0, 2**32)
 rounds = st.integers(0, 23)
 whos = st.one_of(

@@ -6,15 +6,16 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import Kind, between, sum_distances
 from fedtide.parts.drift import heterogeneity, mixing_matrix
 from fedtide.parts.recluster import KMeans, k_center, lloyd, silhouettes
+from helpers.examples import examples
 
-law = settings(max_examples=30, deadline=None, derandomize=True)
+law = examples(30)
 kinds = st.sampled_from(get_args(Kind))
 seeds = st.integers(0, 10**6)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.parts.step_size import Leaky, certainty, zero_mid
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 simplex = st.lists(st.floats(0.001, 1), min_size=1, max_size=5).map(
     lambda w: torch.tensor(w, dtype=torch.float64) / sum(w)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
@@ -24,9 +24,10 @@ from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, S
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, cut_across
 from fedtide.data.shift.what.stream import StreamPlan
 from fedtide.data.shift.who import Periodic
+from helpers.examples import examples
 from helpers.toys import PARTS
 
-law = settings(max_examples=25, deadline=None, derandomize=True)
+law = examples(25)
 seeds = st.integers(0, 2**32)
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
@@ -21,8 +21,9 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Identity, Rotation
 from fedtide.data.shift.what import DomainMixture
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 curves = st.sampled_from(["linear", "cosine"])
 seeds = st.integers(0, 2**32)
 
@@ -209,7 +210,7 @@ def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
     assert abs(held / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
 
 
-@settings(law, max_examples=5)
+@examples(5)
 @given(seeds)
 def test_jitter_is_drawn_once_per_client(seed):
     # On the way up a linear share grows by 2/T a round: the same lead or lag in every round.

@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
 from fedtide.data.shift.who import Always, BlockCyclic, Periodic, _substituted
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 curves = st.sampled_from(["linear", "cosine", "block"])
 smooth = st.sampled_from(["linear", "cosine"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import sums
 from fedtide.core.trees import leaves
 from fedtide.core.types import Slotted, Sum, Weighted
 from fedtide.wire.vector import BITS, added, as_total, as_vector, form_of, opened, quantized
+from helpers.examples import examples
 
 NUMBERS = st.floats(-1e4, 1e4, width=32)
 WEIGHTS = st.integers(1, 500).map(float)
@@ -31,7 +32,7 @@ LIKE = {
 }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(totals(), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_sums_are_those_of_floating_point_within_the_resolution_in_any_order(answers, random):
     form = form_of(LIKE, len(answers))
@@ -55,14 +56,14 @@ def test_sums_are_those_of_floating_point_within_the_resolution_in_any_order(ans
             )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=20))
 def test_numbers_of_the_grid_come_back_exactly(whole):
     numbers = torch.tensor(whole, dtype=torch.int64)
     assert quantized(opened(numbers), 1).equal(numbers)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.floats(-(2.0**29) / 5, 2.0**29 / 5, exclude_max=True, exclude_min=True), min_size=5, max_size=5))
 def test_a_sum_of_what_fits_never_wraps_around(values):
     total = None

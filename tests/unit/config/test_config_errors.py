@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.config import Experiment, Local, from_dict, points, read
 from fedtide.core.errors import FedtideError
+from helpers.examples import examples
 from helpers.toys import TOY
 
 FULL: dict[str, Any] = {
@@ -419,7 +420,7 @@ def paths(node: Any, above: tuple = ()) -> list[tuple]:
     return [path for key, child in entries for path in [(*above, key), *paths(child, (*above, key))]]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200)
 @given(st.data())
 def test_any_value_in_the_place_of_any_other_is_accepted_or_one_clear_line(data):
     raw: Any = copy.deepcopy(FULL)
@@ -441,7 +442,7 @@ def test_any_value_in_the_place_of_any_other_is_accepted_or_one_clear_line(data)
     assert len(line) < 600
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(st.data())
 def test_any_override_is_accepted_or_one_clear_line(data):
     path = data.draw(st.sampled_from(paths(FULL)))

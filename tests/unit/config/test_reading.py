@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedtide as ft
@@ -41,9 +41,10 @@ from fedtide.learn.schedule import Exponential
 from fedtide.learn.server import SGD, Adagrad, Adam, KerasAdam, Yogi
 from fedtide.models import MLP
 from fedtide.parts.prior import Linear
+from helpers.examples import examples
 from helpers.toys import TOY
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = examples(100)
 
 
 def experiment(
@@ -766,7 +767,7 @@ experiments = st.fixed_dictionaries(
 )
 
 
-@settings(law, max_examples=100)
+@examples(100)
 @given(experiments)
 def test_an_experiment_is_read_back_as_it_was_written(raw):
     made = from_dict(raw)

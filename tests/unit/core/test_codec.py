@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -19,8 +19,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.core.types import Answer, Moment, Notes, Reply, Slotted, Sum, Weighted, Weights
 from fedtide.fleets.ask import Ask
+from helpers.examples import examples
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = examples(150)
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
@@ -83,7 +84,7 @@ def test_a_tree_survives_as_bytes(tree):
     assert same(codec.from_bytes(codec.to_bytes(tree)), tree)
 
 
-@settings(law, max_examples=40)
+@examples(40)
 @given(trees)
 def test_a_tree_survives_as_a_file(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "tree.safetensors"
@@ -91,7 +92,7 @@ def test_a_tree_survives_as_a_file(tmp_path_factory, tree):
     assert same(codec.from_file(path), tree)
 
 
-@settings(law, max_examples=60)
+@examples(60)
 @given(trees)
 def test_a_sealed_tree_is_bytes_and_opens(tree):
     seal = codec.sealed({"tree": tree})
@@ -99,7 +100,7 @@ def test_a_sealed_tree_is_bytes_and_opens(tree):
     assert same(codec.opened(codec.from_bytes(codec.to_bytes({"seal": seal}))["seal"]), {"tree": tree})
 
 
-@settings(law, max_examples=60)
+@examples(60)
 @given(trees)
 def test_the_skeleton_is_json_and_the_arrays_are_flat(tree):
     arrays, skeleton = codec.encode(tree)
@@ -107,7 +108,7 @@ def test_the_skeleton_is_json_and_the_arrays_are_flat(tree):
     assert same(codec.decode(arrays, json.loads(json.dumps(skeleton))), tree)
 
 
-@settings(law, max_examples=60)
+@examples(60)
 @given(trees)
 def test_the_same_tree_makes_the_same_bytes(tree):
     assert codec.to_bytes(tree) == codec.to_bytes(tree)

@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import SMALL, MemoryStore, Stored
 from fedtide.core.trees import same
+from helpers.examples import examples
 
 BOTH = pytest.mark.parametrize("small", [SMALL, 0], ids=["in RAM", "in files"])
 
@@ -351,7 +352,7 @@ def read_as_written(memory: MemoryStore, written: dict, now: tuple[int, int]) ->
 # -- against a model that remembers everything -------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 3), max_size=3, unique=True), max_size=2), min_size=1, max_size=6),
     st.lists(st.sampled_from(["go on", "checkpoint", "crash"]), min_size=12, max_size=12),

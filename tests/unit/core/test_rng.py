@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
+from helpers.examples import examples
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = examples(100)
 steps = st.integers(-5, 10**6) | st.sampled_from(["train", "train#1", "val", "shuffle", "", "1", "-1"])
 keys = st.tuples(st.integers(0, 2**40), st.lists(steps, max_size=4).map(tuple))
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import sums
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Slotted, Sum, Weighted, Weights
+from helpers.examples import examples
 
-law = settings(max_examples=80, deadline=None, derandomize=True)
+law = examples(80)
 
 
 @dataclass(frozen=True)

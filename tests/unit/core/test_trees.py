@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.trees import (
@@ -23,8 +23,9 @@ from fedtide.core.trees import (
 )
 from fedtide.core.types import Sum, Weights
 from fedtide.core.weights import add, sub
+from helpers.examples import examples
 
-law = settings(max_examples=60, deadline=None, derandomize=True)
+law = examples(60)
 NAN, INF = float("nan"), float("inf")
 
 

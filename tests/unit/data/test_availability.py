@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import checkpoint, codec
@@ -24,6 +24,7 @@ from fedtide.data.shift.availability import Availability, AvailabilityPlan, Time
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import judge_of
+from helpers.examples import examples
 from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
@@ -126,7 +127,7 @@ eighths = st.integers(0, 720).map(lambda k: k / 8)
 spans = st.lists(st.tuples(st.integers(0, 3), eighths, st.integers(1, 80).map(lambda k: k / 8)), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(spans=spans, time=st.integers(0, 4000).map(lambda k: k / 8), turns=st.integers(1, 5))
 def test_a_device_is_awake_in_its_intervals_and_wakes_after_the_wait(spans, time, turns):
     owner, start, length = (np.array(column) for column in zip(*spans, strict=True))

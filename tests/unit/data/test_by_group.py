@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +27,7 @@ from fedtide.data.partition import (
 )
 from fedtide.data.rows import Rows
 from fedtide.runs.preflight import preflight
+from helpers.examples import examples
 from helpers.toys import PARTS
 
 WHOLE = Split(val=0.0, test=0.0)
@@ -62,7 +63,7 @@ def test_every_group_has_its_own_number_of_clients_and_its_own_partition():
     assert np.median([(held(population, client) > 0).sum() for client in range(3, 13)]) <= 3
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 4), st.integers(0, 2**32))
 def test_no_row_is_held_twice_or_by_a_client_of_another_group(day, night, unseen, seed):
     partition = two(Dirichlet(clients=day, alpha=0.3), IID(clients=night))

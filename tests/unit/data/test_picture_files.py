@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import CIFAR, IDX
 from fedtide.data.sources.idx import PUBLISHED, TYPES, read_idx
+from helpers.examples import examples
 from helpers.idx_files import idx_bytes
 
 
@@ -80,7 +81,7 @@ def test_emnist_pictures_are_turned_upright(tmp_path):
         assert np.array_equal(rows.x[:, 0].numpy(), raw.transpose(0, 2, 1) if turned else raw)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(
     st.sampled_from(sorted(TYPES)),
     st.lists(st.integers(0, 4), min_size=1, max_size=4),

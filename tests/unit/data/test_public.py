@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
@@ -30,9 +30,10 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.transforms import CenterCrop, Normalize
+from helpers.examples import examples
 from helpers.toys import PARTS
 
-law = settings(max_examples=60, deadline=None, derandomize=True)
+law = examples(60)
 
 DEALS = {
     "iid": (IID(8), OneGroup()),

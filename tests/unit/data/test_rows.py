@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows, check_classes
+from helpers.examples import examples
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 lists = st.lists(st.lists(st.integers(0, 50), unique=True, max_size=8), max_size=8)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,10 +28,11 @@ from fedtide.runs.build import host_of, rows_of, spec_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.simulate import population
+from helpers.examples import examples
 from helpers.toys import played
 
 NOW = Moment(0, 4)
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 batches = st.tuples(st.integers(0, 7), st.integers(1, 3), st.integers(2, 33), st.integers(2, 33), st.integers(0, 2**32))
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.deploy.tickets import RowsAbout, Ticket, check_portable, study_for
+from helpers.examples import examples
 from helpers.toys import toy
 
 STUDY = study_for(toy("scaffold"))
@@ -79,7 +80,7 @@ names = st.text(st.sampled_from("abz019-"), min_size=1, max_size=12).filter(lamb
 words = st.text(st.characters(min_codepoint=0xA1, max_codepoint=0x24F) | st.sampled_from("ab \"'\\#="), max_size=12)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(
     node=names,
     clients=st.lists(st.integers(0, 10_000_000), min_size=1, max_size=5, unique=True),
@@ -103,7 +104,7 @@ def test_every_ticket_comes_back(node, clients, seed, labels, columns, versions,
     assert again(whole).seal == whole.seal
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(st.data())
 def test_damaged_tickets_are_refused_or_the_same(data):
     text = bytearray(ticket().to_toml().encode())

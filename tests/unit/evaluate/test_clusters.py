@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -21,7 +21,6 @@ labels = st.integers(2, 30).flatmap(
 
 
 @given(labels)
-@settings(deadline=None)
 def test_ari_and_nmi_are_those_of_another_library(pair):
     metrics = pytest.importorskip("sklearn.metrics")
     table = contingency(*pair)
@@ -100,7 +99,6 @@ def test_heterogeneity_by_hand():
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 999))
-@settings(deadline=None)
 def test_heterogeneity_is_that_of_all_pairs(clients, classes, seed):
     """However it is summed, it is what Fielding computes from pairs."""
     draw = np.random.default_rng(seed)

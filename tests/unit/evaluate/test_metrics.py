@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.types import Scores
@@ -24,8 +24,9 @@ from fedtide.evaluate.metrics import (
     time_to_accuracy,
     worst_point,
 )
+from helpers.examples import examples
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = examples(100)
 shares = st.integers(0, 20).map(lambda n: n / 20)
 curves = st.lists(shares, min_size=1, max_size=30)
 INF = math.inf

@@ -6,14 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.data.shift.who import Periodic
 from fedtide.evaluate.transfer import Recovery, Transfer, Turn, turns
+from helpers.examples import examples
 
 NAN = math.nan
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = examples(100)
 
 
 def run(after, rows, owners: str) -> Transfer:

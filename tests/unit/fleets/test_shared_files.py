@@ -11,6 +11,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Notes, Slotted, Weights
 from fedtide.fleets import shared
 from fedtide.fleets.ask import BlockResult
+from helpers.examples import examples
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -39,7 +40,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_what_is_read_is_what_was_written_last(tmp_path_factory, series):
     """Larger and smaller trees one after the other, over each other."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core import codec
@@ -22,9 +22,10 @@ from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import _sends
 from fedtide.fleets.totals import BLOCKS
+from helpers.examples import examples
 from helpers.handmade import client_of, fleet, people
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = examples(40)
 
 
 def value(client: int) -> float:

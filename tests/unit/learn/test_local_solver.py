@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -23,8 +23,9 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from helpers.examples import examples
 
-law = settings(max_examples=25, deadline=None, derandomize=True)
+law = examples(25)
 KEY = Rng(0).at(0, 3, "train")
 NOW = Moment(0, 10)
 LINEAR = Task(lambda: nn.Linear(3, 2), dtype=torch.float64)

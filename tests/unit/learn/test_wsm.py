@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -24,6 +24,7 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import BranchLoss, losses_of, with_branches
+from helpers.examples import examples
 from helpers.studies import A, raw
 from helpers.toys import normed
 
@@ -50,7 +51,7 @@ def valued(loss: WSM, z: torch.Tensor, labels: list[int], held: Shard | None = N
 # -- the formula -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sampled_from([0.0, 0.1, 0.5]))
 def test_it_is_the_formula_of_the_thesis_less_the_logarithm_of_the_labels_fraction(labels, blend):
     z = logits(len(labels), 6)

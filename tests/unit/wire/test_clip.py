@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
@@ -51,7 +51,6 @@ def totals(draw):
 FORM = Form((Leaf("delta", 3), Leaf("models", 2, slots=4), Leaf("loss", 1)), people=10)
 
 
-@settings(deadline=None, derandomize=True)
 @given(totals())
 def test_clipped_as_by_hand_and_never_beyond_a_bound(total):
     sent = clipped(as_vector(FORM, total), FORM, BOUNDS)
@@ -171,7 +170,6 @@ def test_noise_by_hand():
     torch.testing.assert_close(tables["models"], torch.tensor(expected).double())
 
 
-@settings(deadline=None, derandomize=True)
 @given(totals())
 def test_one_client_moves_a_release_by_one_over_z(total):
     """The distance between sums with and without a client, in deviations of their noise."""

@@ -1,0 +1,10 @@
+"""How many examples hypothesis looks at."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+
+def examples(count: int) -> settings:
+    """Let hypothesis look at `count` examples, or at as many percent of them as the profile says (`conftest.py`)."""
+    return settings(max_examples=-(-count * settings().max_examples // 100))
