@@ -96,7 +96,7 @@ def main(names: list[str]) -> None:
     """Check some pages, or all."""
     sys.path.insert(0, "")
     sys.dont_write_bytecode = True
-    pages = sorted(path for path in DOCS.rglob("*.md") if path.name != "reference.md")
+    pages = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "reference")
     for page in [DOCS / name for name in names] or pages:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

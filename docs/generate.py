@@ -1,8 +1,8 @@
 """The parts of the documentation that are made from the code: python docs/generate.py
 
 They stand in the pages, so that they can be read in the repository, between a line `<!-- generated: NAME ... -->` and a
-line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms are made as a whole. Types, ranges
-and defaults come from `fedtide.config`, meanings from docstrings, algorithms from the registry, laws from
+line `<!-- end of generated -->` (with `#` in mkdocs.yml); the pages of algorithms and namespaces are made as a whole.
+Types, ranges and defaults come from `fedtide.config`, meanings from docstrings, algorithms from the registry, laws from
 `fedtide.laws`, tables of recipes from docs/results, those of papers from docs/papers.toml. A test compares the pages
 with what this makes.
 """
@@ -228,22 +228,49 @@ def worked(name: str) -> str:
 # -- reference --------------------------------------------------------------------------------------------------------
 
 
-def running() -> str:
+def spaces() -> dict[str, types.ModuleType]:
+    """The namespaces of the package."""
+    named = {name: getattr(fedtide, name) for name in fedtide.__all__}
+    return {name: space for name, space in named.items() if inspect.ismodule(space)}
+
+
+def space_table() -> str:
+    """What each namespace is for."""
+    said = {name: " ".join(blocks(space)[0].split()) for name, space in spaces().items()}
+    rows = [f"| [`ft.{name}`]({name}.md) | {about} |" for name, about in said.items()]
+    return "\n".join(["| namespace | what it has |", "| --- | --- |", *rows])
+
+
+def space_navigation() -> str:
+    """The pages of namespaces, in mkdocs.yml."""
+    return "\n".join(f"      - ft.{name}: reference/{name}.md" for name in spaces())
+
+
+def top() -> str:
     """What runs things from Python, and what it returns."""
-    functions = (fedtide.population, fedtide.simulate, fedtide.run, fedtide.tune)
-    results = [get_type_hints(function)["return"] for function in functions]
-    results = [getattr(result, "__origin__", result) for result in results[1:]]
-    shown = {f"ft.{thing.__name__}": thing for thing in (*functions, fedtide.trained, fedtide.inspect)}
+    results = [get_type_hints(function)["return"] for function in (fedtide.simulate, fedtide.run, fedtide.tune)]
+    results = [getattr(result, "__origin__", result) for result in results]
+    names = [name for name in fedtide.__all__ if name not in spaces()]
+    shown = {f"ft.{name}": getattr(fedtide, name) for name in sorted(names, key=str.swapcase)}  # functions first
     return reference(shown | {made.__name__: made for made in (*results, Trained, Findings, Finding)})
 
 
-def vocabulary() -> str:
-    """What algorithms are made of."""
-    module = fedtide.core.types
-    own = [name for name, thing in vars(module).items() if documentable(thing) and thing.__module__ == module.__name__]
-    others = ("mean", "Rng", "FedtideError", "Task", "Training", "with_cohort")
-    named = {f"ft.{name}" if hasattr(fedtide, name) else name: getattr(module, name) for name in own}
-    return f"{aliases(module)}\n\n{reference(named | {f'ft.{name}': getattr(fedtide, name) for name in others})}"
+def space_page(name: str) -> str:
+    """The page of a namespace: what it is for, and every class and function in it."""
+    space, more = spaces()[name], ""
+    example = "\n\n".join(block for block in blocks(space) if block.startswith(">>>"))
+    things = {f"ft.{name}.{one}": getattr(space, one) for one in dir(space) if not one.startswith("_")}
+    if space is fedtide.algorithms:
+        more = "Every algorithm has a [page of its own](../algorithms/index.md)."
+        things = {f"ft.{name}.{one}": getattr(space, one) for one in ("Entry", "Reduction", "preset")}
+    if space is fedtide.base:
+        core = fedtide.core.types
+        more = aliases(core)
+        own = {one: thing for one, thing in vars(core).items() if getattr(thing, "__module__", "") == core.__name__}
+        things |= {one: thing for one, thing in own.items() if one not in dir(space)}
+    entries = reference({one: thing for one, thing in things.items() if documentable(thing)})
+    parts = [MARK, f"# ft.{name}", docstring(space.__doc__).prose, example and fenced("pycon", example), more, entries]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def aliases(module: types.ModuleType) -> str:
@@ -258,22 +285,6 @@ def aliases(module: types.ModuleType) -> str:
     return "\n".join(["| name in signatures | meaning |", "| --- | --- |", *rows])
 
 
-def namespaces() -> str:
-    """A section for each namespace of the package: what it is for, and every class and function in it."""
-    out = []
-    for space in (getattr(fedtide, name) for name in fedtide.__all__):
-        if inspect.ismodule(space):
-            short = f"ft.{space.__name__.removeprefix('fedtide.')}"
-            example = "\n\n".join(block for block in blocks(space) if block.startswith(">>>"))
-            out += [f"## {short}", docstring(space.__doc__).prose, example and fenced("pycon", example)]
-            if space is fedtide.algorithms:
-                out.append("Every algorithm has a [page of its own](algorithms/index.md).")
-            else:
-                things = {f"{short}.{name}": getattr(space, name) for name in dir(space) if not name.startswith("_")}
-                out.append(reference({name: thing for name, thing in things.items() if documentable(thing)}))
-    return "\n\n".join(part for part in out if part)
-
-
 def reference(things: Mapping[str, Any]) -> str:
     """Entries of classes and functions, each under its name."""
     return "\n\n".join(part for name, thing in things.items() for part in described(name, thing) if part)
@@ -282,12 +293,12 @@ def reference(things: Mapping[str, Any]) -> str:
 def described(name: str, thing: Any) -> Iterator[str]:
     """The entry of a class or a function: signature, docstring, what arguments mean, methods and properties."""
     doc = docstring(thing.__doc__, tuple(getattr(thing, "__dataclass_fields__", ())))
-    yield f"### `{name}`"
+    yield f"## `{name}`"
     if not (hasattr(thing, "model_fields") or getattr(thing, "_is_protocol", False) or is_typeddict(thing)):
         yield fenced("python", signature(thing.__name__, thing))
     yield doc.prose
     if thing in PLACES:
-        yield f"Its fields are [keys of experiment files](configuration.md#{PLACES[thing]})."
+        yield f"Its fields are [keys of experiment files](../configuration.md#{PLACES[thing]})."
     else:
         yield "\n".join(f"- `{each}`: {meaning}" for each, meaning in doc.args.items())
     yield from (" ".join(block.split()) for block in blocks(thing) if block.startswith(("Returns:", "Raises:")))
@@ -355,12 +366,12 @@ GENERATED: dict[str, Callable[[], str]] = {
     "laws": laws,
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),
-    "running": running,
-    "vocabulary": vocabulary,
-    "namespaces": namespaces,
+    "top": top,
+    "spaces": space_table,
     "recipes": recipes,
     "papers": papers,
     "navigation": navigation,
+    "space_navigation": space_navigation,
     "reveals": reveals,
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
@@ -373,22 +384,24 @@ PART = re.compile(
 def pages() -> dict[Path, str]:
     """Every page with generated parts, as it should be."""
     made = {name: make() for name, make in GENERATED.items()}
-    files = [ROOT / "mkdocs.yml", *DOCS.glob("*.md"), DOCS / "algorithms" / "index.md"]
-    return {path: filled(path.read_text(encoding="utf-8"), made) for path in sorted(files)} | {
-        DOCS / "algorithms" / f"{name}.md": algorithm_page(name) for name in REGISTRY
-    }
+    files = [ROOT / "mkdocs.yml", *DOCS.glob("*.md"), *DOCS.glob("*/index.md")]
+    return (
+        {path: filled(path.read_text(encoding="utf-8"), made) for path in sorted(files)}
+        | {DOCS / "algorithms" / f"{name}.md": algorithm_page(name) for name in REGISTRY}
+        | {DOCS / "reference" / f"{name}.md": space_page(name) for name in spaces()}
+    )
 
 
 def filled(page: str, made: Mapping[str, str]) -> str:
     """A page with its generated parts."""
-    gap = {name: "" if name == "navigation" else "\n" for name in made}
+    gap = {name: "" if name.endswith("navigation") else "\n" for name in made}
     return PART.sub(lambda part: f"{part[1]}{gap[part[2]]}{made[part[2]]}\n{gap[part[2]]}{part[3]}", page)
 
 
 def outdated() -> list[Path]:
-    """Pages that are not as they should be, and pages of algorithms that are no more."""
+    """Pages that are not as they should be, and pages of algorithms and namespaces that are no more."""
     wanted = pages()
-    gone = set((DOCS / "algorithms").glob("*.md")) - wanted.keys()
+    gone = {*(DOCS / "algorithms").glob("*.md"), *(DOCS / "reference").glob("*.md")} - wanted.keys()
     return sorted(gone) + [
         path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]

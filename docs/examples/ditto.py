@@ -27,13 +27,26 @@ from typing import Any
 import torch
 
 import fedtide as ft
+from fedtide.base import (
+    Algorithm,
+    Answer,
+    Fleet,
+    Moment,
+    Rng,
+    Shard,
+    Weighted,
+    Weights,
+    mean,
+    shared_weights,
+    with_cohort,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The global weights, and the cohort's memo."""
 
-    weights: ft.Weights
+    weights: Weights
     cohort: Any
 
 
@@ -42,7 +55,7 @@ def ditto(
     local: ft.LocalTrainer = ft.LocalTrainer(),
     lam: float = 0.1,
     cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals(),
-) -> ft.Algorithm[State]:
+) -> Algorithm[State]:
     """FedAvg, and a model of each client's own beside it.
 
     Args:
@@ -52,10 +65,10 @@ def ditto(
         cohort: who is asked.
     """
 
-    def init(fleet: ft.Fleet, rng: ft.Rng) -> State:
+    def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng), cohort.init(fleet))
 
-    def train(w: ft.Weights, memory: Any, shard: ft.Shard, moment: ft.Moment, rng: ft.Rng) -> ft.Answer | None:
+    def train(w: Weights, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, w, shard, moment, rng)
         if not fitted.steps:
             return None
@@ -69,18 +82,18 @@ def ditto(
         v = w if memory is None else memory["own"]
         own = local(task, task.loss, v, shard, moment, rng.at("own"), extra=pull)
         kept = ft.weights.map_leaves(torch.clone, own.weights)
-        total = {"delta": ft.Weighted(delta, len(shard)), "loss": ft.Weighted(loss, len(shard))}
-        return ft.Answer(total, memory={"own": kept}, update=delta)
+        total = {"delta": Weighted(delta, len(shard)), "loss": Weighted(loss, len(shard))}
+        return Answer(total, memory={"own": kept}, update=delta)
 
-    def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, dict[str, Any]]:
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
         reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        got = ft.mean(reply.total)
+        got = mean(reply.total)
         return replace(state, weights=ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
 
     predict = ft.personal.by_own_weights(task, "own")
-    made = ft.Algorithm("ditto", init, {"train": train}, round, ft.shared_weights, predict, keeps=1)
-    return ft.with_cohort(made, cohort, task, local)
+    made = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, keeps=1)
+    return with_cohort(made, cohort, task, local)

@@ -23,14 +23,27 @@ from functools import partial
 from typing import Any
 
 import fedtide as ft
+from fedtide.base import (
+    Algorithm,
+    Answer,
+    Fleet,
+    Moment,
+    Rng,
+    Shard,
+    Weighted,
+    Weights,
+    mean,
+    shared_weights,
+    with_cohort,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The global weights, the last mean update, None before the first, and the cohort's memo."""
 
-    weights: ft.Weights
-    last: ft.Weights | None
+    weights: Weights
+    last: Weights | None
     cohort: Any
 
 
@@ -38,7 +51,7 @@ def last_two(
     task: ft.Task,
     local: ft.LocalTrainer = ft.LocalTrainer(),
     cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals(),
-) -> ft.Algorithm[State]:
+) -> Algorithm[State]:
     """FedAvg that moves by the mean of its last two updates.
 
     Args:
@@ -47,29 +60,29 @@ def last_two(
         cohort: who is asked.
     """
 
-    def init(fleet: ft.Fleet, rng: ft.Rng) -> State:
+    def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng), None, cohort.init(fleet))
 
-    def train(w: ft.Weights, memory: None, shard: ft.Shard, moment: ft.Moment, rng: ft.Rng) -> ft.Answer | None:
+    def train(w: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, w, shard, moment, rng)
         if not fitted.steps:
             return None  # no rows: a zero update would pull the mean to zero
         n = len(shard)
         delta = fitted.delta
-        return ft.Answer({"delta": ft.Weighted(delta, n), "loss": ft.Weighted(fitted.loss, n)}, update=delta)
+        return Answer({"delta": Weighted(delta, n), "loss": Weighted(fitted.loss, n)}, update=delta)
 
-    def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
-        clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, dict[str, Any]]:
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
         reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        got = ft.mean(reply.total)
+        got = mean(reply.total)
         now = got["delta"]
         before = now if state.last is None else state.last
         step = ft.weights.map_leaves(lambda a, b: (a + b) / 2, now, before)
         return replace(state, weights=ft.weights.add(state.weights, step), last=now), {"loss": got["loss"]}
 
     works = {"train": train}
-    made = ft.Algorithm("last-two", init, works, round, serve=ft.shared_weights, predict=task.predict)
-    return ft.with_cohort(made, cohort, task, local)
+    made = Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)
+    return with_cohort(made, cohort, task, local)

@@ -1,6 +1,6 @@
 """Federated learning when the data will not hold still.
 
-What runs things and what an algorithm is made of stands here; the rest is in namespaces.
+What runs things stands here, kinds of everything and what algorithms are made of in namespaces.
 
 >>> import torch
 >>> import fedtide as ft
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedtide import (
         algorithms,
+        base,
         cohorts,
         config,
         data,
@@ -37,58 +38,30 @@ if TYPE_CHECKING:
     )
     from fedtide.api import check, inspect, resume, run, trained, tune, verify, write_report
     from fedtide.core.errors import FedtideError
-    from fedtide.core.rng import Rng
-    from fedtide.core.sums import mean
-    from fedtide.core.types import (
-        Algorithm,
-        Answer,
-        Fleet,
-        Moment,
-        Prediction,
-        Reply,
-        Shard,
-        Slotted,
-        Sum,
-        Weighted,
-        Weights,
-        shared_weights,
-    )
     from fedtide.data.shift import Shift
     from fedtide.learn.local import LocalTrainer
-    from fedtide.learn.participation import with_cohort
     from fedtide.learn.task import Task
-    from fedtide.learn.training import Training
     from fedtide.runs.simulate import population, simulate
 
     __version__: str
 
 __all__ = [
-    "Algorithm", "Answer", "FedtideError", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply", "Rng", "Shard",
-    "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "check", "cohorts", "config",
-    "data", "devices", "features", "inspect", "local", "losses", "mean", "mixtures", "models", "personal", "population",
-    "priors", "resume", "run", "server", "shared_weights", "shift", "simulate", "trained", "tune", "verify",
-    "weights", "with_cohort", "write_report",
+    "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
+    "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "population", "priors",
+    "resume", "run", "server", "shift", "simulate", "trained", "tune", "verify", "weights", "write_report",
 ]  # fmt: skip
 
 
 HOMES = {
     "api": "check inspect resume run trained tune verify write_report",
     "core.errors": "FedtideError",
-    "core.rng": "Rng",
-    "core.sums": "mean",
-    "core.types": "Algorithm Answer Fleet Moment Prediction Reply Shard Slotted Sum Weighted Weights shared_weights",
     "data.shift": "Shift",
     "learn.local": "LocalTrainer",
-    "learn.participation": "with_cohort",
     "learn.task": "Task",
-    "learn.training": "Training",
     "runs.simulate": "population simulate",
 }
 """Where names of this package are from; all others are its namespaces. They are imported where they are first used, so
 that `fedtide --help` and a worker process do not wait for what they do not need."""
-
-SPACES = "algorithms", "cohorts", "data", "losses", "mixtures", "models", "personal", "priors", "server", "shift"
-"""Namespaces in which a name may be that is looked for here."""
 
 ELSEWHERE = {
     "client": "ft.population", "clientapp": "ft.population", "numpyclient": "ft.population", "dataset": "ft.population",
@@ -103,12 +76,17 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         found = _version()
     elif name in __all__:
-        home = next((home for home, names in HOMES.items() if name in names.split()), None)
+        home = _home(name)
         found = import_module(f"fedtide.{name}") if home is None else getattr(import_module(f"fedtide.{home}"), name)
     else:
         raise AttributeError(f"module 'fedtide' has no attribute '{name}'{_hint(name)}")
     globals()[name] = found
     return found
+
+
+def _home(name: str) -> str | None:
+    """Return the module that a name is from; None for a namespace."""
+    return next((home for home, names in HOMES.items() if name in names.split()), None)
 
 
 def _version() -> str:
@@ -128,7 +106,8 @@ def _hint(name: str) -> str:
 
     found = [f"ft.{known}" for known in __all__]
     if find_spec(f"fedtide.{name}") is None:  # else it may be `from fedtide import name`, which needs no other module
-        found += [f"ft.{space}.{known}" for space in SPACES for known in dir(import_module(f"fedtide.{space}"))]
+        spaces = [known for known in __all__ if _home(known) is None]
+        found += [f"ft.{space}.{known}" for space in spaces for known in dir(import_module(f"fedtide.{space}"))]
     meant = [each for each in found if bare_word(each.rpartition(".")[2]) == bare_word(name)]
     hint = " or ".join(meant) or ELSEWHERE.get(bare_word(name), "")
     return f"; did you mean {hint}?" * bool(hint)

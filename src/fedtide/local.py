@@ -6,11 +6,11 @@
 """
 
 from fedtide.learn.augment import Augment, Flip, RandomCrop
-from fedtide.learn.local import Fitted, LocalTrainer, Term
+from fedtide.learn.local import Fitted, Term
 from fedtide.learn.schedule import Constant, Cosine, Exponential, Schedule, Steps
 from fedtide.learn.terms import Correction, Proximal
 
 __all__ = [
-    "Augment", "Constant", "Correction", "Cosine", "Exponential", "Fitted", "Flip", "LocalTrainer", "Proximal",
-    "RandomCrop", "Schedule", "Steps", "Term",
+    "Augment", "Constant", "Correction", "Cosine", "Exponential", "Fitted", "Flip", "Proximal", "RandomCrop",
+    "Schedule", "Steps", "Term",
 ]  # fmt: skip

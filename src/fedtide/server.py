@@ -3,7 +3,7 @@
 `step(weights, memo, delta)` gives new weights and a new memo; `step_server` is the server's half of FedAvg.
 
 >>> import fedtide as ft, torch
->>> weights, delta = ft.Weights({"w": torch.tensor([1.0])}), ft.Weights({"w": torch.tensor([2.0])})
+>>> weights, delta = (ft.base.Weights({"w": torch.tensor([number])}) for number in (1.0, 2.0))
 >>> ft.server.SGD(0.5).step(weights, None, delta)[0].params
 {'w': tensor([2.])}
 """

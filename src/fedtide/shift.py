@@ -5,7 +5,6 @@
 8.0
 """
 
-from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
@@ -20,6 +19,6 @@ from fedtide.data.shift.who import Always, BlockCyclic, Periodic, Who
 __all__ = [
     "Always", "Availability", "AwakeBy", "BlockCyclic", "ChangePoints", "ClusterDrift", "DomainMixture", "Domains",
     "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order",
-    "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Shift", "Static", "Stream", "Time", "What",
+    "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Static", "Stream", "Time", "What",
     "Who",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Arithmetic on weights and on whatever else travels: nested dicts, tuples and dataclasses of tensors.
 
 >>> import fedtide as ft, torch
->>> one = ft.Weights({"w": torch.ones(2)})
+>>> one = ft.base.Weights({"w": torch.ones(2)})
 >>> ft.weights.add(one, ft.weights.sub(one, one)).params
 {'w': tensor([1., 1.])}
 """

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedtide as ft
+from fedtide.base import Moment, Rng, Shard
 from fedtide.core.trees import same
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -49,13 +50,13 @@ def test_a_client_of_ditto_by_hand():
     from ditto import ditto
 
     algorithm = ditto(TASK, ft.LocalTrainer(lr=0.5, batch_size=0), lam=0.4)
-    w = TASK.init(ft.Rng(0))
-    shard = ft.Shard(torch.ones(1, 4, dtype=torch.float64), torch.tensor([1]), torch.arange(1))
-    train, now = algorithm.works["train"], ft.Moment(0, 2)
-    first = train(w, None, shard, now, ft.Rng(1))
+    w = TASK.init(Rng(0))
+    shard = Shard(torch.ones(1, 4, dtype=torch.float64), torch.tensor([1]), torch.arange(1))
+    train, now = algorithm.works["train"], Moment(0, 2)
+    first = train(w, None, shard, now, Rng(1))
     kept = first.memory["own"]
     assert same(ft.weights.sub(kept, w), first.total["delta"].value)
-    second = train(w, {"own": kept}, shard, now, ft.Rng(2)).memory["own"]
+    second = train(w, {"own": kept}, shard, now, Rng(2)).memory["own"]
     for name, value in second.params.items():
         gradient, _ = TASK.gradient(kept, shard)
         expected = kept.params[name] - 0.5 * (gradient[name] + 0.4 * (kept.params[name] - w.params[name]))
@@ -66,6 +67,6 @@ def test_a_client_without_rows_sends_nothing_and_keeps_nothing():
     from ditto import ditto
     from last_two import last_two
 
-    empty = ft.Shard(torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.int64), torch.arange(0))
+    empty = Shard(torch.zeros(0, 4, dtype=torch.float64), torch.zeros(0, dtype=torch.int64), torch.arange(0))
     for algorithm in (ditto(TASK), last_two(TASK)):
-        assert algorithm.works["train"](TASK.init(ft.Rng(0)), None, empty, ft.Moment(0, 1), ft.Rng(0)) is None
+        assert algorithm.works["train"](TASK.init(Rng(0)), None, empty, Moment(0, 1), Rng(0)) is None

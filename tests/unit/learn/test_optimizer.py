@@ -50,10 +50,11 @@ def test_steps_are_those_of_torch_to_the_bit(name, dtype):
 TRAINED = """
 import sys, torch
 import fedtide as ft
+from fedtide.base import Moment, Rng, Shard
 task = ft.Task(lambda: torch.nn.Linear(3, 2))
-shard = ft.Shard(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+shard = Shard(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
 for local in (ft.LocalTrainer(momentum=0.9), ft.LocalTrainer(optimizer="adamw")):
-    local(task, task.loss, task.init(ft.Rng(0)), shard, ft.Moment(0, 1, 0.0), ft.Rng(0))
+    local(task, task.loss, task.init(Rng(0)), shard, Moment(0, 1, 0.0), Rng(0))
 print("torch._dynamo" in sys.modules)
 """
 

@@ -169,7 +169,8 @@ def test_a_model_of_a_file_is_told_how_a_task_takes_it():
 
 @pytest.mark.parametrize(("name", "meant"), [
     ("FedAvg", "ft.algorithms.fedavg"), ("fedavg", "ft.algorithms.fedavg"), ("Dirichlet", "ft.data.Dirichlet"),
-    ("Client", "ft.population"), ("Strategy", "ft.algorithms"), ("report", "ft.write_report"),
+    ("Answer", "ft.base.Answer"), ("Client", "ft.population"), ("Strategy", "ft.algorithms"),
+    ("report", "ft.write_report"),
 ])  # fmt: skip
 def test_names_of_other_libraries_lead_to_ours(name, meant):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
