@@ -31,12 +31,13 @@ if TYPE_CHECKING:
         mixtures,
         models,
         personal,
+        plot,
         priors,
         server,
         shift,
         weights,
     )
-    from fedtide.api import check, inspect, resume, run, trained, tune, verify, write_report
+    from fedtide.api import check, inspect, results, resume, run, trained, tune, verify, write_report
     from fedtide.core.errors import FedtideError
     from fedtide.data.shift import Shift
     from fedtide.learn.local import LocalTrainer
@@ -47,13 +48,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
-    "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "population", "priors",
-    "resume", "run", "server", "shift", "simulate", "trained", "tune", "verify", "weights", "write_report",
+    "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "plot", "population",
+    "priors", "results", "resume", "run", "server", "shift", "simulate", "trained", "tune", "verify", "weights",
+    "write_report",
 ]  # fmt: skip
 
 
 HOMES = {
-    "api": "check inspect resume run trained tune verify write_report",
+    "api": "check inspect results resume run trained tune verify write_report",
     "core.errors": "FedtideError",
     "data.shift": "Shift",
     "learn.local": "LocalTrainer",

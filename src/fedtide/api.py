@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.config.overrides import flat, seed_list
 from fedtide.core.errors import FedtideError, nearest, refused, within
+from fedtide.core.frames import Library, frame
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Request, Scale, recipe
@@ -110,7 +111,11 @@ class Prepared:
 
 @dataclass(frozen=True, repr=False)
 class Finished:
-    """A finished experiment: its run folder, its report, and what it found (a `fedtide.report.summary.Study`)."""
+    """A finished experiment: its run folder, its report, and what it found (a `fedtide.report.summary.Study`).
+
+    Data frames are of pandas, or of polars where that alone is installed or is asked for (`library="polars"`). Their
+    columns are the names of the records; of a sweep there are also the point and what is swept.
+    """
 
     folder: Path
     report: Path
@@ -121,6 +126,32 @@ class Finished:
         means = [(m.name, m.measures["accuracy"].mean) for m in made[0].methods if "accuracy" in m.measures]
         found = [f"{len(made)} points"] if len(made) > 1 else [f"{name} {mean:.4g}" for name, mean in means]
         return f"Finished({', '.join([repr(str(self.folder)), *found])})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import shown
+
+        return shown(self.study, self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each method and seed, and a column for each measure."""
+        return self._frame("measures", library)
+
+    def curves(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each evaluation of a run, by whose rows were judged (`view`)."""
+        return self._frame("curves", library)
+
+    def rounds(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each round of a run: what was asked and sent, and what methods tell."""
+        return self._frame("rounds", library)
+
+    def clients(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each client and evaluation of a run; `slot` is its cluster or model."""
+        return self._frame("clients", library)
+
+    def _frame(self, of: str, library: Library | None) -> Any:
+        from fedtide.report import rows  # as a report, what every worker process need not import
+
+        return frame(list(getattr(rows, of)(self.study)), library)
 
     def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
         """What a method has trained (see `ft.trained`)."""
@@ -291,6 +322,25 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
     if len(roots) == 1 and tunings.is_tuning(roots[0]):
         return write_tuning(roots[0], page)
     return write_page(roots, page)
+
+
+@hinted
+def results(run_folder: str | Path) -> Finished:
+    """Return what a run folder found: printed it is a line, in a notebook its table and curve.
+
+    Args:
+        run_folder: the run folder. Runs in it that are not finished are left out.
+
+    Raises:
+        FedtideError: it is no run folder, or no run in it is finished.
+    """
+    from fedtide.report.page import report_of
+    from fedtide.report.summary import read_finished
+
+    root = Path(run_folder)
+    if tunings.is_tuning(root):
+        raise FedtideError(f"{root}: is a tune folder; ft.resume returns what it found")
+    return Finished(root, report_of(root), read_finished(root))
 
 
 @hinted

@@ -1,6 +1,7 @@
 """Lists, shares and counts in words, for kinds that say what they are and for reports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
 
 def listed(names: Sequence[str]) -> str:
@@ -19,3 +20,13 @@ def share_of(share: float) -> str:
     ('half', '5 %', 'all')
     """
     return {0.5: "half", 1.0: "all"}.get(share, f"{100 * share:g} %")
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what is said of them as a table that a notebook shows.
+
+    >>> html_table([("clients", "5 < 6")])
+    '<table><tr><th>clients</th><td>5 &lt; 6</td></tr></table>'
+    """
+    cells = (f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows)
+    return f"<table>{''.join(cells)}</table>"

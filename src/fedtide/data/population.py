@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.prose import html_table
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.core.user_code import own
@@ -63,6 +64,20 @@ class Population:
         aside = len(self.group) - self.registered
         counts = [f"{self.registered} clients", *([f"{aside} held out"] if aside else []), f"{len(rows)} rows"]
         return f"Population({', '.join(counts)} of shape {tuple(rows.shape)}, {rows.classes} classes)"
+
+    def _repr_html_(self) -> str:
+        """Return who is there, what they hold and what changes, for a notebook."""
+        everyone = torch.arange(len(self.group))
+        counts = {part: self.counts(everyone, part) for part in self.parts}
+        groups = self.group.bincount(minlength=len(self.group_names)).tolist()
+        parts = (("who", self.shift.who), ("what", self.shift.what), ("how", self.shift.how))
+        kinds = (f"{name}: {getattr(part, 'kind', type(part).__name__)}" for name, part in parts)
+        said = [("", repr(self))]
+        said += [(f"rows to {TO[part]}", _spread(held[held > 0])) for part, held in counts.items() if held.any()]
+        if len(self.group_names) > 1:
+            sizes = zip(self.group_names, groups, strict=True)
+            said.append(("clients of each group", ", ".join(f"{name} {count}" for name, count in sizes)))
+        return html_table([*said, ("shift", ", ".join(kinds))])
 
     def __post_init__(self) -> None:
         self._who.check(self.group_names, [len(members) for members in self._members])
@@ -359,6 +374,16 @@ class Population:
     def has_val(self) -> bool:
         """Tell whether any client has validation rows."""
         return bool(self.counts(torch.arange(len(self.group)), "val").any())
+
+
+TO = {"train": "train on", "val": "validate on", "test": "test on"}
+"""What rows of each part are there for."""
+
+
+def _spread(counts: Tensor) -> str:
+    """Say how many rows there are, and how many a client has that has any."""
+    least, most = int(counts.min()), int(counts.max())
+    return f"{int(counts.sum())}, {least if least == most else f'{least} to {most}'} a client"
 
 
 def features(x: Tensor) -> Tensor:

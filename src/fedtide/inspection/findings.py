@@ -95,6 +95,11 @@ class Findings:
     def __repr__(self) -> str:
         return "\n".join([*self.table.said, *(answer.line for answer in self), *self.notes])
 
+    def _repr_html_(self) -> str:
+        from fedtide.inspection.page import shown
+
+        return shown(self)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What else a person should look at: a feature that is the label in another form, hours in another zone."""

@@ -59,6 +59,12 @@ def _labels(found: Findings) -> np.ndarray:
     return np.searchsorted(np.unique(np.quantile(label, (0.25, 0.5, 0.75))), label, side="right")
 
 
+def shown(found: Findings) -> str:
+    """Return the answers as a notebook shows them."""
+    said = (*found.table.said, *found.notes)
+    return render("findings.html", said=said, answers=[(QUESTIONS[answer.question], answer) for answer in found])
+
+
 def page(found: Findings, ready: str | None) -> str:
     """Return the page."""
     return render(

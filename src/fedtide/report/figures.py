@@ -141,6 +141,17 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
         return svg(figure, "accuracy of all methods")
 
 
+def accuracy_of_simulation(rounds: Sequence[int], accuracy: Sequence[float]) -> Drawn:
+    """Draw accuracy over rounds of a simulation, which has no record."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.0))
+        axes = figure.subplots()
+        _draw_accuracies(axes, [("", [(np.array(rounds), np.array(accuracy, dtype=np.float64))])])
+        axes.set_ylabel("accuracy, %")
+        over_rounds(axes, 0, max(rounds, default=1))
+        return svg(figure, "accuracy over rounds")
+
+
 def _accuracies(record: ExperimentRecord, method: MethodRecord) -> list[Curve]:
     return [run.accuracy(record.view) for run in method.runs]
 

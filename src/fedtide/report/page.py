@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.report import (
     budget,
@@ -31,8 +31,7 @@ from fedtide.report.environment import NANO, environment_line
 from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
-from fedtide.report.summary import Study, Summary, read_study, write_summary
-from fedtide.runs.folder import go_on
+from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary
 
 VERDICTS = (
     "What this study set out to see. A claim holds, or does not, where the 95 % confidence interval of its number over "
@@ -73,6 +72,20 @@ class Section:
     config: str
 
 
+@dataclass(frozen=True)
+class _Root:
+    """Content of one run folder."""
+
+    root: Path
+    name: str
+    study: Study
+
+
+def report_of(root: Path) -> Path:
+    """Return where the report of a run folder is, or will be."""
+    return root / "report.html"
+
+
 def write_report(
     roots: Sequence[Path], out: Path | None = None, *, pictures: Path | None = None, saved_tables: Path | None = None
 ) -> Path:
@@ -90,7 +103,7 @@ def write_report(
     for root in roots:
         if out is not None and root.resolve() in out.resolve().parents and out.suffix != ".html":
             raise refused("--out", str(out), "a page (.html), or a place outside of the run folder")
-    made = _named(_Root.read(root) for root in roots)
+    made = [_Root(root, name, read_finished(root)) for root, name in zip(roots, names_of(roots), strict=True)]
     shown = [
         (
             " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p),
@@ -104,7 +117,7 @@ def write_report(
     sections = [_section(record, summary, name, nano=nano) for name, record, summary, nano in shown]
     sweeps = [_sweep(each, several=len(made) > 1) for each in made if each.study.swept]
     together = _together([(name, record, summary) for name, record, summary, _ in shown]) if len(made) > 1 else None
-    path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
+    path = out or (report_of(roots[0]) if len(roots) == 1 else Path("report.html"))
     text = render(
         "page.html",
         title=listed([each.study.summaries[0].title for each in made]),
@@ -168,32 +181,6 @@ class Sweep:
     shown: str
     pictures: list[Picture]
     parts: list[Part]
-
-
-@dataclass(frozen=True)
-class _Root:
-    """Content of one run folder."""
-
-    root: Path
-    name: str
-    study: Study
-
-    @staticmethod
-    def read(root: Path) -> _Root:
-        study = read_study(root)
-        if not any(summary.methods for summary in study.summaries):
-            raise FedtideError(f"{root}: no run is finished yet; go on with: {go_on(root)}")
-        return _Root(root, root.resolve().name, study)
-
-
-def _named(roots: Iterable[_Root]) -> list[_Root]:
-    """Return the folders, those of one name called by the folder that they are in, too."""
-    made = list(roots)
-    names = [each.name for each in made]
-    return [
-        replace(each, name=f"{each.root.resolve().parent.name}/{each.name}") if names.count(each.name) > 1 else each
-        for each in made
-    ]
 
 
 def _sweep(root: _Root, *, several: bool) -> Sweep:
@@ -337,7 +324,6 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
 
 def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str, Drawn | None]]:
     """Return titles, captions and figures, None for a figure that has nothing to show."""
-    clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
@@ -349,7 +335,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
          + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
             f"{marked}." if any(m.drifts for m in record.methods) else "")
          + (" Below: of which domains participants' training rows were, in the first seed." if record.blended else ""),
-         figures.accuracy_over_rounds(record, next((m.name for m in summary.methods if m.no_better), None))),
+         figures.accuracy_over_rounds(record, summary.at_floor)),
         ("Accuracy over simulated time",
          f"The same against the clock of the simulation: how long clients compute and send.{band}",
          clock.accuracy_over_seconds(record)),
@@ -388,7 +374,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[tuple[str, str
          f"first group, against the share of that group that was expected, over {record.span}.",
          figures.branches(record)),
         ("Drift, round by round", _about_drift(record, band), drift_pictures.following_over_rounds(record)),
-        ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, clustered)),
+        ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, summary.clustered)),
         ("Gate weights",
          f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
          f"evaluations of {record.span}{', of the first seed' if seeds > 1 else ''}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtide.config import Claim, axes, matching
 from fedtide.core.atomic import write_text
+from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.blends import blending, gains
@@ -24,7 +25,7 @@ from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import ARRIVALS, BY_WAY, UNKNOWN, Measure
 from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
 from fedtide.report.rhythm import learning
-from fedtide.runs.folder import load
+from fedtide.runs.folder import go_on, load
 
 OF_A_RUN = ("accuracy", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
 """Measures of predictions, equal at a seed only where all evaluations are."""
@@ -149,9 +150,19 @@ class Summary:
         return span_of(self.window, self.rounds, stops=stops)
 
     @property
+    def at_floor(self) -> str | None:
+        """Name of the first method that is no better than always answering the commonest class; None where all are."""
+        return next((method.name for method in self.methods if method.no_better), None)
+
+    @property
     def floor(self) -> Measure | None:
         """Accuracy of always answering the commonest class, where a method is no better; None where all are."""
-        return next((method.measures["commonest_class"] for method in self.methods if method.no_better), None)
+        return None if self.at_floor is None else self.method(self.at_floor).measures["commonest_class"]
+
+    @property
+    def clustered(self) -> list[str]:
+        """Names of the methods that have clusters of clients."""
+        return [method.name for method in self.methods if "churn" in method.measures]
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""
@@ -164,7 +175,8 @@ class Study:
 
     chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty without a
     sweep or without validation rows. claims: those about several points, or one of them. axes: the swept keys and their
-    values; the points are their product, in order. nano: true for the scale at which numbers mean nothing.
+    values; the points are their product, in order. nano: true for the scale at which numbers mean nothing. root: the
+    folder.
     """
 
     records: list[ExperimentRecord]
@@ -174,6 +186,18 @@ class Study:
     swept: bool
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     nano: bool = False
+    root: Path = Path()
+
+
+def names_of(roots: Sequence[Path]) -> list[str]:
+    """Return what folders are called; those of one name by the folder that they are in, too.
+
+    >>> names_of([Path("/a/study"), Path("/b/study"), Path("/b/other")])
+    ['a/study', 'b/study', 'other']
+    """
+    whole = [root.resolve() for root in roots]
+    names = [root.name for root in whole]
+    return [f"{root.parent.name}/{root.name}" if names.count(root.name) > 1 else root.name for root in whole]
 
 
 def read_study(root: Path) -> Study:
@@ -184,7 +208,19 @@ def read_study(root: Path) -> Study:
     summaries = [replace(summarize(record), title=title) for record in records]
     swept = bool(experiment.sweep)
     claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root))
+    return Study(records, summaries, chosen_points(summaries), claims, swept, axes(experiment), is_nano(root), root)
+
+
+def read_finished(root: Path) -> Study:
+    """Read a run folder in which a run is finished.
+
+    Raises:
+        FedtideError: none is.
+    """
+    study = read_study(root)
+    if not any(summary.methods for summary in study.summaries):
+        raise FedtideError(f"{root}: no run is finished yet; go on with: {go_on(root)}")
+    return study
 
 
 def summarize(record: ExperimentRecord) -> Summary:

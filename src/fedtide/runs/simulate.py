@@ -12,6 +12,7 @@ from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_target
 from fedtide.core.config_types import Count, Spelled, Whole
 from fedtide.core.errors import refused
+from fedtide.core.frames import Library, frame
 from fedtide.core.memory import MemoryStore
 from fedtide.core.strict import Strict, as_written
 from fedtide.core.types import Algorithm, S
@@ -24,6 +25,7 @@ from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import METRICS, Metric
+from fedtide.evaluate.rows import rows_of_scores
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -116,6 +118,19 @@ class Result(Generic[S]):
     def __repr__(self) -> str:
         last = [f"accuracy={self.accuracy[-1]:.4g}"] if self.accuracy else []
         return f"Result({', '.join([f'rounds={len(self.lines)}', *last])})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import simulated  # draws, which playing alone does not wait for
+
+        return simulated(self)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each evaluation, by whose rows were judged (`view`).
+
+        Args:
+            library: "pandas" or "polars"; by default pandas, or polars where that alone is installed.
+        """
+        return frame(list(rows_of_scores(self.lines)), library)
 
 
 def simulate(

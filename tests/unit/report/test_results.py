@@ -1,0 +1,181 @@
+"""Results as data: frames, figures of matplotlib, and what a notebook shows."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import fedtide as ft
+from fedtide.report import clock, cluster_maps, figures, gating, heatmaps
+from fedtide.report import page as pages
+from helpers import studies
+from helpers.pages import Page
+from helpers.studies import A, study
+
+MEASURES = ["method", "algorithm", "seed", "accuracy", "worst_point"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    made = study(A, {**A, "name": "IFCA <2>", "algorithm": "ifca"}, seeds=[0, 1], rounds=4, title="Day & night")
+    return studies.finished(tmp_path_factory.mktemp("results") / "run", made)
+
+
+@pytest.fixture(scope="module")
+def done(root):
+    return ft.results(root)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Stands in for libraries of data frames, which need not be installed here."""
+
+    def only(*names):
+        for name in ("pandas", "polars"):
+            module = SimpleNamespace(DataFrame=lambda columns, name=name: (name, columns)) if name in names else None
+            monkeypatch.setitem(sys.modules, name, module)
+
+    return only
+
+
+def test_measures_of_each_method_and_seed_are_rows(done, library):
+    library("pandas", "polars")
+    name, columns = done.frame()
+    assert name == "pandas"
+    assert set(MEASURES) <= columns.keys()
+    assert columns["method"] == ["A", "A", "IFCA <2>", "IFCA <2>"]
+    assert columns["seed"] == [0, 1, 0, 1]
+    assert columns["accuracy"][2:] == done.summaries[0].methods[1].measures["accuracy"].values
+    assert columns["ari"][:2] == [None, None]  # which one method alone has
+
+
+def test_curves_rounds_and_clients_have_the_names_of_the_records(done, library):
+    library("polars")
+    name, curves = done.curves()
+    assert name == "polars"
+    record = done.study.records[0].methods[1].runs[1]
+    here = [(m, s) == ("IFCA <2>", 1) for m, s in zip(curves["method"], curves["seed"], strict=True)]
+    for view in set(curves["view"]):
+        mine = [k for k, found in enumerate(here) if found and curves["view"][k] == view]
+        rounds, values = record.accuracy(view)
+        assert [curves["round"][k] + 1 for k in mine] == rounds.tolist()
+        assert np.allclose([curves["accuracy"][k] for k in mine], values)
+    _, rounds = done.rounds()
+    assert len(rounds["round"]) == 4 * 4
+    assert sum(rounds["up"]) == sum(run.total("up") for m in done.study.records[0].methods for run in m.runs)
+    _, clients = done.clients()
+    assert {type(value) for value in clients["client"]} == {int}
+    assert {type(value) for value in clients["accuracy"]} == {float}
+    slots = dict(zip(clients["method"], clients["slot"], strict=True))
+    assert slots["A"] is None
+    assert slots["IFCA <2>"] in (0, 1)
+
+
+def test_points_of_a_sweep_are_columns(tmp_path, library):
+    swept = study(A, rounds=1, sweep={"method.local.lr": [0.1, 0.2], "shift.who": ["always", {"kind": "periodic"}]})
+    done = ft.results(studies.finished(tmp_path / "run", swept))
+    library("pandas")
+    _, columns = done.frame()
+    assert columns["method.local.lr"] == [0.1, 0.1, 0.2, 0.2]
+    assert columns["shift.who"] == ["always", "{'kind': 'periodic'}"] * 2
+    assert columns["point"] == [summary.point for summary in done.summaries]
+    with pytest.raises(ft.FedtideError, match=r"^point: found None, allowed: lr 0\.1, who always, "):
+        ft.plot.accuracy(done)
+    with pytest.raises(ft.FedtideError, match=r"^point: found 'lr 3'"):
+        ft.plot.accuracy(done, "lr 3")
+    assert "lr 0.2" in done._repr_html_()
+
+
+def test_what_is_missing_for_a_frame_is_said_in_a_line(done, library):
+    library()
+    with pytest.raises(ft.FedtideError, match=r'^a data frame needs pandas or polars; pip install "fedtide\[frames\]"'):
+        done.frame()
+    with pytest.raises(ft.FedtideError, match=r"^a data frame needs polars; "):
+        done.curves("polars")
+
+
+def test_a_simulation_is_a_frame_and_a_curve(library):
+    people = ft.population(torch.randn(60, 3), torch.arange(60) % 2, ft.data.IID(clients=5))
+    algorithm = ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(3, 2)), cohort=2)
+    result = ft.simulate(algorithm, people, rounds=4, eval_every=2)
+    library("pandas")
+    _, columns = result.frame()
+    tested = [k for k, view in enumerate(columns["view"]) if view == "train_clients"]
+    assert [columns["round"][k] for k in tested] == [1, 3]
+    assert [columns["accuracy"][k] for k in tested] == result.accuracy
+    assert repr(result) in Page(result._repr_html_()).text["code"]
+    assert "<svg" in result._repr_html_()
+    (line,) = ft.plot.accuracy(result).axes[0].lines
+    assert line.get_xdata().tolist() == [2, 4]
+    assert ["", repr(people)] in Page(people._repr_html_()).cells
+    assert ["rows to train on", "45, 9 a client"] in Page(people._repr_html_()).cells
+
+
+def test_a_notebook_shows_the_head_of_the_report(done, root):
+    html = done._repr_html_()
+    page = Page(html)
+    assert page.text["strong"] == "Day & night"
+    assert [row[0] for row in page.cells[1:]] == ["A", "IFCA <2>"]
+    assert page.text["code"] == str(root / "report.html")
+    assert "<svg" in html
+
+
+def test_a_plot_is_the_figure_of_the_report(done, root):
+    ours, theirs = ft.plot.accuracy(done), figures.accuracy_over_rounds(done.study.records[0]).figure
+    assert isinstance(ours, Figure)
+    for one, other in zip(ours.axes, theirs.axes, strict=True):
+        for line, same in zip(one.lines, other.lines, strict=True):
+            assert np.array_equal(line.get_xydata(), same.get_xydata())
+            assert line.get_color() == same.get_color()
+    ours.suptitle("Mine")
+    assert ">Mine<" in ours._repr_svg_()
+    assert ours.get_layout_engine() is not None
+    both = ft.plot.accuracy_of_all(root, done)
+    assert len(both.axes[0].lines) == 4
+
+
+def test_every_picture_of_a_report_is_a_plot(done, monkeypatch):
+    """And what a run has nothing of is a line that says what it would need."""
+    known, drawn = set(), set()
+
+    def keeps(found):
+        def svg(figure, title):
+            found.add(title)
+            made = figures.Drawn("<svg></svg>")
+            made.figure = figure
+            return made
+
+        return svg
+
+    def listen(found):
+        for module in (figures, clock, cluster_maps, gating, heatmaps):
+            monkeypatch.setattr(module, "svg", keeps(found))
+
+    listen(known)
+    pages._pictures(done.study.records[0], done.summaries[0])
+    listen(drawn)
+    refused = []
+    for name in ft.plot.__all__:
+        try:
+            getattr(ft.plot, name)(done)
+        except ft.FedtideError as error:
+            refused.append(str(error))
+    assert all(line.startswith("plot: this run has nothing of the kind; needed: ") for line in refused)
+    assert len(known) >= 3
+    assert known <= drawn
+
+
+def test_a_folder_without_results_is_one_line(tmp_path):
+    with pytest.raises(ft.FedtideError, match="not a run folder"):
+        ft.results(tmp_path)
+    studies.create(study(A), tmp_path / "run")
+    with pytest.raises(ft.FedtideError, match="no run is finished yet; go on with: fedtide resume"):
+        ft.results(tmp_path / "run")
+    with pytest.raises(ft.FedtideError, match=r"^run: found 3, allowed: a run folder, or what ft\.run"):
+        ft.plot.accuracy(3)
