@@ -596,7 +596,7 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail("the name of a file or folder has the character NUL, allowed: names without it")
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
-    except BrokenPipeError:  # nobody reads any more (`| head`)
+    except BrokenPipeError:  # what read the output has ended (`| head`)
         status = 0
     except OSError as error:
         place = error.filename or "input/output"
@@ -633,7 +633,7 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _fail(line: str, status: int = 2) -> int:
-    # Folders and files are made under another name first, which nobody has asked for.
+    # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
     if "No space left on device" in line:
         line += "; make room, and run the same command again"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Screen(Console):
-    """A console that takes names as they are and goes on in silence where nobody reads any more (`| head`)."""
+    """A console that takes names as they are and goes on in silence once its reader has ended (`| head`)."""
 
     def on_broken_pipe(self) -> None:
         """Print nothing any more; the exit status is that of the command."""
@@ -40,7 +40,7 @@ def say(line: str, screen: Console | None = None) -> None:
 
 def print_results(made: Study, screen: Console) -> None:
     """Print what a run folder says: its table, what went wrong, and its claims."""
-    # Reports draw: whoever prints none does not wait for it.
+    # Reports draw: a command that prints none does not wait for it.
     from fedtide.report.alarms import alarms
     from fedtide.report.environment import NANO
     from fedtide.report.narrative import SAME_RUN

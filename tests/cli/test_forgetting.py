@@ -99,10 +99,10 @@ def test_what_cannot_be_probed_is_said_in_the_report_and_stops_nothing(here):
     study(here, A, {**A, "name": "fitting", "algorithm": "helpers.unprobed:fitting"}, forgetting={"rounds": [1, 3]})
     assert done("run", "study.toml", "--workers", 1) == 0
     root = here / "runs" / "study"
-    why = "nobody was asked the question 'train'"
+    why = "no client was asked the question 'train'"
     assert lines(root / "fitting" / "0") == [{"round": 1, "skipped": why}, {"round": 3, "skipped": why}]
     text = (root / "report.html").read_text()
-    assert "Local forgetting of fitting cannot be measured: nobody was asked the question &#39;train&#39;." in text
+    assert "Local forgetting of fitting cannot be measured: no client was asked the question &#39;train&#39;." in text
     assert "fitting, round 1" not in text
     measures = {m["name"]: m["measures"] for m in json.loads((root / "summary.json").read_text())["methods"]}
     assert "local_forgetting" in measures["A"]

@@ -26,6 +26,7 @@ from fedtide.algorithms.feddrift import (
 )
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
+from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
@@ -246,6 +247,17 @@ def test_a_client_without_rows_still_trains_on_those_that_it_keeps():
         ("judge", [0]),
         ("train", [0, 1]),
     ]
+
+
+def test_an_anchor_rests_where_no_client_has_rows_enough_for_it():
+    """BatchNorm needs two rows: in the second step the anchor has one of each client, models have kept ones as well."""
+    task = Task(lambda: nn.Sequential(nn.BatchNorm1d(1), zero()), dtype=torch.float64)
+    algorithm = feddrift(task, TURN, anchor=True, rounds_per_step=1, window=2)
+    single = holding([(X[:1], A[:1])] * 2, classes=2, before=100)
+    (first, _, _), (second, facts, _) = rounds(algorithm, [concepts("AA"), single])
+    assert same(first.anchor, second.anchor)
+    assert not same(first.weights, second.weights)
+    assert "anchor" not in facts
 
 
 def test_who_never_leaves_with_a_window_is_fedavg_on_the_rows_of_the_window():

@@ -1,4 +1,4 @@
-"""Algorithms of the user's own in which nobody can say what a client's model forgets: `unit.evaluate.unprobed:...`."""
+"""Algorithms of the user's own that do not tell what a client's model forgets: `unit.evaluate.unprobed:...`."""
 
 from __future__ import annotations
 

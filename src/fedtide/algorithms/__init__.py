@@ -150,7 +150,7 @@ REGISTRY: Mapping[str, Entry] = {
         reveals=("pi", "odds", "mu", "var", "n"),
         variants={
             "": TIMED,
-            "cosine": {**PRINTED, "prior": {"kind": "cosine", "period": 4}, "carry": True},
+            "cosine": {**PRINTED, "prior": {"kind": "cosine", "period": 4}},
             "block": {**PRINTED, "prior": {"kind": "block", "period": 4}},
             "soft": {**PRINTED, "prior": {"kind": "soft", "period": 4}},
             "uniform": {**PRINTED, "prior": "uniform"},

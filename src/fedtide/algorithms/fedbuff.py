@@ -123,9 +123,9 @@ def fedbuff(
         raise refused("cohort.over_selection", cohort.over_selection, "1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
-        flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
-        return State(weights, server.init(weights), 0, flight, nobody, (), cohort.init(fleet))
+        weights, none = task.init(rng), torch.empty(0, dtype=torch.int64)
+        flight = Flight(none, none, none, torch.empty(0, dtype=torch.float64))
+        return State(weights, server.init(weights), 0, flight, none, (), cohort.init(fleet))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: clients fill the free places and begin with w^t.

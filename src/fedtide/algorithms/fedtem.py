@@ -31,9 +31,9 @@ Choices:
     agrees with the mode that the server gave them, unless there are none; it is the default, as it is equally good if
     the prior is right and much better if it is wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
     `consistent_only = false` is the paper to the letter. Features move with the network, and a component that rests for
-    half a period is left behind: the fresher one then attracts everybody. `carry`, ours and off, moves it along; over
-    five seeds of small settings it lost 2 to 4 points to FedTEM without, smooth and abrupt, with 10 and 36 labels. The
-    paper's extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once, 1 keeps pi
+    half a period is left behind: the fresher one then attracts all clients. Moving it along with the fresher one lost 2
+    to 4 points (small settings, five seeds; smooth and abrupt, 10 and 36 labels), so it stays where it is. The paper's
+    extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once, 1 keeps pi
     uniform. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `var_floor` times their
     mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an untrained branch is not stepped.
     `prior = "learned"`, ours, is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and without
@@ -108,8 +108,8 @@ Selection = Literal["greedy", "sample", "bayes"]
 class State:
     """The network, the optimizer's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
-    prior: the memo of the prior. started: (K,) mask of components that were ever updated; moved: of those that were in
-    the round before. anchor: the model of all samples, if any.
+    prior: the memo of the prior. started: (K,) mask of components that were ever updated. anchor: the model of all
+    samples, if any.
     """
 
     weights: Weights
@@ -119,7 +119,6 @@ class State:
     pi: Tensor
     prior: Any
     started: Tensor
-    moved: Tensor
     anchor: Anchor | None = None
     cohort: Any = None
 
@@ -137,7 +136,6 @@ def fedtem(
     selection: Selection = "greedy",
     update: Update = Certainty(),
     consistent_only: Flag = True,
-    carry: Flag = False,
     beta: Fraction = 0.99,
     variance: Literal["within", "total"] = "within",
     var_floor: Positive = 1e-3,
@@ -162,8 +160,6 @@ def fedtem(
             samples together.
         update: step sizes of the components.
         consistent_only: take statistics only from participants whose own posterior agrees with their mode.
-        carry: move components that rest along with those that are updated: features move with the network, and else the
-            fresher component attracts everybody.
         beta: decay of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
         variance: "within" clients, as in the paper, or "total" with the spread of their means.
         var_floor: smallest variance, as a fraction of the mean variance.
@@ -180,7 +176,7 @@ def fedtem(
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         none, var = torch.zeros(branches, dtype=torch.bool), torch.ones_like(mu)
         memo, joined = server.init(weights), cohort.init(fleet)
-        return State(weights, memo, mu, var, uniform, prior.init(branches), none, none, beside.start(rng), joined)
+        return State(weights, memo, mu, var, uniform, prior.init(branches), none, beside.start(rng), joined)
 
     def broadcast(state: State) -> Payload:
         var = floor_variances(state.var, var_floor)
@@ -229,15 +225,11 @@ def fedtem(
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
         found = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
-        if carry:
-            going, resting = (a > 0) & state.moved, (a <= 0) & state.started
-            mu, var = carry_along((state.mu, state.var), (mu, var), going, resting)
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)} | weighed
-        facts |= prior.facts(heard)
-        pi, started = pi / pi.sum(), state.started | (a > 0)
-        state = replace(state, mu=mu, var=var, pi=pi, prior=heard, started=started, moved=a > 0)
-        return state, facts if q is None else facts | {"prior": q}
+        facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
+        started = state.started | (a > 0)
+        return replace(state, mu=mu, var=var, pi=pi / pi.sum(), prior=heard, started=started), facts
 
     def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
@@ -249,35 +241,6 @@ def fedtem(
     # Features before training and after it; a sketch is a pass forward and back.
     passes = 2 if prior.sketch is None else 5
     return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": passes}, trained=beside.trained())
-
-
-def carry_along(
-    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], going: Tensor, resting: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Move resting components (mu, var) by the mean step of those that go on, and scale their variances alike.
-
-    A component that goes on was updated in the round before, too, so that its step is that of the network's features.
-
-    Args:
-        before: (K, d) means and variances before a round.
-        after: the same after it.
-        going: (K,) mask of the components that were updated in this round and in the one before.
-        resting: (K,) mask of those that move along.
-
-    >>> before = torch.tensor([[1.0], [10.0]]), torch.tensor([[1.0], [4.0]])
-    >>> after = torch.tensor([[3.0], [10.0]]), torch.tensor([[2.0], [4.0]])
-    >>> carry_along(before, after, torch.tensor([True, False]), torch.tensor([False, True]))
-    (tensor([[ 3.],
-            [12.]]), tensor([[2.],
-            [8.]]))
-    """
-    if not going.any():
-        return after
-    (mu, var), (new_mu, new_var) = before, after
-    step = (new_mu - mu)[going].mean(0)
-    factor = (new_var.clamp_min(1e-12) / var.clamp_min(1e-12)).log()[going].mean(0).exp()
-    rest = resting[:, None]
-    return torch.where(rest, new_mu + step, new_mu), torch.where(rest, new_var * factor, new_var)
 
 
 def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

@@ -16,8 +16,10 @@ If more participants than the prior expects are nearest to a mode, the distance 
 `log alpha_2 = (1 - rho) * log alpha_2 + eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta` (Eq. 27)
 and rho = 0 in the paper.
 
+Line numbers in the code are those of Algorithm 2.
+
 When to use it: like FedTEM, where the server must not see single clients: all answers are sums, with a cohort that
-asks for nothing (arrivals, uniform, everyone). Line numbers in the code are those of Algorithm 2.
+asks for nothing (arrivals, uniform, everyone).
 
 Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each sample votes for
@@ -95,8 +97,8 @@ from fedtide.parts.weighting import Weighting
 class State:
     """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    prior: the memo of the prior. started: (K,) mask of centers that were ever moved. anchor:
-    the model of all samples, if any.
+    prior: the memo of the prior. started: (K,) mask of centers that were ever moved. anchor: the model of all samples,
+    if any.
     """
 
     weights: Weights
@@ -216,8 +218,8 @@ def fedtkm(
         # Line 15: the network.
         state, _ = step_branches(state, server, got, lam)
         state, weighed = beside.step(state, reply.total)
-        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | weighed | prior.facts(heard)
-        facts |= {} if q is None else {"prior": q}
+        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | weighed
+        facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
         return replace(state, centers=centers, log_alpha=log_alpha, prior=heard, started=started), facts
 
     def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:

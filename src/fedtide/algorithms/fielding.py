@@ -150,8 +150,8 @@ class State:
 
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
     first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
-    clustering. trigger, cohort: their memos. silhouette: the largest
-    mean silhouette of the last clustering, None if its number of clusters was no choice. evidence: of `pooling`.
+    clustering. trigger, cohort: their memos. silhouette: the largest mean silhouette of the last clustering, None if
+    its number of clusters was no choice. evidence: of `pooling`.
     """
 
     weights: tuple[Weights, ...]

@@ -63,7 +63,7 @@ def draw_clients(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:
     """Draw `m` clients without replacement in proportion to exp(`likely`), sorted.
 
     Those of probability zero (minus infinity) are drawn uniformly once all others are taken. A client's luck is of its
-    id alone: with equal weights, draws in each of several clusters take first whom a draw among all would take.
+    id alone: with equal weights, draws in each of several clusters first take those that a draw among all would.
 
     >>> draw_clients(torch.tensor([4, 7, 9]), torch.tensor([0.0, -torch.inf, 1.0]), 2, Rng(0)).tolist()
     [4, 9]

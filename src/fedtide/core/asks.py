@@ -103,7 +103,7 @@ class NodeRecord:
 
 
 def state_of(word: str) -> str:
-    """Return which of `WORDS` a word of the record means; nobody is refused in silence.
+    """Return which of `WORDS` a word of the record means; one that is not known counts as refused.
 
     >>> state_of("refused: a number is missing"), state_of("lost: it died"), state_of("not finite")
     ('refused', 'late', 'refused')

@@ -26,7 +26,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write to, which takes the place of `path` at the end, or disappears after an error.
 
-    Nobody can know the name before: a link that waits there would be followed.
+    The name cannot be known before: a link that waits there would be followed.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "x.txt"

@@ -125,7 +125,7 @@ def _remove(checkpoint: Path) -> None:
     for path in sorted(checkpoint.iterdir()) if checkpoint.is_dir() else ():
         if OWN.fullmatch(path.name):
             path.unlink()
-    with contextlib.suppress(OSError):  # there is none, or somebody has put more into it
+    with contextlib.suppress(OSError):  # there is none, or a person has put more into it
         checkpoint.rmdir()
 
 

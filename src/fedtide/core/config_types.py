@@ -26,7 +26,7 @@ ModelCount = Annotated[int, Field(strict=True, ge=1, le=1000)]
 """A number of models, branches, components or clusters, each of which takes the memory of a model or more."""
 ClassCount = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
 StepCount = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-"""A number of passes, steps or restarts, during which nobody hears of a run and it cannot be stopped."""
+"""A number of passes, steps or restarts, during which a run says nothing and cannot be stopped."""
 Whole = Annotated[int, Field(strict=True, ge=0)]
 
 

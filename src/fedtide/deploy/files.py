@@ -58,7 +58,7 @@ def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
             file.flush()
             os.fsync(handle)
         try:
-            os.link(temporary, path)  # unlike a rename it takes nobody's place
+            os.link(temporary, path)  # unlike a rename it replaces no file
         except FileExistsError:
             raise FedtideError(f"{path}: is there already, and is left as it is") from None
     except OSError as error:
@@ -69,7 +69,7 @@ def write_new(path: Path, content: bytes, mode: int = PUBLIC) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Raise for a folder that somebody else has, may look into, or may put another in the place of.
+    """Raise for a folder that another user owns, may look into, or may replace.
 
     One that is not there is fine.
     """

@@ -131,5 +131,5 @@ def _socket_of(home: Path) -> Path:
     short = Path(tempfile.gettempdir()) / f"fedtide-{os.getuid()}-{name}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.is_symlink() or short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
-        raise FedtideError(f"{short}: belongs to somebody else; choose a --home with a shorter path")
+        raise FedtideError(f"{short}: belongs to another user; choose a --home with a shorter path")
     return short / "worker"

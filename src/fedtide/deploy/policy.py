@@ -100,7 +100,7 @@ class Policy(Strict):
         Args:
             question: its name.
             reveal: names of what it shows to the server.
-            members: how many clients are in the sum; None where nobody knows yet.
+            members: how many clients are in the sum; None where that is not known yet.
         """
         if self.questions is not None and question not in self.questions:
             return f"its owner does not allow the question '{question}'; allowed: {_listed(self.questions)}"

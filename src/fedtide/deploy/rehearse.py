@@ -44,7 +44,7 @@ STALLED = 900.0
 LOOK = 0.2
 """Seconds between two looks at how the server is."""
 MIDST = 3.0
-"""Seconds after the beginning of a round at which somebody is killed."""
+"""Seconds after the beginning of a round at which a process is killed."""
 COPIED = ("ca.crt", "ca.key", "server.crt", "server.key")
 COMPARED = ("asked", "answered", "refused", "trained", "seconds", "epsilon", "facts")
 """What a record says of a round that has to be the same; how clients are judged is compared by accuracy."""

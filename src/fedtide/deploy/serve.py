@@ -71,7 +71,7 @@ class Unseen:
 
     @property
     def held_out_clients(self) -> Tensor:
-        """Nobody: whoever is evaluated is asked, too."""
+        """No ids: all clients may be asked to train."""
         return torch.arange(0)
 
     def counts(self, clients: Tensor, part: str) -> Tensor:

@@ -536,7 +536,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
         tickets = [grown.ticket(node) for node in more]
         for ticket in tickets:
             path = root / "tickets" / f"{ticket.node}.ticket"
-            path.unlink(missing_ok=True)  # of a command that was killed: nobody of that name is in the roster
+            path.unlink(missing_ok=True)  # of a command that was killed: that name is not in the roster
             ticket.write(path)
         write_roster(root, grown.roster)
     return tickets

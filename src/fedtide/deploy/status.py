@@ -49,7 +49,7 @@ class Status(Strict):
         rounds: how many there are to be.
         phase: what the server does, in words.
         nodes: by name.
-        problem: what somebody has to look at; "" where all is well.
+        problem: what a person has to look at; "" where all is well.
     """
 
     at: datetime

@@ -1,4 +1,4 @@
-"""The terms of a method, for whoever is to take part: what it asks, sends, shows to the server and keeps, in words.
+"""The terms of a method, for those who are to take part: what it asks, sends, shows to the server and keeps, in words.
 
 They are found by trying it: a few rounds with clients whose rows are made up.
 """

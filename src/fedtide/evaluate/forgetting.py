@@ -61,8 +61,8 @@ def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Average
         own: (models, owners) bool: true where an owner's rows meet its own model.
         judged: (owners,) bool: owners that have rows; the columns of the others are ignored.
 
-    >>> matrix, nobody = np.array([[-0.5, 0.2, np.nan], [0.1, -0.1, np.nan]]), np.array([True, True, False])
-    >>> got = averages(matrix, np.eye(2, 3, dtype=bool), nobody)
+    >>> matrix, judged = np.array([[-0.5, 0.2, np.nan], [0.1, -0.1, np.nan]]), np.array([True, True, False])
+    >>> got = averages(matrix, np.eye(2, 3, dtype=bool), judged)
     >>> got.models.tolist(), got.owners.tolist(), round(got.mean, 3), got.own
     ([0.2, 0.1], [0.1, 0.2, nan], 0.15, -0.3)
     """
@@ -149,7 +149,7 @@ class Probe:
             return {"round": number, "skipped": "its state holds no weights, one model or a tuple of them"}
         counted = [query.answered for query in self.fleet.queries if query.ask.question == QUESTION]
         if not counted:
-            return {"round": number, "skipped": f"nobody was asked the question '{QUESTION}'"}
+            return {"round": number, "skipped": f"no client was asked the question '{QUESTION}'"}
         owners = torch.cat(counted).unique() if self.owners is None else self.owners
         received, judged = self.fleet.replay(QUESTION, step.received, owners, part=self.part, grouping=self.grouping)
         models = sorted(judged)

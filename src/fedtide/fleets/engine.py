@@ -14,7 +14,7 @@ from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 class Engine(Protocol):
     """An engine runs blocks of clients in any process and yields results in the order of the blocks.
 
-    What clients keep stays with it: whoever asks says when a version counts (`memory.commit`).
+    What clients keep stays with it: the fleet that asks says when a version counts (`memory.commit`).
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What came of clients of whom a node was asked, read as what anyone may have written."""
+"""What a node sent of the clients that it was asked for, read as what anyone may have written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sent:
         node: its name.
         post: how long it is waited for.
         ask: the question to the node's clients.
-        wanted: what answers must look like, by slot; None where nobody looks.
+        wanted: what answers must look like, by slot; None where that is not checked.
         at: when it was sent.
         seconds: within which an answer counts.
         wire: how sums in fixed point pass, of which each answer is looked at; None where they are masked.

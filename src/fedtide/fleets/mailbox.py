@@ -73,7 +73,7 @@ class Mailbox:
         came, removed = self.carrier.pull(), self.carrier.removed()
         for response in came:
             sent = self._sent.get(response.id)
-            if sent is None:  # an answer to a question that nobody waits for any more
+            if sent is None:  # an answer to a question that has ended
                 continue
             line = self.node(sent.node)
             line["up"] += len(response.payload)
@@ -99,7 +99,7 @@ class Mailbox:
                 self._heard[sent.post, client] = heard[client]
 
     def asked(self, post: Post, client: int) -> Ask | None:
-        """Return the question that a client is at, or that it has answered and nobody counted; None without one."""
+        """Return the question that a client is at, or that it has answered without being counted; None without one."""
         if (post, client) in self._heard:
             return self._heard[post, client].ask
         return self._sent[self._at[post, client]].ask if (post, client) in self._at else None

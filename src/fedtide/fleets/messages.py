@@ -1,6 +1,6 @@
 """Headers between server and nodes, read as what anyone may have written: types, ranges, keys, and one kind of error.
 
-A header is plain JSON. Whoever receives one reads it before anything else is looked at; clients' ids are keys, and
+A header is plain JSON. Its receiver reads it before anything else; clients' ids are keys, and
 therefore words.
 """
 

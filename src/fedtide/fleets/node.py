@@ -243,7 +243,7 @@ class Node:
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
-                if self.wire is not None and self.wire.hides:  # what its rows bring about is nobody's business
+                if self.wire is not None and self.wire.hides:  # an error may tell of its rows
                     sent[client] = self._to_send(ask, client, Answer({}), ())
                     told[str(client)] = ANSWERED
         return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent

@@ -48,7 +48,7 @@ class Present:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The clients that a simulation draws from (seed, round), whoever is present."""
+    """The clients that a simulation draws from (seed, round), present or not."""
 
     population: Population
 

@@ -18,7 +18,7 @@ class RealClock(Protocol):
     """The clock of a run on real clients."""
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that nobody sets, for deadlines."""
+        """Return seconds on a clock that is never set, for deadlines."""
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

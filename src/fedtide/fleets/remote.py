@@ -219,7 +219,7 @@ class RemoteFleet:
 
     @property
     def clients(self) -> Tensor:
-        """All ids of the roster, sorted, whoever is present."""
+        """All ids of the roster, sorted, present or not."""
         return torch.arange(len(self._node))
 
     @property
@@ -498,7 +498,7 @@ class RemoteFleet:
             yield name, ask.of(torch.tensor(at))
 
     def _wanted(self, ask: Ask, payload: Payload) -> Mapping[int | None, Schema] | None:
-        """Return what answers must look like, by slot; None where nobody looks."""
+        """Return what answers must look like, by slot; None where that is not checked."""
         if self.schemas is None:
             return None
         slots = [None] if ask.slot is None else ask.slot.unique().tolist()

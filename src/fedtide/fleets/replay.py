@@ -88,7 +88,7 @@ class RecordedFleet(SimulatedFleet):
         drawn = _line(self.lines, self.moment)["arrivals"]
         if str(m) not in drawn:
             where = f"asks.jsonl: round {self.moment.round}: arrivals"
-            raise refused(where, f"those of {', '.join(drawn) or 'nobody'}", f"a draw of {m} clients")
+            raise refused(where, f"those of {', '.join(drawn) or 'no draw'}", f"a draw of {m} clients")
         return torch.tensor(drawn[str(m)], dtype=torch.int64)
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:

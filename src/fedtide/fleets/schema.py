@@ -1,4 +1,4 @@
-"""The schema of an answer: learned by doing the work once on rows that nobody holds, and compared before any sum.
+"""The schema of an answer: learned by doing the work once on made-up rows, and compared before any sum.
 
 A client that is not trusted may send anything. What its numbers are cannot be known, what they must look like can: the
 server does the work itself, on rows that are made up, and allows what came of it.
@@ -50,7 +50,7 @@ class Schema:
 
 
 def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
-    """Return rows that nobody holds: features drawn from a normal distribution, labels in turn.
+    """Return made-up rows: features drawn from a normal distribution, labels in turn.
 
     Of whole numbers, such as tokens, and of sequences' labels, those of `like` are repeated: others might have no
     meaning to the model.
@@ -120,7 +120,7 @@ class Schemas:
                 expected = _both(expected, _one_part(detached(total)))
                 found.append(frozenset(_places(answer.total, "total")))
         if expected is None:
-            raise FedtideError(f"'{question}': made-up rows bring no answer, so nobody can say what one must look like")
+            raise FedtideError(f"'{question}': made-up rows bring no answer, which would tell what one must look like")
         found += self._without_val(question, received, moment)
         return Schema(expected, _most_bytes(expected), frozenset().union(*found) - frozenset.intersection(*found))
 

@@ -296,7 +296,7 @@ class Time:
 
 
 class Losing(NearCarrier):
-    """A carrier on which every fourth answer is lost, and every fifth comes when nobody waits for it any more."""
+    """A carrier on which every fourth answer is lost, and every fifth comes too late."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         super().__init__(nodes)

@@ -82,7 +82,7 @@ def frozen_state(case: Case) -> None:
 
 
 def same_seed(case: Case) -> None:
-    """The same seed gives the same result, and another seed another."""
+    """One seed gives one result, and another seed another."""
     alike(case.reference.state, played(case.experiment).state, "two runs with one seed end differently")
     other = played(case.experiment, seed=1, rounds=1).state
     hold(
@@ -115,7 +115,7 @@ def global_randomness(case: Case) -> None:
 
 @contextmanager
 def untouched(seed: int) -> Iterator[None]:
-    """Seed the global generators for a while, put them back, and raise `Broken` where somebody drew from them."""
+    """Seed the global generators for a while, put them back, and raise `Broken` if any was drawn from."""
     held = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         torch.manual_seed(seed)

@@ -140,7 +140,7 @@ class Anchoring:
 
     def step(self, state: S, total: dict[str, Any]) -> tuple[S, dict[str, Any]]:
         """Take the server's step of the anchor, and weigh it anew; return the state, and the weight as a fact."""
-        if not self.on:
+        if not self.on or "anchor" not in total:  # no client of the round could train it
             return state, {}
         anchor = state.anchor.step(self.server, total["anchor"], total.get("likelihoods"))
         return replace(state, anchor=anchor), {"anchor": anchor.share}

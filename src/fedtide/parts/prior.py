@@ -33,7 +33,7 @@ from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.parts.rhythm import HARMONICS, Found, curve, look, read_shares
+from fedtide.parts.rhythm import LEAST, Found, curve, look, read_shares
 
 Rounds = Annotated[Positive | None, OfShift("period")]
 RoundPeak = Annotated[Finite | None, OfShift("peak")]
@@ -371,10 +371,6 @@ class Learned(Forgetful):
         at = np.array([float(moment.round)])
         shares = curve(memo.times.numpy(), memo.shares.numpy(), memo.found.periods, at)[0].clip(0, 1)
         return torch.from_numpy(shares / shares.sum())
-
-
-LEAST = 4 * HARMONICS
-"""Rounds before a first look."""
 
 
 Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]

@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 HARMONICS = 3
 """Harmonics of a curve; with fewer rounds than twice as many in a period there is nothing to tell them by."""
 
+LEAST = 4 * HARMONICS
+"""Rounds before a look for a period: two of the shortest."""
+
 LAGS = 1, 2
 """Rounds between two readings that should be alike."""
 
@@ -203,7 +206,7 @@ def look(times: Array, series: Array, draw: np.random.Generator) -> Found:
 def _believed(times: Array, values: Array, shuffled: Array) -> tuple[float | None, float, float]:
     """Return the period, or None if it is not believed; its gain; and the largest of the shuffled series (n, s)."""
     n = len(times)
-    if n < 4 * HARMONICS:  # two cycles of the shortest period
+    if n < LEAST:
         return None, 0.0, 0.0
     period, gain = best_period(times, values)
     chance = float(gains(times, shuffled, _grid(n) / _step(times)).max())

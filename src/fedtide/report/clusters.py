@@ -16,7 +16,7 @@ from fedtide.report.reading import RunRecord
 
 
 def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> dict[str, float]:
-    """Return the agreement of clusters with known groups, their evenness after `since`, and their churn.
+    """Return the agreement of clusters with known groups, their evenness and largest after `since`, and their churn.
 
     Where groups drift, clusters are compared with the groups of that moment. A client at an expert of its own, of a
     mixture, is in no cluster. Empty where no client is in a cluster. With a single group there is no agreement.
@@ -38,6 +38,7 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
     ]
     out = {
         "evenness": mean_of_known(map(evenness, sizes)),
+        "fullest_cluster": mean_of_known(float(each.max() / each.sum()) for each in sizes),
         "churn": mean_of_known(
             churn(*({client: cluster for client, (_, cluster) in m.items()} for m in pair))
             for pair in pairwise(found.values())

@@ -378,7 +378,7 @@ def participants(record: ExperimentRecord) -> Drawn | None:
     if not told or span < 4:
         return None
     with matplotlib.rc_context(STYLE):
-        # Whoever takes part changes from round to round: in one panel these lines would hide each other.
+        # The participants change from round to round: in one panel these lines would hide each other.
         figure, panels = grid(len(told), widest=2, high=1.9)
         for axes, (number, curves) in zip(panels, told.items(), strict=True):
             band(axes, curves, "", look(number), width=1.2)

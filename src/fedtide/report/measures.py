@@ -218,7 +218,7 @@ FORMATS: dict[Unit, Written] = {
 WRITTEN: dict[Written, str] = {
     percent: "last best worst_point mean_over_rounds branch_accuracy val_accuracy own_weight recovered split_purity "
     "fullest_component events_recovered events_detected counted reached_accuracy reached_target commonest_class purity "
-    "churn period_known period_found shares_known",
+    "fullest_cluster churn period_known period_found shares_known",
     points: "swing std_over_rounds client_std local_forgetting local_forgetting_own local_forgetting_apart forgetting "
     "share_error shares_error event_fall",
     signed_points: "peak_gain trough_gain backward_transfer forward_transfer",

@@ -11,8 +11,8 @@ from fedtide.report.nodes import are_real
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
-COLLAPSED = 0.1
-"""Evenness of cluster sizes below which clusters count as collapsed."""
+ONE = 0.98
+"""Share of the clients at one model or branch above which the others hardly count."""
 
 
 ORACLE = "oracle"
@@ -38,14 +38,19 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         said += f" ({', '.join(apart)})" if apart else ""
     else:
         said += f"; the worst-served tenth of the clients gets {percent(of('worst_decile'))}"
-    even = of("evenness").mean
     if of("own_weight").mean is not None:
         said += f"; clients' own experts have {percent(of('own_weight'))} of the weight in its mixtures"
-    # Where every client holds a blend of domains, all clients may well be alike.
-    blended = "split_purity" in method.measures
-    if even is not None and even < COLLAPSED and not blended:
-        said += "; nearly all clients ended up in one of its clusters"
-    collapsed = _collapsed(of("fullest_component"))
+    collapsed = _taken(
+        of("fullest_component"),
+        TAKEN,
+        "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. ",
+    )
+    if "split_purity" not in method.measures:  # where every client holds a blend of domains, all may well be alike
+        collapsed += _taken(
+            of("fullest_cluster"),
+            ONE,
+            "nearly all clients are at one of its models or branches: in effect there is no other. ",
+        )
     drift = f"{_followed(method)}{_at_events(method)}"
     floor = f"That is no better than {_floor(method)}. " if method.no_better else ""
     return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
@@ -136,13 +141,12 @@ def _plural_of(count: float, word: str) -> str:
     return f"{count:.0f} {word}{'s' * (count != 1)}" if count == round(count) else f"{count:.1f} {word}s"
 
 
-def _collapsed(fullest: Measure) -> str:
-    """Return a warning where one component of a mixture took the rows of every domain."""
-    seeds = [share > TAKEN for share in fullest.values]
+def _taken(fullest: Measure, most: float, said: str) -> str:
+    """Return a warning, and the seeds that it is about, where the fullest of several has a larger share than `most`."""
+    seeds = [share > most for share in fullest.values]
     if not any(seeds):
         return ""
     where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
-    said = "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. "
     return where + (said if where else said.capitalize())
 
 

@@ -79,7 +79,7 @@ def nodes_over_rounds(record: ExperimentRecord) -> Drawn | None:
                 if name in heard:
                     heard[name] += [order.index(state_of(word)) for word in node.clients.values()]
         for row, name in enumerate(names):
-            # The worst that happened, as that is what somebody has to look at.
+            # The worst that happened, as that is what a person has to look at.
             here = "idle" if name in line.present else "away"
             cells[row, column] = max(heard[name], default=order.index(here))
     with matplotlib.rc_context(STYLE):

@@ -310,7 +310,7 @@ def _parts(record: ExperimentRecord, summary: Summary, place: str = "", *, nano:
          "What learned priors found by themselves. Where no period is ever believed the rounds are those of the run. "
          "The error of the shares is the root mean square difference to the shares of groups among those who came."),
         ("The simulated clock", clock.clock_table(record, summary),
-         "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
+         "Means over the rounds of a run. A client that was asked to train and does not count was late, not among the "
          "first that were wanted, or never answered."),
         ("Nodes", nodes.nodes_table(record),
          "Answers of clients, not rounds: a node stands for one client or more. What is shown by client, the server "

@@ -103,7 +103,7 @@ def export(model: Model, out: Path, format: Format) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters, which warn of what nobody can mend, and turn what they cannot do into one line."""
+    """Silence exporters, which warn of what cannot be mended, and turn what they cannot do into one line."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -37,7 +37,7 @@ def predict_file(
         trained: the run.
         path: the file, with the features of the run's rows; a label is not looked at.
         out: the file that is written; it must not exist.
-        client: as this client; None for one that nobody knows.
+        client: as this client; None for a new one.
         cluster: with this network of the server's state alone.
 
     Raises:

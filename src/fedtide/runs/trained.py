@@ -103,7 +103,7 @@ class Trained:
         Args:
             x: (rows, ...) as the model sees them. As far as the method decides by rows which of its models answers,
                 they decide together or not as `decide_per` says.
-            client: for this client, with what it keeps, and adapted on its own rows; None for one that nobody knows.
+            client: for this client, with what it keeps, and adapted on its own rows; None for a new one.
         """
         received, memory = self._held(client)
         grouping = self.run.method.decide_per
@@ -142,7 +142,7 @@ class Trained:
         """Return the networks by which rows are predicted, with the share of each in the probabilities.
 
         Args:
-            client: for this client, with what it keeps; None for one that nobody knows.
+            client: for this client, with what it keeps; None for a new one.
             cluster: number of a network of the server's state instead: a cluster's, a component's or a branch.
 
         Raises:

@@ -178,7 +178,7 @@ def _trial(tuning: _Tuning, each: _Asked, outcome: Outcome) -> Trial:
     state, reason = outcome.state, outcome.reason
     by_seed = late(outcome.curves, tuning.experiment.late) if state == "finished" else ()
     if any(map(math.isnan, by_seed)):
-        state, reason, by_seed = "failed", "nobody was judged: there are no validation rows", ()
+        state, reason, by_seed = "failed", "no client was judged: there are no validation rows", ()
     return Trial(
         each.search.stage, each.search.method, each.number, each.values, state, outcome.curves, by_seed,
         fmean(by_seed) if by_seed else None, reason, tuning.config,

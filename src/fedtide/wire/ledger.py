@@ -134,7 +134,7 @@ class Ledger:
         """Return what was spent so far, at most the plan's.
 
         Args:
-            client: by whom; None is the client that was in most releases.
+            client: of this client; None is the one that was in most releases.
             more: so many further releases.
         """
         if self.plan.sampling is not None:

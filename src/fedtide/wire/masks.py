@@ -10,7 +10,7 @@ server takes the masks off the sum. No client ever gives both b_i and all s_ij o
 same list; so b_i is sealed with what every other client gives for its own list, and nothing opens where lists differ.
 
 After Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), without its
-shares: where somebody vanishes between the messages nothing opens, and the same clients try again, with new masks and
+shares: where a client vanishes between the messages nothing opens, and the same clients try again, with new masks and
 without training. They never try without the one that vanished: if its message were only late, the server would have two
 sums that differ by one client. So a node opens a question for one list, whatever the try.
 

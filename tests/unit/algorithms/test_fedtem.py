@@ -572,37 +572,3 @@ def test_the_first_components_are_small_random_means_and_the_first_centers_alike
     assert state.pi.tolist() == pytest.approx([1 / 3] * 3)
     assert state.prior is None
     assert begun(fedtkm(wide, prior=Linear(8))).log_alpha.tolist() == [0.0, 0.0]
-
-
-# -- resting components ------------------------------------------------------------------------------------------------
-
-
-def test_a_resting_component_moves_along_with_one_that_goes_on():
-    """By hand: means 1, then 3, of four alike clients; the first estimate after a rest carries nobody."""
-    algorithm, state = server(Linear(64), update=Overwrite(), carry=True)
-    state = replace(
-        state, mu=torch.tensor([[0.0], [10.0]]).double().expand(2, WIDTH), started=torch.tensor([True, True]),
-        var=torch.tensor([[1.0], [4.0]]).double().expand(2, WIDTH),
-    )  # fmt: skip
-    for value, spread, first, other, factor in ((1.0, 3.0, 1.0, 10.0, 4.0), (3.0, 6.0, 3.0, 12.0, 8.0)):
-        mu, var = torch.full((4, WIDTH), value).double(), torch.full((4, WIDTH), spread).double()
-        state, _ = after(algorithm, state, rows_of([0.9] * 4, mu=mu, var=var))
-        assert state.moved.tolist() == [True, False]
-        for found, wanted in (
-            (state.mu[0], first),
-            (state.mu[1], other),
-            (state.var[0], spread),
-            (state.var[1], factor),
-        ):
-            assert found.tolist() == pytest.approx([wanted] * WIDTH)
-
-
-def test_nothing_is_carried_without_the_option_nor_to_a_component_that_never_began():
-    for options, begun_before in (({}, True), ({"carry": True}, False)):
-        algorithm, state = server(Linear(64), update=Overwrite(), **options)
-        state = replace(state, started=torch.tensor([True, begun_before]))
-        old = state.mu[1]
-        for value in (1.0, 3.0):
-            mu = torch.full((4, WIDTH), value).double()
-            state, _ = after(algorithm, state, rows_of([0.9] * 4, mu=mu))
-        assert torch.equal(state.mu[1], old)

@@ -247,7 +247,7 @@ def test_what_no_model_can_be_made_of_is_skipped_with_its_reason():
 
     assert probed(who, bare(works=asked, round=report)) == {
         "round": 0,
-        "skipped": "nobody was asked the question 'train'",
+        "skipped": "no client was asked the question 'train'",
     }
 
 

@@ -151,6 +151,7 @@ def test_own_experts_are_no_cluster_and_models_that_nobody_is_in_are_empty_ones(
     run = RunRecord(0, tmp_path, False, 2)
     got = clustering(run, "train_clients", ["day", "night"], 0)
     assert got["evenness"] == 0
+    assert got["fullest_cluster"] == 1
     assert got["purity"] == 1
     made = membership(run, "train_clients", ["day", "night"], 200)
     assert made.table.tolist() == [[-1], [-1], [3], [3]]
@@ -163,9 +164,9 @@ def test_evenness_does_not_depend_on_what_models_are_called(tmp_path, slots, use
     rows = [f"1,train_clients,{client},day,4,1,0,{slot}," for client, slot in enumerate(slots)]
     (tmp_path / "clients.csv").write_text("\n".join([OWN.splitlines()[0], *rows, ""]))
     (tmp_path / "rounds.jsonl").write_text(LINE)
-    assert clustering(RunRecord(0, tmp_path, False, 2), "train_clients", ["day"], 0)["evenness"] == pytest.approx(
-        math.log(used) / math.log(6)
-    )
+    got = clustering(RunRecord(0, tmp_path, False, 2), "train_clients", ["day"], 0)
+    assert got["evenness"] == pytest.approx(math.log(used) / math.log(6))
+    assert got["fullest_cluster"] == 1 / used
 
 
 def test_places_for_models_that_there_are_not_are_no_empty_clusters(tmp_path):

@@ -425,16 +425,22 @@ def test_the_table_over_clients():
 
 
 def test_a_collapse_is_said_and_experts_of_their_own_are_none():
-    collapsed = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05)
-    assert "; nearly all clients ended up in one of its clusters" in narrative.sentence(summary(collapsed), collapsed)
-    even = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5)
-    assert "clusters" not in narrative.sentence(summary(even), even)
-    own = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5, own_weight=0.96)
+    warning = "nearly all clients are at one of its models or branches: in effect there is no other. "
+    collapsed = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, fullest_cluster=0.99)
+    assert warning.capitalize().strip() in narrative.sentence(summary(collapsed), collapsed)
+    even = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, fullest_cluster=0.6)
+    assert "in effect" not in narrative.sentence(summary(even), even)
+    sometimes = method("FedTKM", 3, accuracy=0.9, worst_decile=0.7)
+    sometimes.measures["fullest_cluster"] = Measure.of([0.5, 1.0, 0.6])
+    assert f"In 1 of 3 seeds {warning}".strip() in narrative.sentence(summary(sometimes), sometimes)
+    own = method("AEM", 1, accuracy=0.9, worst_decile=0.7, fullest_cluster=0.6, own_weight=0.96)
     said = narrative.sentence(summary(own), own)
     assert "; clients' own experts have 96.0 % of the weight in its mixtures" in said
-    assert "clusters" not in said
-    both = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05, own_weight=0.3)
-    assert "in one of its clusters" in narrative.sentence(summary(both), both)
+    assert "in effect" not in said
+    both = method("AEM", 1, accuracy=0.9, worst_decile=0.7, fullest_cluster=0.99, own_weight=0.3)
+    assert "in effect" in narrative.sentence(summary(both), both)
+    blend = method("FedEM", 1, accuracy=0.9, worst_decile=0.7, fullest_cluster=0.99, split_purity=0.5)
+    assert "in effect" not in narrative.sentence(summary(blend), blend)
 
 
 def test_the_brief_table_fits_a_terminal():

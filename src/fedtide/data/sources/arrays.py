@@ -36,7 +36,7 @@ class NPZ(Loading):
         path: the file, below the data directory or absolute.
         names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
         scaled: standardize each feature by its mean and standard deviation over the rows that are not for testing;
-            where rows have a time, over the earliest tenth of these, as nobody knows what is to come.
+            where rows have a time, over the earliest tenth of these, as what is to come is not known.
     """
 
     path: str

@@ -63,7 +63,7 @@ class CSV(Loading):
         missing: treatment of a row with a missing number, an empty cell or one of NA, NaN, null: "error" raises, "drop"
             leaves the row out.
         scaled: standardize each feature by its mean and standard deviation over all rows; where they have a time,
-            over the earliest tenth, as nobody knows what is to come.
+            over the earliest tenth, as what is to come is not known.
     """
 
     path: str | tuple[str, ...]

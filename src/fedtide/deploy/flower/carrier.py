@@ -22,7 +22,7 @@ from fedtide.fleets import messages
 from fedtide.fleets.carrier import Question, Response
 
 SILENCE = 15.0
-"""Seconds without a word of the relay after which nobody counts as present."""
+"""Seconds without a word of the relay after which no client counts as present."""
 PAUSE = 2.0
 """Seconds until a question is sent again, at least; twice as many each time, as a node may say often that it died."""
 ATTEMPTS = 3
@@ -74,7 +74,7 @@ class FlowerCarrier:
         self._names: dict[str, str] = {}
         self._gone: set[str] = set()
         self._removed: set[str] = set()
-        self._folder = Path(tempfile.mkdtemp(prefix="fedtide-"))  # nobody else's, and a short path
+        self._folder = Path(tempfile.mkdtemp(prefix="fedtide-"))  # for this user alone, and a short path
         self.socket = self._folder / "relay"
         self._listener = Listener(str(self.socket), "AF_UNIX")
         os.chmod(self.socket, 0o600)

@@ -1,6 +1,6 @@
 """The door of a server to the network: lets nodes through to Flower, and nothing else.
 
-Flower's SuperLink serves nodes and those who command it at one port, and asks only nodes for a key: whoever reaches
+Flower's SuperLink serves nodes and those who command it at one port, and asks only nodes for a key: all who reach
 it may start programs. So it is served at a socket of its owner's alone, and this stands before it. It runs as a program
 of its own and imports nothing of Fedtide, and of Flower the classes of its messages. Its argument is a JSON file:
 {"host", "port", "certificate", "key", "ca", "behind", "name"}.

@@ -252,7 +252,7 @@ def reachable(local: Path) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody uses now."""
+    """Return a port of the loopback that is free now."""
     with socketlib.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,8 @@
 """Flower's end of a server: passes questions from the serving process on to nodes, and their answers back.
 
 It imports neither Fedtide nor torch: whatever happens to Flower's processes, what plays the rounds lives on. Every
-message on the line is JSON, followed by the payloads that it counts. Only the app of this file runs, whoever starts a
-run.
+message on the line is JSON, followed by the payloads that it counts. Only the app of this file runs, and none that a
+run brings along.
 """
 
 import json
@@ -214,7 +214,7 @@ class Forks:
     """Starts the relay as a copy of this process, in which all that it needs is imported.
 
     Flower gives up what has not spoken half a minute after it was told to start, and a busy machine takes longer to
-    start Python. The app that somebody sends is never run: what runs is the relay.
+    start Python. An app that is sent is never run: what runs is the relay.
     """
 
     def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:

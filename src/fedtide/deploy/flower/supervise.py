@@ -82,7 +82,7 @@ def _locked(file: TextIO) -> bool:
 
 
 def _wait_for_parent(stop: threading.Event) -> None:
-    """Stop when whoever started this program is gone: it holds the other end of the input."""
+    """Stop when the process that started this program is gone: it holds the other end of the input."""
     while os.read(0, 1):
         pass
     stop.set()

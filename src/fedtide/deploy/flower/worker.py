@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 def serve(socket: Path, handle: Handle, say: Callable[[str], None] = say) -> None:
-    """Answer questions on a socket that nobody but this user can open, for ever."""
+    """Answer questions for ever, on a socket that only this user can open."""
     socket.unlink(missing_ok=True)
     mask = os.umask(0o177)
     try:
