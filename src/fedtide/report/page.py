@@ -32,6 +32,7 @@ from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary
+from fedtide.report.together import Shown, Together, together
 
 VERDICTS = (
     "What this study set out to see. A claim holds, or does not, where the 95 % confidence interval of its number over "
@@ -105,18 +106,13 @@ def write_report(
             raise refused("--out", str(out), "a page (.html), or a place outside of the run folder")
     made = [_Root(root, name, read_finished(root)) for root, name in zip(roots, names_of(roots), strict=True)]
     shown = [
-        (
-            " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p),
-            record,
-            summary,
-            each.study.nano,
-        )
-        for each in made
+        Shown(number, " · ".join(p for p in (each.name * (len(made) > 1), record.point) if p), record, summary)
+        for number, each in enumerate(made)
         for record, summary in _shown(each.study)
     ]
-    sections = [_section(record, summary, name, nano=nano) for name, record, summary, nano in shown]
+    sections = [_section(each.record, each.summary, each.name, nano=made[each.folder].study.nano) for each in shown]
     sweeps = [_sweep(each, several=len(made) > 1) for each in made if each.study.swept]
-    together = _together([(name, record, summary) for name, record, summary, _ in shown]) if len(made) > 1 else None
+    begin = together(shown) if len(made) > 1 else None
     path = out or (report_of(roots[0]) if len(roots) == 1 else Path("report.html"))
     text = render(
         "page.html",
@@ -125,7 +121,7 @@ def write_report(
         nano=[each.name for each in made if each.study.nano],
         warning=NANO,
         several=len(made) > 1,
-        together=together,
+        together=begin,
         sections=sections,
         sweeps=sweeps,
         environments=[environment_line(each.root, each.name) for each in made],
@@ -135,37 +131,13 @@ def write_report(
         # Everything is computed by now: no file appears if one of the folders is damaged.
         for each in made:
             write_summary(each.root / "summary.json", each.study)
-    everything: list[Together | Sweep | Section] = [*([together] if together else []), *sweeps, *sections]
+    everything: list[Together | Sweep | Section] = [*([begin] if begin else []), *sweeps, *sections]
     if pictures is not None:
         save_pictures((picture for each in everything for picture in each.pictures), pictures)
     if saved_tables is not None:
         heads = [section.methods for section in sections]
         save_tables([*heads, *(part for each in everything for part in each.parts)], saved_tables)
     return path
-
-
-@dataclass(frozen=True)
-class Together:
-    """Begin of a page about several folders: their methods in one table and one picture."""
-
-    pictures: list[Picture]
-    parts: list[Part]
-
-
-def _together(shown: Sequence[tuple[str, ExperimentRecord, Summary]]) -> Together:
-    many = len(shown) > 1
-    numbers = range(sum(len(summary.methods) for _, _, summary in shown))
-    about = "Means over the evaluations of the rounds that the second column names, ± one standard error over seeds."
-    said = [record.experiment.model_dump() for _, record, _ in shown]
-    apart = [key for key in ("data", "shift", "model", "rounds", "seeds") if any(e[key] != said[0][key] for e in said)]
-    about += f" The experiments differ in {listed(apart)}: what is equal can be compared." if apart else ""
-    table = tables.methods_of_all([(name, summary) for name, _, summary in shown])
-    picture = (
-        "Accuracy of all methods", "Accuracy over rounds, means over seeds with a band of one standard error.",
-        figures.accuracy_of_all([(name, record) for name, record, _ in shown]),
-    )  # fmt: skip
-    marks = [swatch(figures.look(number)) for number in numbers]
-    return Together(to_pictures([picture]), [Part("All methods", table, about, "all-methods", marks)] if many else [])
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def methods_table(summary: Summary) -> Table:
     if any(any(m.measure("refused").values) for m in summary.methods):
         columns["refused answers"] = "refused"
     table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
-    marks = {pair.name: _mark(pair) for pair in summary.paired if pair.difference.mean is not None}
+    marks = {pair.name: sign(pair) for pair in summary.paired if pair.difference.mean is not None}
     rows = [[*row[:2], f"{marks[row[0]]} {row[2]}", *row[3:]] if row[0] in marks else row for row in table.rows]
     return _with_floor(Table(table.header, rows), summary)
 
@@ -163,7 +163,8 @@ def _with_floor(table: Table, summary: Summary) -> Table:
     return Table(table.header, [*table.rows, [FLOOR, percent(summary.floor), *["-"] * (len(table.header) - 2)]])
 
 
-def _mark(pair: Paired) -> str:
+def sign(pair: Paired) -> str:
+    """Return the sign of a difference to the baseline."""
     if pair.same_run:
         return SAME
     side = pair.difference.side()
@@ -222,10 +223,10 @@ def _known(summary: Summary, columns: Columns) -> Table:
 
 
 def _cell(summary: Summary, method: MethodSummary, name: str) -> str:
-    return _written(name, summary.units.get(name))(method.measure(name))
+    return format_of(name, summary.units.get(name))(method.measure(name))
 
 
-def _written(name: str, unit: Unit | None) -> Written:
+def format_of(name: str, unit: Unit | None = None) -> Written:
     """Return the format of a measure; `unit` is that of one whose name does not say it."""
     return FORMATS[unit] if unit else unit_of(name) or number
 
@@ -419,7 +420,7 @@ def found(judged: Judged) -> str:
     arrive = f"{listed([str(count) for count in judged.reached])} of {seeds} seeds arrive" if judged.reached else ""
     if judged.number.mean is None:
         return arrive or "-"
-    written = _written(judged.measure, judged.unit)
+    written = format_of(judged.measure, judged.unit)
     said = difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
     said = f"{said} {NAMES.get(judged.measure, '')}".rstrip()
     return f"{said}; {arrive}" if arrive else said
@@ -437,7 +438,7 @@ def cost_table(summary: Summary) -> Table:
             times["simulated time to the target"] = "time_to_target"
 
     def arrived(method: MethodSummary, name: str) -> str:
-        written = _written(name, summary.units.get(name))
+        written = format_of(name, summary.units.get(name))
         return arrival(method.measure(name), method.measure(ARRIVALS[name]), written)
 
     rows = [
