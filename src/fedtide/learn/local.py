@@ -337,7 +337,7 @@ def training_cost(
 
 
 def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
-    """Count the samples that clients process who split theirs evenly among several models and train each (clients,).
+    """Count the samples that clients process (clients,) if they split theirs evenly among several models and train all.
 
     >>> split_samples(LocalTrainer(epochs=2), 2, torch.tensor([30]))
     tensor([60])

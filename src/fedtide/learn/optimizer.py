@@ -43,7 +43,7 @@ class LocalOptimizer:
     def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
         """Take step `number`, from 0 on, along a gradient, which is changed by weight decay.
 
-        Of stacked clients `params` are those of the first so many.
+        Of stacked clients, `params` are those of the clients that still take steps, which come first.
         """
         local = self.local
         if local.weight_decay and local.optimizer != "adamw":

@@ -158,7 +158,7 @@ class Anchoring:
         return replace(made, predict=self.mixed(made.predict), check=check)
 
     def mixed(self, predict: Predict) -> Predict:
-        """Mix the anchor into a method's own prediction; what both predict alone is told beside.
+        """Mix the anchor into a method's own prediction; the labels of each alone are among `others`.
 
         Of a mixture the anchor is one more component.
         """
@@ -193,7 +193,7 @@ def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
 
 
 def mix(logp: Tensor, anchor: Tensor, share: float) -> Tensor:
-    """Return log((1 - share) p + share p_anchor); with share 0 or 1 one of both as it is.
+    """Return log((1 - share) p + share p_anchor); at share 0 or 1 one of the two, unchanged.
 
     >>> mix(torch.tensor([0.2]).log(), torch.tensor([0.6]).log(), 0.5).exp()
     tensor([0.4000])

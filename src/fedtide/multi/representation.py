@@ -44,7 +44,7 @@ class Representing(Protocol):
 
     @property
     def of_update(self) -> bool:
-        """Tell whether it is a gradient, or holds one: of such a client's update is made."""
+        """Tell whether it is a gradient, or holds one: then it tells of a client's update."""
         return False
 
     def distance_of(self, task: Task) -> Distance:

@@ -150,7 +150,7 @@ def pairs(
 
 
 def lengths(x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance) -> Tensor:
-    """Return distances as of `pairs` as lengths, which half of a way halves: the roots of those that grow as squares.
+    """Return distances (as of `pairs`) as lengths, so that half of the way is half as long: of squares their roots.
 
     The length of several representations is the sum of their lengths, each in its own unit.
 

@@ -63,7 +63,7 @@ class Forgetful:
 
 
 class _Timed(Forgetful):
-    """A prior by the clock, or with it: the common part of all kinds but "uniform", "em-only" and "learned"."""
+    """A prior with a period: the common part of all kinds but "uniform", "em-only" and "learned"."""
 
     kind: str
     period: float | str | None

@@ -249,7 +249,7 @@ def folded(times: Array, values: Array, period: float, at: Array) -> Array:
 
 
 def extremes(points: Array, groups: int) -> Array:
-    """Return the K of the points that lie farthest apart (K, K - 1): what is read where a group is alone.
+    """Return K points that lie farthest apart (K, K - 1): the readings of rounds with one group alone.
 
     The first is farthest from the mean, and each further one from the plane through those before.
 
