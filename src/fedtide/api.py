@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
-from fedtide.request import Request, Scale, recipe
+from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import auto, folder
 from fedtide.runs.build import population_of
 from fedtide.runs.disk import check_room, needed
@@ -232,13 +232,13 @@ def play(
     return Finished(root, page, read_study(root))
 
 
-def play_shown(settings: Experiment, root: Path, workers: int | None, *, quiet: bool = False) -> Finished | None:
+def play_shown(settings: Experiment, root: Path, workers: int | None, output: Output = Output()) -> Finished | None:
     """Play what is left of a run folder as `play` does, and print the progress and the results."""
     # Here and not above: worker processes show nothing.
     from fedtide.runs.display import Live
     from fedtide.terminal import console, print_results, say
 
-    screen = console(quiet=quiet)
+    screen = console(output)
     say(f"run folder: {root}", screen)
     finished = play(settings, root, workers=workers, display=Live(screen))
     if finished is not None:
@@ -276,7 +276,7 @@ def run(
     made = prepare(experiment, _request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where, scale)
-    return _done(play_shown(made.settings, made.root, made.workers, quiet=quiet), made.root)
+    return _done(play_shown(made.settings, made.root, made.workers, Output(quiet)), made.root)
 
 
 @hinted
@@ -299,12 +299,12 @@ def resume(
     if tunings.is_tuning(root):
         if seeds is not None:
             raise refused("seeds", seeds, "None, as the seeds of a tuning are those of its config.toml")
-        return _done(tune_shown(root, workers, quiet=quiet), root)
+        return _done(tune_shown(root, workers, Output(quiet)), root)
     settings = folder.load(root)
     if seeds is not None:
         settings = folder.extended(root, _seeds(seeds))
         check_room(needed(settings, str(root)), root)
-    return _done(play_shown(settings, root, workers, quiet=quiet), root)
+    return _done(play_shown(settings, root, workers, Output(quiet)), root)
 
 
 @hinted
@@ -469,13 +469,13 @@ def play_tuning(
     return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
 
 
-def tune_shown(root: Path, workers: int | None, *, quiet: bool = False) -> FinishedTuning | None:
+def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> FinishedTuning | None:
     """Play what is left of a tune folder as `play_tuning` does, and print the trials and what was found."""
     from fedtide.report.tuning import found_table
     from fedtide.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTuning
 
-    screen = console(quiet=quiet)
+    screen = console(output)
     say(f"tune folder: {root}", screen)
     finished = play_tuning(root, workers=workers, display=LiveTuning(screen))
     if finished is not None:
@@ -514,4 +514,4 @@ def tune(
     """
     made = prepare_tuning(experiment, _request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    return _done(tune_shown(made.root, workers, quiet=quiet), made.root)
+    return _done(tune_shown(made.root, workers, Output(quiet)), made.root)

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -25,8 +25,8 @@ from rich.table import Table
 import fedtide
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.deploy import commands as deployment
-from fedtide.request import ExactKind, Family, FleetKind, Request, recipe, recipes
-from fedtide.terminal import Screen, console, say
+from fedtide.request import ExactKind, Family, FleetKind, Output, Request, recipe, recipes
+from fedtide.terminal import Screen, console, say, tell
 
 if TYPE_CHECKING:
     from fedtide import api
@@ -51,6 +51,9 @@ and which method coped.
     fedtide check mine:fednova     check your own algorithm against the laws
     fedtide algorithms             list the algorithms; models and keys likewise
     fedtide deploy study.toml ...  make a site for real clients, who join it
+
+Exit status: 0 done, 1 a law, a file or a replay is not as it should be,
+2 something to mend (one line says what), 130 stopped by Ctrl-C.
 """
 
 commands = Group("Commands", sort_key=0)
@@ -84,11 +87,19 @@ Options = Annotated[
     Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
 ]
 """Options that `run` and `tune` share, one for each field."""
+Telling = Annotated[Output, Parameter(name="*", negative=())]
+"""Options of commands that find something."""
 
 
 @app.command
 def run(
-    experiment: str, /, *, request: Options = Request(), fleet: FleetKind | None = None, address: str | None = None
+    experiment: str,
+    /,
+    *,
+    request: Options = Request(),
+    fleet: FleetKind | None = None,
+    address: str | None = None,
+    output: Telling = Output(),
 ) -> int:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
@@ -105,14 +116,21 @@ def run(
     _positive("--workers", request.workers)
     made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
-        say(made.said)
-    _say_room(made.settings, made.root, made.where)
+        say(made.said, console(output))
+    _say_room(made.settings, made.root, made.where, output)
     folder.create(made.settings, made.root, made.where, request.scale)
-    return _play(made.settings, made.root, made.workers)
+    return _play(made.settings, made.root, made.workers, output)
 
 
 @app.command
-def tune(experiment: str, /, *, request: Options = Request(), trials: int | None = None) -> int:
+def tune(
+    experiment: str,
+    /,
+    *,
+    request: Options = Request(),
+    trials: int | None = None,
+    output: Telling = Output(),
+) -> int:
     """Search values of methods by accuracy on validation rows, and write an experiment file with what was found.
 
     Args:
@@ -126,7 +144,7 @@ def tune(experiment: str, /, *, request: Options = Request(), trials: int | None
     _positive("--workers", request.workers)
     made = api.prepare_tuning(experiment, request, trials)
     tunings.create(made.settings, made.root)
-    return _tune(made.root, request.workers)
+    return _tune(made.root, request.workers, output)
 
 
 @app.command
@@ -138,6 +156,7 @@ def resume(
     workers: int | None = None,
     fleet: ExactKind | None = None,
     address: str | None = None,
+    output: Telling = Output(),
 ) -> int:
     """Go on where a run was stopped or killed: the result is the same as if it had not been.
 
@@ -157,16 +176,16 @@ def resume(
             raise FedtideError(f"--fleet: {run_folder} is a tune folder, whose fleet is that of its config.toml")
         if seeds is not None:
             raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
-        return _tune(run_folder, workers)
+        return _tune(run_folder, workers, output)
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
     if fleet is not None and kind == "stacked":
         raise refused("--fleet", fleet, f"none, as {run_folder} is stacked and has other last bits")
     settings = folder.load(run_folder, sets)  # before more seeds are written down
     if seeds is not None:
-        _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder))
+        _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder), output)
         settings = folder.load(run_folder, sets)
-    return _play(settings, run_folder, workers)
+    return _play(settings, run_folder, workers, output)
 
 
 @app.command
@@ -175,6 +194,7 @@ def check(
     /,
     *,
     set_: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
+    output: Telling = Output(),
 ) -> int:
     """Check an algorithm against the laws on a toy federation; exit status 1 where one does not hold.
 
@@ -186,20 +206,24 @@ def check(
     from fedtide.laws.check import check as verdicts
 
     broken = checked = 0
+    screen, found = console(output), []
     for verdict in verdicts(algorithm, set_):
+        law = verdict.law
+        found.append({"law": law.name, "says": law.says, "broken": verdict.broken, "silent": verdict.silent})
         checked += verdict.silent is None
         broken += verdict.broken is not None
         mark = "BROKEN" if verdict.broken else "ok" if verdict.silent is None else "-"
-        say(f"{mark:6}  {verdict.law.name:12}{verdict.law.says}")
+        say(f"{mark:6}  {law.name:12}{law.says}", screen)
         for line in (verdict.broken, verdict.silent):
             if line:
-                say(f"{'':20}{line}")
-    say(f"{algorithm}: {checked - broken} of {checked} laws hold")
+                say(f"{'':20}{line}", screen)
+    say(f"{algorithm}: {checked - broken} of {checked} laws hold", screen)
+    tell({"algorithm": algorithm, "laws": found}, output)
     return 1 if broken else 0
 
 
 @app.command
-def verify(run_folder: Path, /) -> int:
+def verify(run_folder: Path, /, *, output: Telling = Output()) -> int:
     """Look whether a run folder is what was written; exit status 1 where a file is not.
 
     Args:
@@ -208,12 +232,15 @@ def verify(run_folder: Path, /) -> int:
     from fedtide.runs.verify import verify as verdicts
 
     damaged = 0
+    screen, found = console(output), []
     for verdict in verdicts(run_folder):
+        found.append({"run": verdict.run.title, "rounds": verdict.rounds, "wrong": verdict.wrong})
         damaged += verdict.wrong is not None
         whole = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
         if verdict.wrong is not None:
             whole = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
-        say(f"{verdict.run.title}: {whole}")
+        say(f"{verdict.run.title}: {whole}", screen)
+    tell({"runs": found}, output)
     return 1 if damaged else 0
 
 
@@ -319,7 +346,13 @@ def predict(
 
 @app.command
 def report(
-    run_folders: list[Path], /, *, out: Path | None = None, figures: Path | None = None, tables: Path | None = None
+    run_folders: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    figures: Path | None = None,
+    tables: Path | None = None,
+    output: Telling = Output(),
 ) -> int:
     """Make the report of one run folder, or one page about several.
 
@@ -337,19 +370,25 @@ def report(
 
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
+    screen = console(output)
     for root in run_folders:
         if tunings.is_tuning(root):
             if len(run_folders) > 1:
                 raise FedtideError(f"{root}: is a tune folder, whose report stands alone; allowed: run folders")
-            say(f"report: {write_tuning(root, out)}")
+            page = write_tuning(root, out)
+            say(f"report: {page}", screen)
+            tell({"report": page}, output)
             return 0
     for root in run_folders:
         runs = folder.plan(folder.load(root, imports=False), root)
         check_runs(runs)
         left = sum(not run.finished for run in runs)
         if left:
-            say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}")
-    say(f"report: {write_report(run_folders, out, pictures=figures, saved_tables=tables)}")
+            said = f"{root}: {left} of {len(runs)} runs are not finished; go on with: {folder.go_on(root)}"
+            say(said, screen)
+    page = write_report(run_folders, out, pictures=figures, saved_tables=tables)
+    say(f"report: {page}", screen)
+    tell({"report": page, "folders": [_summarized(root) for root in run_folders]}, output)
     return 0
 
 
@@ -364,6 +403,7 @@ def inspect(
     features: str | None = None,
     zone: str | None = None,
     out: Path | None = None,
+    output: Telling = Output(),
 ) -> int:
     """Tell which shift your own data have: eight lines, a page with pictures, and a study that is ready to run.
 
@@ -388,12 +428,16 @@ def inspect(
     if out is not None:
         folder.free(out)
     found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
+    screen = console(output)
     for line in str(found).splitlines():
-        say(line)
+        say(line, screen)
     page = found.write(out or folder.unused(Path("runs"), f"{slug(data[0].name.partition('.')[0])}-inspect"))
-    if (ready := page.parent / STUDY).is_file():
-        say(f"study: {ready}")
-    say(f"page: {page.resolve()}")
+    study = next(page.parent.glob(STUDY), None)
+    if study is not None:
+        say(f"study: {study}", screen)
+    say(f"page: {page.resolve()}", screen)
+    answers = [asdict(answer) for answer in found]
+    tell({"answers": answers, "notes": found.notes, "study": study, "page": page.resolve()}, output)
     return 0
 
 
@@ -522,20 +566,36 @@ def _print_keys(found: list[Key], screen: Console) -> None:
     screen.print(table)
 
 
-def _play(settings: Experiment, root: Path, workers: int | None) -> int:
+def _play(settings: Experiment, root: Path, workers: int | None, output: Output) -> int:
     from fedtide import api
 
-    return _go_on(root, lambda: api.play_shown(settings, root, workers))
+    finished = _to_the_end(root, lambda: api.play_shown(settings, root, workers, output), output)
+    if not isinstance(finished, api.Finished):
+        return 130
+    say(f"report: {finished.report.resolve()}", console(output))
+    tell({"report": finished.report.resolve(), **_summarized(root)}, output)
+    return 0
 
 
-def _tune(root: Path, workers: int | None) -> int:
+def _tune(root: Path, workers: int | None, output: Output) -> int:
     from fedtide import api
 
-    return _go_on(root, lambda: api.tune_shown(root, workers))
+    finished = _to_the_end(root, lambda: api.tune_shown(root, workers, output), output)
+    if not isinstance(finished, api.FinishedTuning):
+        return 130
+    say(f"report: {finished.report.resolve()}", console(output))
+    stages = [[asdict(tuned) for tuned in stage] for stage in finished.stages]
+    tell({"report": finished.report.resolve(), "tuned": finished.tuned, "stages": stages}, output)
+    return 0
 
 
-def _go_on(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | None]) -> int:
-    """Play what is left of a folder, and print where its report is, or how to go on where a person stopped it."""
+def _summarized(root: Path) -> dict[str, Any]:
+    """Return what the summary of a run folder says."""
+    return {"folder": root, "summary": json.loads((root / "summary.json").read_text(encoding="utf-8"))}
+
+
+def _to_the_end(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | None], output: Output) -> Any:
+    """Play what is left of a folder and return what it found; None where a person stopped it, told how to go on."""
     from fedtide.fleets.allocator import keep_freed
 
     keep_freed()
@@ -544,20 +604,19 @@ def _go_on(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | No
     try:
         finished = play()
     except KeyboardInterrupt:
-        return _fail(f"interrupted; go on from what was saved with: {again}", status=130)
+        _fail(f"interrupted; go on from what was saved with: {again}")
+        return None
     if finished is None:
-        say(f"stopped and saved; go on with: {again}")
-        return 130
-    say(f"report: {finished.report.resolve()}")
-    return 0
+        say(f"stopped and saved; go on with: {again}", console(output))
+    return finished
 
 
-def _say_room(settings: Experiment, root: Path, where: str) -> None:
+def _say_room(settings: Experiment, root: Path, where: str, output: Output) -> None:
     """Print how much a run will leave on the disk, where that is much; raise where there is no room for it."""
     from fedtide.runs.disk import check_room, needed
 
     if room := check_room(needed(settings, where), root):
-        say(room)
+        say(room, console(output))
 
 
 def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:

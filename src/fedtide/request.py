@@ -45,6 +45,19 @@ class Request:
     workers: int | None = None
 
 
+@dataclass(frozen=True)
+class Output:
+    """How a command tells what it does and finds.
+
+    Args:
+        quiet: print nothing but errors, and with --json what was found.
+        json: print what was found as JSON, and all else on the standard error.
+    """
+
+    quiet: bool = False
+    json: bool = False
+
+
 def recipes() -> list[Path]:
     """The recipes that ship with the package."""
     return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))

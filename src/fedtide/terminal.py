@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fedtide.core.errors import printable
+from fedtide.request import Output
 
 if TYPE_CHECKING:
     from fedtide.report.summary import Judged, Study
@@ -25,9 +27,9 @@ class Screen(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def console(*, quiet: bool = False) -> Console:
-    """Return the standard output, or with `quiet` one that says nothing."""
-    made = Screen(markup=False, emoji=False, highlight=False, quiet=quiet)
+def console(output: Output = Output()) -> Console:
+    """Return where words go: the standard output, the standard error beside JSON, or with `quiet` nowhere."""
+    made = Screen(markup=False, emoji=False, highlight=False, quiet=output.quiet, stderr=output.json)
     if not made.is_terminal:
         made.width = 200  # a table must not be squeezed into 80 columns
     return made
@@ -36,6 +38,14 @@ def console(*, quiet: bool = False) -> Console:
 def say(line: str, screen: Console | None = None) -> None:
     """Print a line as it is, on the standard output by default; folders may have names that a terminal would obey."""
     (screen or console()).print(printable(line), soft_wrap=True)
+
+
+def tell(found: Any, output: Output) -> None:
+    """Print what a command found on the standard output, where it is to be JSON."""
+    if output.json:
+        from fedtide.core.record import plain
+
+        print(json.dumps(plain(found), indent=1, default=str))
 
 
 def print_results(made: Study, screen: Console) -> None:

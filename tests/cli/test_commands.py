@@ -23,6 +23,8 @@ from fedtide.config.keys import keys_of, source
 from fedtide.config.schema import SHARED, options_model
 from fedtide.data.partition import IID
 from fedtide.data.sources import Gaussians
+from fedtide.laws.check import Verdict
+from fedtide.laws.every import LAWS
 from fedtide.models import MLP
 from fedtide.runs import display, folder
 from fedtide.runs.experiment import execute
@@ -216,6 +218,38 @@ def test_a_run_leaves_a_folder_with_everything_and_says_where_it_is(capsys, here
     assert "A · seed 0: round 2/2, accuracy" in out
     assert re.search(r"^A +\d", out, re.MULTILINE)
     assert read(root / "config.toml") == read(file)
+
+
+def test_what_is_found_is_json_and_words_go_to_the_standard_error(capsys, here, monkeypatch):
+    assert done("run", written(here / "study.toml", A, rounds=1), "--out", "x", "--json") == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    summary = json.loads((here / "x" / "summary.json").read_text())
+    assert found == {"report": str(here / "x" / "report.html"), "folder": "x", "summary": summary}
+    assert "run folder: x" in err
+    assert re.search(r"^A +\d", err, re.MULTILINE)
+
+    def said(*arguments, status=0):
+        assert done(*arguments) == status
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    assert (
+        said("resume", "x", "--quiet", "--workers", 1)
+        == said("report", "x", "--quiet")
+        == said("verify", "x", "--quiet")
+    )
+    assert json.loads(said("report", "x", "--quiet", "--json"))["folders"] == [{"folder": "x", "summary": summary}]
+    assert json.loads(said("verify", "x", "--quiet", "--json")) == {
+        "runs": [{"run": "A · seed 0", "rounds": 1, "wrong": None}]
+    }
+    laws = [Verdict(law, broken) for law, broken in zip(LAWS[:2], (None, "it does not"), strict=True)]
+    monkeypatch.setattr("fedtide.laws.check.check", lambda *given: laws)
+    (first, second) = json.loads(said("check", "mine:it", "--quiet", "--json", status=1))["laws"]
+    assert (first["law"], first["broken"], second["broken"]) == (LAWS[0].name, None, "it does not")
+    assert done("run", "none.toml", "--json", "--quiet") == 2
+    assert capsys.readouterr() == ("", "fedtide: none.toml: no such file\n")
 
 
 def test_a_second_run_of_the_same_file_goes_to_another_folder(capsys, here):

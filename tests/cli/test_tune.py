@@ -53,11 +53,15 @@ def test_from_a_file_to_a_tuned_run(here, capsys):
     assert read("runs/tuned/config.toml") == found
 
 
-def test_options(here):
+def test_options(here, capsys):
     stage = [{"name": "s", "trials": 9, "ranges": {"method.local.lr": RATE}}]
     written(tune={"stage": stage})
     options = ["--trials", 2, "--seeds", "3,4", "--set", "tune.sampler=random", "--set", "rounds=2", "--workers", 1]
-    assert done("tune", "study.toml", "--out", "x", *options) == 0
+    assert done("tune", "study.toml", "--out", "x", *options, "--json", "--quiet") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["tuned"] == "x/tuned.toml"
+    assert len(json.loads(out)["stages"][0][0]["trials"]) == 2
     lines = [json.loads(line) for line in Path("x/trials.jsonl").read_text().splitlines()]
     assert [[curve["seed"] for curve in line["curves"]] for line in lines] == [[3, 4]] * 2
     config = read("x/config.toml")

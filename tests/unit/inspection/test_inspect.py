@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -116,8 +117,11 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
 
 def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
     data = table(tmp_path / "shop.csv")
-    assert done("inspect", data, "--out", tmp_path / "made") == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert done("inspect", data, "--out", tmp_path / "made", "--json") == 0
+    out, err = capsys.readouterr()
+    lines, found = err.splitlines(), json.loads(out)
+    assert [answer["level"] for answer in found["answers"][:4]] == ["no", "no", "strong", "strong"]
+    assert found["study"] == str(tmp_path / "made" / STUDY)
     assert [line[:40].strip() for line in lines[3:7]] == [
         "Do labels differ between clients?", "Do features?", "Does what features mean?", "Are there groups of clients?",
     ]  # fmt: skip
