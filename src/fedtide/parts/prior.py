@@ -44,8 +44,8 @@ Peak = Annotated[Finite | Duration | None, WHEN, OfShift("peak")]
 Start = Annotated[Finite | Duration | None, WHEN, OfShift("start")]
 
 
-class Forgetful:
-    """A prior that keeps nothing from round to round."""
+class Expecting:
+    """A temporal prior; by default it keeps nothing from round to round."""
 
     sketch: int | None = None
 
@@ -62,7 +62,7 @@ class Forgetful:
         return {}
 
 
-class _Timed(Forgetful):
+class _Timed(Expecting):
     """A prior with a period: the common part of all kinds but "uniform", "em-only" and "learned"."""
 
     kind: str
@@ -184,7 +184,7 @@ class Measured(_Timed):
 
 
 @ingredient
-class Uniform(Forgetful):
+class Uniform(Expecting):
     """Equal shares of all groups in every round.
 
     >>> Uniform().shares(Moment(3, 96), 2)
@@ -203,7 +203,7 @@ class Uniform(Forgetful):
 
 
 @ingredient
-class EMOnly(Forgetful):
+class EMOnly(Expecting):
     """No prior: each participant is assigned by its own posterior.
 
     >>> EMOnly().shares(Moment(3, 96), 2) is None
@@ -289,7 +289,7 @@ class Heard:
 
 
 @ingredient
-class Learned(Forgetful):
+class Learned(Expecting):
     """A prior that finds the rhythm by itself, or that there is none; it is told nothing of period, phase or shape.
 
     Each client adds a frozen sketch of its samples to its sums, a vector of length one that no training moves. The
