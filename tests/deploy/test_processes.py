@@ -21,6 +21,7 @@ import httpx
 
 from fedtide.core.errors import FedtideError
 from fedtide.deploy import certificates
+from fedtide.deploy.flower import carrier
 from fedtide.deploy.flower.processes import free_port
 from fedtide.deploy.join import check_server
 from helpers.federation import Federation, until
@@ -98,13 +99,24 @@ def test_a_node_that_is_killed_in_the_midst_of_a_question_is_asked_again(federat
 
 
 def test_a_server_that_is_killed_in_the_midst_of_a_question_gets_its_answer(federation):
-    federation.push("oslo", {"sleep": 5}, seconds=GONE)
-    time.sleep(8)
+    log = federation.root / "oslo" / "run" / "supernode.log"
+    asked = log.read_text().count("Received successfully")
+    federation.push("oslo", {"sleep": 10}, seconds=GONE)
+    until(lambda: log.read_text().count("Received successfully") > asked, GONE)
     os.killpg(federation.number("", "superlink"), signal.SIGKILL)
+    assert federation.carrier.pull() == []
     response = federation.pull(GONE)
     assert response.error == ""
-    assert any(line.endswith("see " + str(federation.root / "flower/server/superlink.log")) for line in federation.said)
+    ended = "see " + str(federation.root / "flower/server/superlink.log")
+    until(lambda: any(line.endswith(ended) for line in federation.said), GONE)
     until(lambda: federation.carrier.present() == {"berlin", "oslo"}, GONE)
+
+
+def test_a_question_with_hardly_any_time_left_is_late_and_flower_goes_on(federation):
+    relay = federation.carrier._relays
+    assert federation.ask("oslo", {}, seconds=0.01).error == "late: no answer within its 0.01 s"
+    assert federation.ask("oslo", {}).error == ""
+    assert federation.carrier._relays == relay
 
 
 def test_a_node_that_ends_is_gone_and_one_that_joins_late_is_there(federation):
@@ -247,13 +259,32 @@ def pushed(mallory, about, pieces, **changes):
 
 def asked(federation, mallory, seconds):
     """Ask the node something; what it needs to know to answer."""
+    federation.push("mallory", {}, seconds=seconds)
+    return handed_out(mallory)
+
+
+def handed_out(mallory, meanwhile=lambda: True):
+    """Wait for what Flower hands out to the node."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest
     from flwr.proto.node_pb2 import Node
 
     number, line = mallory
-    federation.push("mallory", {}, seconds=seconds)
     wanted = PullMessagesRequest(node=Node(node_id=number))
-    return until(lambda: line.PullMessages(wanted).messages_list, GONE)[0].metadata
+    return until(lambda: meanwhile() and line.PullMessages(wanted).messages_list, GONE)[0].metadata
+
+
+def answered_by_garbage(mallory, about):
+    """Push a whole message, by its hash and its head, that is none."""
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.proto.node_pb2 import Node
+
+    number, line = mallory
+    piece = b"Message  7\x00garbage"
+    session = pushed(mallory, about, [piece]).session_id
+    told = {"node": Node(node_id=number), "run_id": about.run_id, "session_id": session}
+    assert line.PushObject(
+        PushObjectRequest(**told, object_id=hashlib.sha256(piece).hexdigest(), object_content=piece)
+    ).stored
 
 
 def test_a_node_asks_nobody_and_answers_for_itself_alone(federation, mallory):
@@ -271,19 +302,17 @@ def test_a_node_asks_nobody_and_answers_for_itself_alone(federation, mallory):
     assert federation.ask("berlin", {}).error == ""
 
 
-def test_what_a_node_makes_up_or_keeps_back_holds_nobody_up(federation, mallory):
-    from flwr.proto.message_pb2 import PushObjectRequest
-    from flwr.proto.node_pb2 import Node
+def test_a_question_that_is_lost_on_its_way_is_asked_again(federation, mallory, monkeypatch):
+    monkeypatch.setattr(carrier, "QUIET", 3.0)
+    asked(federation, mallory, GONE)  # and nothing more is heard of it
+    about = handed_out(mallory, lambda: federation.carrier.pull() == [])
+    answered_by_garbage(mallory, about)
+    assert federation.pull().error.startswith("sent something else than an answer (")
 
-    number, line = mallory
+
+def test_what_a_node_makes_up_or_keeps_back_holds_nobody_up(federation, mallory):
     relay = federation.carrier._relays
-    about = asked(federation, mallory, 120.0)
-    piece = b"Message  7\x00garbage"  # a whole one, by its hash and its head
-    session = pushed(mallory, about, [piece]).session_id
-    told = {"node": Node(node_id=number), "run_id": about.run_id, "session_id": session}
-    assert line.PushObject(
-        PushObjectRequest(**told, object_id=hashlib.sha256(piece).hexdigest(), object_content=piece)
-    ).stored
+    answered_by_garbage(mallory, asked(federation, mallory, 120.0))
     assert federation.pull().error.startswith("sent something else than an answer (")
     about = asked(federation, mallory, 150.0)
     pushed(mallory, about, [b"never", b"comes"])

@@ -330,16 +330,20 @@ class RemoteFleet:
         """Put a question until all who answered it open their sums, too; return these without their masks.
 
         Where one of them vanishes in between, the same ones try again, and train no more. Without it they would not:
-        its answer may come yet, and the server would have two sums that differ by one client.
+        its answer may come yet, and the server would have two sums that differ by one client. Keys have the
+        seconds of a question, answers as many, and all that is said after them as many, however often it is tried.
         """
         assert self._masks is not None
         self._unmet = {}
         asked, named_before, why = ask, frozenset[int](), dict[int, str]()
+        now, end = self.clock.monotonic, math.inf
         for _ in range(TRIES):
-            here = self._in_enough(self._met(asked, seconds))
+            if now() >= end:
+                break
+            here = self._in_enough(self._met(asked, min(now() + seconds, end)))
             mask = self._masks.header(self._masks.name(), here, self._node)
-            self._send(here, payload, seconds, mask=mask)
-            self._listen("ask", here, seconds, first)
+            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=mask)
+            end = min(now() + seconds, end)
             came = self._mail.came("ask", set(here.clients.tolist()))
             stale = [client for client, heard in came.items() if heard.word == REFUSED + STALE]
             if self._forget_keys(stale):
@@ -355,8 +359,7 @@ class RemoteFleet:
             asked, named_before = alive, clients
             named = {str(slot): clients for slot, clients in by_slot(alive).items()}
             self._offer(ask.version[0], clients)
-            self._send(alive, {}, seconds, "unmask", mask=mask | {"alive": named})
-            self._listen("unmask", alive, seconds, len(alive.clients))
+            self._ask_until(end, alive, {}, "unmask", mask=mask | {"alive": named})
             shown = self._mail.came("unmask", clients)
             for client in clients:
                 self._mail.forget("unmask", client)
@@ -403,14 +406,13 @@ class RemoteFleet:
             self._masks.keys.pop(node, None)
         return bool(nodes)
 
-    def _met(self, ask: Ask, seconds: float) -> Ask:
+    def _met(self, ask: Ask, until: float) -> Ask:
         """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""
         assert self._masks is not None
         keys, nodes = self._masks.keys, [self._node[client] for client in ask.clients.tolist()]
         strangers = ask.of(torch.tensor([node not in keys for node in nodes], dtype=torch.bool))
         if len(strangers.clients):
-            self._send(strangers, {}, seconds, "keys")
-            self._listen("keys", strangers, seconds, len(strangers.clients))
+            self._ask_until(until, strangers, {}, "keys")
             for client, heard in self._mail.came("keys", set(strangers.clients.tolist())).items():
                 if heard.word == ANSWERED:
                     keys[self._node[client]] = heard.sent
@@ -427,8 +429,12 @@ class RemoteFleet:
         holders = ({each: self._node[each] for each in clients} for clients in by_slot(enough).values())
         return _only(enough, {each for held in holders if hidden(held, self.vectors.wire.fewest) for each in held})
 
-    def _listen(self, post: Post, ask: Ask, seconds: float, first: int) -> None:
-        self._mail.listen(post, ask.clients.tolist(), first, self.clock.monotonic() + seconds)
+    def _ask_until(
+        self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any
+    ) -> None:
+        """Put a question and wait for its first answers, or all of them."""
+        self._send(ask, payload, max(until - self.clock.monotonic(), 0.0), post, **how)
+        self._mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

@@ -140,6 +140,26 @@ def test_without_an_answer_it_is_late(carrier):
     assert carrier.pull() == []
 
 
+def test_a_question_of_which_nothing_is_heard_is_sent_once_more(carrier, monkeypatch):
+    """Flower may have handed it to a node that never got it; then it is whatever copy is answered."""
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(module, "QUIET", 0.1)
+    relay = Relay(carrier)
+    relay.nodes(berlin="1")
+    until(carrier.present)
+    carrier.push([ask("q")])
+    began, sent = time.monotonic(), 0
+    while time.monotonic() < began + 1.0:  # after 0.1, 0.2, 0.4, 0.8 seconds
+        assert carrier.pull() == []
+        while relay.line.poll(0.01):
+            assert [q["id"] for q in relay.order()[0]["questions"]] == ["q"]
+            sent += 1
+    assert 3 <= sent <= 5
+    relay.answer("q")
+    (response,) = until(carrier.pull)
+    assert response.error == ""
+
+
 @pytest.mark.parametrize("how", ["node", "relay", "code 5", "worker"])
 def test_what_died_is_asked_again(carrier, monkeypatch, how):
     monkeypatch.setattr(module, "PAUSE", 0.0)

@@ -130,6 +130,27 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
     assert fleet.reachable.tolist() == everybody, "else too few were left"
 
 
+def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypatch):
+    """Nothing is heard of a node: once it has answered, of its key, or of what opens the sum."""
+    pull = NearCarrier.pull
+    for kind, waited in (("keys", 1), ("ask", 1), ("unmask", 1)):
+        host, fleet, _ = fleet_of(tmp_path / kind, nodes=3)
+        silent = fleet.carrier.nodes["node-2"]
+
+        def heard(carrier: Any, kind: str = kind, silent: Any = silent) -> Any:
+            question = carrier._questions[0][0] if carrier._questions else None
+            if question is None or question.header["kind"] != kind or carrier.nodes[question.node] is not silent:
+                return pull(carrier)
+            carrier._questions.popleft()
+            return []
+
+        monkeypatch.setattr(NearCarrier, "pull", heard)
+        began = fleet.clock.monotonic()
+        asked(host, fleet, torch.arange(8))
+        took = fleet.clock.monotonic() - began
+        assert waited <= took < waited + 0.1, kind
+
+
 def test_who_does_not_answer_at_all_is_left_out(tmp_path):
     host, fleet, trained = fleet_of(tmp_path, lambda kind, node, times: node == "node-2")
     reply = asked(host, fleet, torch.arange(6))

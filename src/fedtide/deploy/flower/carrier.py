@@ -23,8 +23,14 @@ from fedtide.fleets.carrier import Question, Response
 
 SILENCE = 15.0
 """Seconds without a word of the relay after which no client counts as present."""
-PAUSE = 2.0
-"""Seconds until a question is sent again, at least; twice as many each time, as a node may say often that it died."""
+PAUSE, LONGEST = 2.0, 60.0
+"""Seconds until a question is sent again, at least; twice as many each time, as a node may say often that it died, but
+never more than the second number."""
+QUIET = 60.0
+"""Seconds without an answer after which a question is sent once more, and then whenever it has waited twice as long.
+
+Flower hands a message out once, and says nothing of one that broke off on its way. A node that is at work on the first one
+answers the second as before, unless it is taken back by then."""
 ATTEMPTS = 3
 """Workers or processes of a node that one question may take down."""
 LOST, DIED = (-1, 3, 4, 5), (8,)
@@ -48,6 +54,7 @@ class Open:
         times: how often it was sent.
         deaths: how many workers or processes it took down.
         again: when it may be sent again.
+        quiet: when it is sent again although all that it was sent to is still there.
     """
 
     question: Question
@@ -56,6 +63,7 @@ class Open:
     times: int = 0
     deaths: int = 0
     again: float = 0.0
+    quiet: float = 0.0
 
     @property
     def left(self) -> float:
@@ -67,7 +75,8 @@ class FlowerCarrier:
     """A way to nodes over Flower; it outlives Flower's processes.
 
     A question is sent when its node is there, and again when the node, its worker or the server's Flower died before it
-    answered and there is time left. Where no answer comes within its seconds, the response says so.
+    answered, or nothing was heard for long, and there is time left. Where no answer comes within its seconds, the
+    response says so.
     """
 
     def __init__(self) -> None:
@@ -163,9 +172,12 @@ class FlowerCarrier:
         now = time.monotonic()
         for waiting in self._open.values():
             question, node = waiting.question, nodes.get(waiting.question.node)
-            if node is None or waiting.sent == node or now < waiting.again or waiting.left <= 0:
+            if node is None or now < waiting.again or waiting.left <= 0:
                 continue
-            waiting.sent, waiting.again = node, now + PAUSE * 2**waiting.times
+            if waiting.sent == node and now < waiting.quiet:
+                continue
+            waiting.sent, waiting.again = node, now + min(PAUSE * 2**waiting.times, LONGEST)
+            waiting.quiet = now + max(QUIET, now - waiting.asked)
             waiting.times += 1
             if id(question.payload) not in payloads:
                 payloads[id(question.payload)] = len(blobs)

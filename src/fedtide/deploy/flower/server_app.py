@@ -43,15 +43,19 @@ SPARE, PIECE = 8, 2**22
 """Pieces of an answer beside its bytes, and bytes of each other one at least; Flower makes 5 MB each."""
 HEADER = 2**20
 """Bytes of what a node says beside its payload."""
+KEPT = 60.0
+"""Seconds that Flower keeps a message, at least, however soon its answer is late: a run that sends an expired one is
+ended."""
 
 app = ServerApp()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question at a node: its name, and the bytes that an answer may have."""
+    """A question at a node: its name, Flower's number of the node, and the bytes that an answer may have."""
 
     name: str
+    node: int
     largest: int
 
 
@@ -89,6 +93,7 @@ def pass_on(grid: Grid, context: Context) -> None:
 def _relay(grid: Any, line: Connection) -> None:
     waiting: dict[str, Asked] = {}  # by Flower's number of the message
     coming: list[Coming] = []
+    there: set[int] = set()
     met, busy = 0.0, False
     while True:
         if time.monotonic() - met > MEET:
@@ -97,6 +102,7 @@ def _relay(grid: Any, line: Connection) -> None:
                 for node in grid.get_nodes()
             ]
             line.send_bytes(json.dumps({"kind": "nodes", "nodes": nodes}).encode())
+            there = {node["id"] for node in nodes}
             met = time.monotonic()
         while line.poll(0.0 if busy else POLL):
             order = json.loads(line.recv_bytes())
@@ -104,12 +110,11 @@ def _relay(grid: Any, line: Connection) -> None:
                 _push(grid, line, order, waiting)
             else:
                 dropped = set(order["questions"])
-                waiting = {message: asked for message, asked in waiting.items() if asked.name not in dropped}
+                _take_back(grid, waiting, dropped)
                 for reply in (reply for reply in coming if reply.asked.name in dropped):
-                    _forget(grid, reply)
+                    _forget(grid, reply.message)
                 coming = [reply for reply in coming if reply.asked.name not in dropped]
-        if waiting:
-            coming += _begun(grid, waiting)
+        coming += _begun(grid, waiting, there)
         busy = False
         for reply in list(coming):
             before = len(reply.pieces)
@@ -118,8 +123,10 @@ def _relay(grid: Any, line: Connection) -> None:
             if said is None:
                 continue
             coming.remove(reply)
-            _forget(grid, reply)
+            _forget(grid, reply.message)
             told, payload = said
+            if reply.own:
+                _take_back(grid, waiting, {reply.asked.name})
             told |= {"kind": "answer", "question": reply.asked.name, "own": reply.own}
             line.send_bytes(json.dumps(told).encode())
             line.send_bytes(payload)
@@ -133,10 +140,10 @@ def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str
     for question in order["questions"]:
         told = ConfigRecord({"json": question["header"], "seconds": float(question["seconds"])})
         content = RecordDict({"question": told, "tree": trees[question["payload"]]})
-        messages.append(Message(content, question["node"], "train.ask", ttl=float(question["seconds"])))
+        messages.append(Message(content, question["node"], "train.ask", ttl=max(float(question["seconds"]), KEPT)))
     for question, message in zip(order["questions"], grid.push_messages(messages), strict=True):
         if message:
-            waiting[message] = Asked(question["id"], question["largest"])
+            waiting[message] = Asked(question["id"], question["node"], question["largest"])
             continue
         line.send_bytes(
             json.dumps(_error("", -1) | {"kind": "answer", "question": question["id"], "own": False}).encode()
@@ -144,12 +151,16 @@ def _push(grid: Grid, line: Connection, order: dict[str, Any], waiting: dict[str
         line.send_bytes(b"")
 
 
-def _begun(grid: Any, waiting: dict[str, Asked]) -> list[Coming]:
+def _begun(grid: Any, waiting: dict[str, Asked], there: set[int]) -> list[Coming]:
     """Return the answers that have begun to come; a message that answers nothing is left out.
 
-    What an answer answers is what Flower checked, and not what is written in it.
+    What an answer answers is what Flower checked, and not what is written in it. Flower is not asked after nodes that
+    are away: it would give their questions up, and so the answers of those that were only slow to say that they live.
     """
-    found = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=list(waiting)))
+    awaited = [message for message, asked in waiting.items() if asked.node in there]
+    if not awaited:
+        return []
+    found = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=awaited))
     begun = []
     for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
         about = message.metadata
@@ -203,10 +214,17 @@ def _error(said: str, code: int) -> dict[str, Any]:
     return {"header": "{}", "error": said, "code": code}
 
 
-def _forget(grid: Any, reply: Coming) -> None:
-    """Have Flower delete an answer."""
+def _take_back(grid: Any, waiting: dict[str, Asked], names: set[str]) -> None:
+    """Wait no more for answers to some questions, and have Flower delete those that no node has taken up yet."""
+    for message in [message for message, asked in waiting.items() if asked.name in names]:
+        del waiting[message]
+        _forget(grid, message)
+
+
+def _forget(grid: Any, message: str) -> None:
+    """Have Flower delete a message."""
     grid._runtime_client.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=reply.message)
+        ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=message)
     )
 
 
