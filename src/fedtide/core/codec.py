@@ -127,13 +127,15 @@ def to_bytes(tree: Tree) -> bytes:
     {'w': tensor([1., 1.]), 'n': (3, None, inf)}
     """
     arrays, skeleton = encode(tree)
-    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(skeleton)}}
-    parts, end = [], 0
-    for name, array in sorted(arrays.items(), key=lambda item: -item[1].element_size()):  # so that all are aligned
+    entries, parts, end = [f'{{"__metadata__": {{"tree": {json.dumps(json.dumps(skeleton))}}}'], [], 0
+    for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):  # so that all are aligned
         parts.append((raw(array) if array.dtype == torch.bfloat16 else array.contiguous()).numpy().data)
         start, end = end, end + array.nbytes
-        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
+        entries.append(
+            f'{json.dumps(name)}: {{"dtype": "{NAMES[array.dtype]}", "shape": {list(array.shape)}, '
+            f'"data_offsets": [{start}, {end}]}}'
+        )
+    text = f"{', '.join(entries)}}}".encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])  # a third of the time that safetensors takes
 

@@ -72,19 +72,24 @@ def decode(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
 
 
 def _arrays(header: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
-    """Cut the arrays out of the data, which they fill without gaps, and copy them."""
-    arrays, at = {}, 0
+    """Cut the arrays out of a copy of the data, which they fill without gaps."""
+    arrays, at, copy = {}, 0, bytearray(data)
     for name, entry in sorted(header.items(), key=lambda item: list(item[1]["data_offsets"])):
         _only(entry, {"dtype", "shape", "data_offsets"})
         dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if not all(type(n) is int and 0 <= n <= LONGEST for n in [*shape, start, end]) or len(shape) > DEEPEST:
+        if not all(type(n) is int and 0 <= n <= LONGEST for n in (*shape, start, end)) or len(shape) > DEEPEST:
             raise refused(f"message: {name}", shape, "a shape")
         if start != at or end - start != math.prod(shape) * dtype.itemsize or end > len(data):
             raise refused(f"message: {name}", f"{end - start} bytes from {start}", f"those of {shape} from {at}")
-        cut = bytearray(data[start:end])
-        if dtype == torch.bool and max(cut, default=0) > 1:
-            raise refused(f"message: {name}", max(cut), "0 and 1")
-        arrays[name] = torch.frombuffer(cut, dtype=dtype).reshape(shape) if cut else torch.empty(shape, dtype=dtype)
+        if dtype == torch.bool and max(copy[start:end], default=0) > 1:
+            raise refused(f"message: {name}", max(copy[start:end]), "0 and 1")
+        if start == end:
+            arrays[name] = torch.empty(shape, dtype=dtype)
+        elif start % dtype.itemsize:
+            arrays[name] = torch.frombuffer(copy[start:end], dtype=dtype).reshape(shape)
+        else:
+            count = (end - start) // dtype.itemsize
+            arrays[name] = torch.frombuffer(copy, dtype=dtype, count=count, offset=start).reshape(shape)
         at = end
     if at != len(data):
         raise FedtideError(f"message: found {len(data)} bytes of arrays, allowed: the {at} that its header names")

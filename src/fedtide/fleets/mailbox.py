@@ -28,6 +28,7 @@ class Mailbox:
     def __init__(self, carrier: Carrier, clock: RealClock, heaviest: float) -> None:
         self.carrier, self._clock, self._heaviest = carrier, clock, heaviest
         self._sent: dict[str, Sent] = {}
+        self._flights: dict[str, Sent] = {}
         self._at: dict[tuple[Post, int], str] = {}
         self._heard: dict[tuple[Post, int], Heard] = {}
         self._node: dict[int, str] = {}
@@ -46,6 +47,8 @@ class Mailbox:
         pushed = []
         for question, sent in questions:
             self._sent[question.id] = sent
+            if sent.post == "flight":
+                self._flights[question.id] = sent
             for client in sent.ask.clients.tolist():
                 self._node[client] = sent.node
                 self._at[sent.post, client] = question.id
@@ -56,21 +59,26 @@ class Mailbox:
 
     def listen(self, post: Post, clients: list[int], first: int, until: float) -> None:
         """Listen until all clients are heard of, `first` of them have answered, or it is `until`."""
-        waiting = set(clients)
+        wanted, waiting, answered = set(clients), set(clients), set[int]()
+        news = wanted  # some may have been heard of before
         while True:
             came = self._pull()
-            waiting = {client for client in waiting if (post, client) in self._at}
-            heard = (self._heard.get((post, client)) for client in clients)
-            answered = sum(each is not None and each.word == ANSWERED for each in heard)
+            for client in news | {client for kind, client in came if kind == post and client in wanted}:
+                heard = self._heard.get((post, client))
+                (answered.discard if heard is None or heard.word != ANSWERED else answered.add)(client)
+                if (post, client) not in self._at:
+                    waiting.discard(client)
+            news = set()
             left = until - self._clock.monotonic()
-            if not waiting or answered >= first or left <= 0:
+            if not waiting or len(answered) >= first or left <= 0:
                 return
             if not came:
                 self._clock.sleep(min(PAUSE, left))
 
-    def _pull(self) -> bool:
-        """Read what came; tell whether anything did. What a node said before its key was removed counts no more."""
+    def _pull(self) -> set[tuple[Post, int]]:
+        """Read what came; return of whom it is. What a node said before its key was removed counts no more."""
         came, removed = self.carrier.pull(), self.carrier.removed()
+        news = set[tuple[Post, int]]()
         for response in came:
             sent = self._sent.get(response.id)
             if sent is None:  # an answer to a question that has ended
@@ -80,23 +88,28 @@ class Mailbox:
             line["seconds"] = round(response.seconds, 3)
             if response.error:
                 line["error"] = one_line(response.error)
-            self._close(response.id, read(sent, response, self._heaviest))
-        for key, heard in self._heard.items():
-            if self._node[key[1]] in removed:
-                self._heard[key] = replace(heard, word=f"{LOST}its key was removed", sent=None, kept=False)
+            news |= self._close(response.id, read(sent, response, self._heaviest))
+        if removed:
+            for key, heard in self._heard.items():
+                if self._node[key[1]] in removed:
+                    self._heard[key] = replace(heard, word=f"{LOST}its key was removed", sent=None, kept=False)
+                    news.add(key)
         now = self._clock.monotonic()
-        for name, sent in list(self._sent.items()):
-            if sent.post == "flight" and now - sent.at > sent.seconds:
-                self._close(name, all_alike(sent, f"{LOST}no answer within {sent.seconds:g} s", sent.seconds))
-        return bool(came)
+        for name, sent in list(self._flights.items()):
+            if now - sent.at > sent.seconds:
+                late = all_alike(sent, f"{LOST}no answer within {sent.seconds:g} s", sent.seconds)
+                news |= self._close(name, late)
+        return news
 
-    def _close(self, name: str, heard: Mapping[int, Heard]) -> None:
-        """Note what came of the clients of a question, and wait for it no longer."""
+    def _close(self, name: str, heard: Mapping[int, Heard]) -> set[tuple[Post, int]]:
+        """Note what came of the clients of a question, and wait for it no longer; return those who were waited for."""
         sent = self._sent.pop(name)
-        for client in sent.ask.clients.tolist():
-            if self._at.get((sent.post, client)) == name:
-                del self._at[sent.post, client]
-                self._heard[sent.post, client] = heard[client]
+        self._flights.pop(name, None)
+        news = {(sent.post, client) for client in heard if self._at.get((sent.post, client)) == name}
+        for key in news:
+            del self._at[key]
+        self._heard |= {(sent.post, client): each for client, each in heard.items() if (sent.post, client) in news}
+        return news
 
     def asked(self, post: Post, client: int) -> Ask | None:
         """Return the question that a client is at, or that it has answered without being counted; None without one."""
@@ -112,5 +125,8 @@ class Mailbox:
         """Wait for a client no longer, and forget what came of it."""
         self._heard.pop((post, client), None)
         name = self._at.pop((post, client), None)
-        if name is not None and name not in self._at.values():
+        if name is None:
+            return
+        if all(self._at.get((post, other)) != name for other in self._sent[name].ask.clients.tolist()):
             del self._sent[name]
+            self._flights.pop(name, None)

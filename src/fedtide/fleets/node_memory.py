@@ -27,6 +27,10 @@ MOST = 16
 """Files of a client that no checkpoint of the server counts yet; a server that never counts one fills no disk."""
 
 
+KEPT, LEFT = re.compile(r"(-?\d+)\.(\d+)\.safetensors"), re.compile(rf"new|{codec.UNFINISHED}")
+"""Patterns of the names of a client's files, and of what was not finished."""
+
+
 class MemoryLost(FedtideError):
     """The error of a client's memory that cannot be read or kept; the server is told its words, which hold no data."""
 
@@ -67,7 +71,7 @@ class NodeMemory:
     def check(self, client: int) -> None:
         """Raise if what the client kept is not there."""
         version = self.counted[client]
-        if version is not None and not self.file(client, version).is_file():
+        if version is not None and not os.path.isfile(self.file(client, version)):
             raise MemoryLost(f"its memory of round {version[0]} is gone from the node; restore its folder")
 
     def write(self, client: int, version: Version, row: Memory, settled: Version | None) -> None:
@@ -82,32 +86,42 @@ class NodeMemory:
             raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from None
 
     def _write(self, file: Path, row: Memory, settled: Version | None, counted: Version | None) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        kept = []
-        for left in file.parent.iterdir():
-            found = re.fullmatch(r"(-?\d+)\.(\d+)\.safetensors", left.name)
+        folder, kept = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            os.makedirs(folder)
+            names = []
+        for name in names:
+            found = KEPT.fullmatch(name)
             if found is None:
-                if re.fullmatch(rf"new|{codec.UNFINISHED}", left.name):
-                    left.unlink(missing_ok=True)
+                if LEFT.fullmatch(name):
+                    _remove(folder, name)
                 continue
             held = int(found[1]), int(found[2])
             if settled is not None and held < settled:
-                left.unlink(missing_ok=True)
+                _remove(folder, name)
             elif held != counted:
-                kept.append((held, left))
-        for _, left in sorted(kept)[: max(len(kept) - MOST, 0)]:
-            left.unlink(missing_ok=True)
-        partial = file.with_name("new")
+                kept.append((held, name))
+        for _, name in sorted(kept)[: max(len(kept) - MOST, 0)]:
+            _remove(folder, name)
+        partial = os.path.join(folder, "new")
         with open(partial, "wb") as new:
             new.write(codec.to_bytes({"format": FORMAT, "row": row}))  # faster than a file written array by array
             new.flush()
             os.fsync(new.fileno())
-        partial.replace(file)
+        os.replace(partial, file)
         flush(file.parent)
 
     def file(self, client: int, version: Version) -> Path:
         """Return the place of what a client kept."""
         return self.folder / str(client) / f"{version[0]}.{version[1]}.safetensors"
+
+
+def _remove(folder: str, name: str) -> None:
+    """Remove a file, if it is still there."""
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, name))
 
 
 def row_in(path: Path, version: Version) -> Memory:
