@@ -29,8 +29,9 @@ never more than the second number."""
 QUIET = 60.0
 """Seconds without an answer after which a question is sent once more, and then whenever it has waited twice as long.
 
-Flower hands a message out once, and says nothing of one that broke off on its way. A node that is at work on the first one
-answers the second as before, unless it is taken back by then."""
+Flower hands a message out once, and says nothing of one that broke off on its way. A node that is at work on the first
+one answers the second as before, unless it is taken back by then.
+"""
 ATTEMPTS = 3
 """Workers or processes of a node that one question may take down."""
 LOST, DIED = (-1, 3, 4, 5), (8,)
