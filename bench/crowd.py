@@ -37,7 +37,7 @@ SEED = 0
 
 
 def crowd(kind: str, clients: int, cohort: int) -> Experiment:
-    """So many clients, of whom so many take part in a round, one local epoch of a linear model."""
+    """So many clients, of which so many take part in a round, one local epoch of a linear model."""
     data: dict[str, Any] = {
         "source": {"kind": "generated", "clients": clients, "samples": ROWS, "dims": 784},
         "partition": {"kind": "natural"},

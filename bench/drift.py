@@ -5,7 +5,7 @@ python bench/drift.py [--repeats 10] [--largest 1000000] [--out bench/results.js
 Clients have reported before the clock starts: their label vectors, or embeddings, are there. Everything is on one
 thread and in float32, but for what `fielding` does in an event, which keeps float64 and mixes models (here of one
 number each) where it clusters anew. Beside the time on the clock is the least processor time of all repeats,
-which waits for nobody. Speed is reported, never asserted.
+which other processes do not lengthen. Speed is reported, never asserted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedtide.parts.recluster import Clustering, KMeans
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
-"""As in the paper: the clients of FMoW, and those of whom gradients were clustered; and how wide an embedding is."""
+"""As in the paper: the clients of FMoW, and those whose gradients were clustered; and how wide an embedding is."""
 GROUPS, OWN, OTHER = 5, 0.3, 0.005
 """A group has a fifth of the labels; Dirichlet parameters of a client's own labels and of the others."""
 STARTS, FEW_STARTS, K_MAX = 10, 5, 10

@@ -38,7 +38,7 @@ SEED = 0
 
 
 def crowd(clients: int, model: str) -> Experiment:
-    """A federation of so many clients that share the bundled pictures, of whom 100 take part in a round."""
+    """A federation of so many clients that share the bundled pictures, of which 100 take part in a round."""
     return from_dict(
         {
             "rounds": 1_000_000,

@@ -57,7 +57,7 @@ class Prepared:
     moment: Moment
 
     def arrivals(self, m: int) -> Tensor:
-        """Whoever answered."""
+        """Clients that answered."""
         return self.reply.clients
 
     def ask(self, *given: Any, **named: Any) -> Reply:

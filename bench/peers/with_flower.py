@@ -37,7 +37,7 @@ class Waiting(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Whom to ask."""
+        """The clients to ask."""
         if not self.turns.next(lambda: {name: array.numpy() for name, array in arrays.items()}):
             raise Over
         return super().configure_train(server_round, arrays, config, grid)

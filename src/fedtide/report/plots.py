@@ -1,4 +1,4 @@
-"""Pictures of the report as figures of matplotlib, for whoever wants to change them.
+"""Pictures of the report as figures of matplotlib, which can be changed.
 
 Each takes a run folder, or what `ft.run` and `ft.results` return, and of a sweep the name of a `point`, as its report
 writes it. A run that has nothing of the kind is one clear line.
