@@ -25,8 +25,9 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
+from fedtide.data.sources.cells import places, read_table
 from fedtide.data.sources.files import opened
-from fedtide.data.sources.table import CSV, places, read_table
+from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
 

@@ -411,6 +411,10 @@ def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> Ro
     if getattr(source, "scaled", False):
         but = "each node would scale by rows of its own"
         raise refused("data.source.scaled", True, "false, with features that are scaled before", but)
+    if isinstance(source, CSV) and source.learns:
+        but = "each node would find them in rows of its own"
+        key, found = ("categories", list(source.categories)) if source.categories else ("missing", source.missing)
+        raise refused(f"data.source.{key}", found, "features that are complete, and numbers", but)
     # Rows of sources of other kinds come to nodes as arrays.
     kind = source.kind if isinstance(source, CSV | NPZ) else "npz"
     settings = resolved(experiment)["data"]["source"] if source.kind == kind else {}

@@ -17,9 +17,9 @@ from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.core.prose import listed
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
+from fedtide.data.sources.cells import places, read_table
 from fedtide.data.sources.files import find
-from fedtide.data.sources.table import places, read_table
-from fedtide.data.sources.table import seconds as since_1970
+from fedtide.data.sources.when import seconds as since_1970
 
 PLAIN = frozenset(("", "na", "nan", "null"))
 MISSING = PLAIN | {"none", "nat", "?", "<na>"}

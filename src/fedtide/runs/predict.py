@@ -19,8 +19,9 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import known_rows, standardize
+from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.files import reading
-from fedtide.data.sources.table import CSV, number, places, read_table
+from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.runs.trained import Trained
 
@@ -44,7 +45,7 @@ def predict_file(
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
-    x = as_seen(trained, read_rows(trained, path))
+    x = seen_rows(trained, path)
     if cluster is not None:
         ((weights, _),) = trained.parts(client, cluster)
         said = trained.predict_with(weights, x)
@@ -67,12 +68,20 @@ def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
     write_text(out, table(logp, names))
 
 
-def read_rows(trained: Trained, path: Path) -> Tensor:
-    """Read features as the run's source has them (rows, ...)."""
+def seen_rows(trained: Trained, path: Path) -> Tensor:
+    """Read features (rows, ...) as the model sees them."""
     rows = trained.host.population.rows
     if len(rows.take(torch.zeros(1, dtype=torch.int64))[1].shape) > 1:
         raise refused(f"{trained.run.title}: rows", "sequences", "rows with one label each")
-    return read_features(path, tuple(rows.shape), _features(trained))
+    data = trained.run.experiment.data
+    source: Any = data.source
+    if not isinstance(source, CSV) or not source.learns or (path.suffix == ".npz" and not source.categories):
+        return as_seen(trained, read_features(path, tuple(rows.shape), _features(trained)))
+    check_there(path)
+    if path.suffix == ".npz":
+        raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
+    x = source.encoded(path, Path(data.directory) if data.directory else None)
+    return prepared(torch.from_numpy(x), torch.float32, data.transforms)
 
 
 def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
@@ -86,12 +95,17 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
     Raises:
         FedtideError: there is no such file, or its rows are others.
     """
-    if not path.is_file():
-        raise FedtideError(f"{path}: " + ("is no file, allowed: CSV or NPZ" if path.exists() else "no such file"))
+    check_there(path)
     x = _from_npz(path) if path.suffix == ".npz" else _from_csv(path, shape, columns)
     if tuple(x.shape[1:]) != shape:
         raise refused(f"{path}: shape of a row", tuple(x.shape[1:]), f"{shape}, as in the run")
     return x
+
+
+def check_there(path: Path) -> None:
+    """Raise where there is no file."""
+    if not path.is_file():
+        raise FedtideError(f"{path}: " + ("is no file, allowed: CSV or NPZ" if path.exists() else "no such file"))
 
 
 def _from_npz(path: Path) -> Tensor:
@@ -109,13 +123,10 @@ def _from_npz(path: Path) -> Tensor:
 
 
 def _from_csv(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
-    header, lines = read_table(path)
-    at = places(path, header, columns or [column for column in header if column != LABEL])
-    if len(at) != math.prod(shape):
-        raise refused(f"{path}: columns of features", len(at), f"{math.prod(shape)}, as in the run")
-    cells = [[number(f"{path}: row {row}", header[k], line[k]) for k in at] for row, line in lines]
-    x = torch.tensor(cells, dtype=torch.float64)
-    return x.reshape(-1, *shape) if math.prod(shape) else x
+    named = columns or [column for column in map(str.strip, read_header(path)) if column != LABEL]
+    if len(named) != math.prod(shape):
+        raise refused(f"{path}: columns of features", len(named), f"{math.prod(shape)}, as in the run")
+    return torch.from_numpy(read_cells(path, named, []).numbers).reshape(-1, *shape)
 
 
 def _features(trained: Trained) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from fedtide.core.config_types import DataFile, OpenFraction, Positive, ingredie
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.shift.arriving import Arriving
 from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.sources.cells import number, places, read_table
 from fedtide.data.sources.files import find, reading
-from fedtide.data.sources.table import number, places, read_table
 
 COLUMNS = ("client", "start", "end")
 CLOSE = 1e-9

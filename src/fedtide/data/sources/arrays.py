@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +17,7 @@ from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
+from fedtide.data.sources.when import seconds_of
 
 Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 SPARSE_CLASSES = 1000
@@ -103,7 +103,7 @@ def from_arrays(
         y: (rows,) whole numbers from 0, or names.
         client: (rows,) numbers or names of natural clients.
         domain: (rows,) numbers or names of domains.
-        time: (rows,) seconds.
+        time: (rows,) seconds, dates, or ISO 8601.
         held_out: (rows,) true for rows of the test set.
         scaled: standardize each feature over the rows that are not of the test set; with `time` over the earliest tenth
             of these.
@@ -143,12 +143,19 @@ def _scaled(rows: Rows) -> Rows:
     return replace(rows, x=torch.from_numpy(x).to(rows.x.dtype))
 
 
-def known_rows(rows: Rows) -> torch.Tensor:
+def known_rows(rows: Rows) -> Tensor:
     """Return positions of the rows by which features are standardized."""
     known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    if rows.time is not None:
-        known = known[rows.time[known].argsort(stable=True)][: math.ceil(len(known) / 10)]
-    return known
+    return known if rows.time is None else known[earliest(rows.time[known])]
+
+
+def earliest(time: Tensor) -> Tensor:
+    """Return positions of the earliest tenth.
+
+    >>> earliest(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([1])
+    """
+    return time.argsort(stable=True)[: math.ceil(len(time) / 10)]
 
 
 def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -157,7 +164,13 @@ def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:
     >>> standardize(np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([[0.0, 5.0], [2.0, 5.0]])).tolist()
     [[0.0, 0.0], [2.0, 0.0]]
     """
-    return (x - known.mean(0)) / np.where(np.ptp(known, 0) > 0, known.std(0), 1.0)
+    center, spread = center_and_spread(known)
+    return (x - center) / spread
+
+
+def center_and_spread(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and standard deviations of columns; 1 for a column that is always the same."""
+    return known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1.0)
 
 
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
@@ -225,7 +238,12 @@ def encode(name: str, column: str, values: Any) -> tuple[Tensor, tuple[str, ...]
         for row, value in enumerate(found.ravel().tolist()):
             if value is None or value != value:
                 raise refused(f"{name}: row {row}: {column}", value, "a number or a name")
-    names, numbers = np.unique(found.astype(str) if found.dtype.kind == "O" else found, return_inverse=True)
+    if found.dtype.kind in "OU":  # sorting the names there are, and not those of all rows, is much faster
+        texts = [str(value) for value in found.ravel().tolist()]
+        place = {text: at for at, text in enumerate(sorted(set(texts)))}
+        names, numbers = np.array(list(place)), np.array([place[text] for text in texts])
+    else:
+        names, numbers = np.unique(found, return_inverse=True)
     # Half of a character of two is none that could be written to a record.
     written = tuple(str(name).encode(errors="replace").decode() for name in names)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), written
@@ -251,20 +269,11 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
 
 
 def _times(name: str, values: Any) -> Tensor:
-    """Return times as seconds; dates as numpy and pandas have them count from 1970."""
+    """Return times as seconds; dates count from 1970."""
     found = None if isinstance(values, Tensor) else _array(name, "time", values)
-    if found is not None and found.dtype.kind == "O" and all(isinstance(value, datetime) for value in found.ravel()):
-        found = np.array([_timestamp(value) for value in found.ravel()])
-    if found is not None and found.dtype.kind == "M":
-        seconds = found.astype("datetime64[us]").astype(np.int64) / 1e6
-        found = np.where(np.isnat(found), np.nan, seconds)
+    if found is not None and found.dtype.kind in "MOU":
+        found = seconds_of(found, lambda row: f"{name}: row {row}")
     return _tensor(name, "time", values if found is None else found).double()
-
-
-def _timestamp(value: datetime) -> float:
-    if value != value:  # what pandas has for a missing time
-        return math.nan
-    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
 def _mask(name: str, values: Any) -> Tensor:

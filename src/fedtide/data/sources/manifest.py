@@ -12,9 +12,11 @@ from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.cells import places, read_table
 from fedtide.data.sources.files import find
 from fedtide.data.sources.pictures import Cached, pillow, pixels, same_size
-from fedtide.data.sources.table import Column, labels_of, names_of, places, read_table, seconds
+from fedtide.data.sources.table import Where, labels_of, names_of
+from fedtide.data.sources.when import all_seconds
 
 NEEDED = ("path", "label")
 COLUMNS = (*NEEDED, "client", "time", "domain", "split")
@@ -46,12 +48,15 @@ class Manifest(Cached):
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the table, and the images or their pixels from the cache."""
         path = find(self.path, directory)
-        columns = _columns(path)
-        labels = labels_of(path, columns["label"])
-        client, domain = (names_of(path, name, columns.get(name)) for name in ("client", "domain"))
-        time = None if "time" not in columns else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]]
-        held_out = _held_out(path, columns.get("split"))
-        files = _files(path, columns["path"])
+        rows, columns = _columns(path)
+        where = lambda place: f"{path}: row {rows[place]}"  # noqa: E731
+        labels = labels_of(columns["label"], where)
+        client, domain = (
+            names_of(name, columns[name], where) if name in columns else None for name in ("client", "domain")
+        )
+        time = all_seconds(columns["time"], where) if "time" in columns else None
+        held_out = _held_out(path, columns["split"], where) if "split" in columns else None
+        files = _files(path, columns["path"], where)
         key = lambda: f"{_fingerprint(path, files)} {self.channels} {self.size}"  # noqa: E731
         x = self.kept(key, ("x",), lambda: {"x": self._read(files)})["x"]
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
@@ -74,36 +79,34 @@ class Manifest(Cached):
         return x
 
 
-def _columns(path: Path) -> dict[str, Column]:
-    """Read the columns by name, with the row number of each cell."""
+def _columns(path: Path) -> tuple[list[int], dict[str, list[str]]]:
+    """Read the numbers of the rows, and the columns by name."""
     header, lines = read_table(path)
     for column in header:
         if column not in COLUMNS:
             raise unknown(f"{path}: row 1", column, COLUMNS)
     places(path, header, NEEDED)
-    return {name: [(row, line[at].strip()) for row, line in lines] for at, name in enumerate(header)}
+    return [row for row, _ in lines], {name: [line[at].strip() for _, line in lines] for at, name in enumerate(header)}
 
 
-def _held_out(path: Path, column: Column | None) -> np.ndarray | None:
+def _held_out(path: Path, column: list[str], where: Where) -> np.ndarray | None:
     """Return the mask of the test rows; None where there are none."""
-    if column is None:
-        return None
-    for row, cell in column:
+    for place, cell in enumerate(column):
         if cell not in ("train", "test"):
-            raise refused(f"{path}: row {row}: split", cell, "train, test")
-    held_out = np.array([cell == "test" for _, cell in column])
+            raise refused(f"{where(place)}: split", cell, "train, test")
+    held_out = np.array([cell == "test" for cell in column])
     if held_out.all():
         raise FedtideError(f"{path}: no pictures to train on: every split is 'test'")
     return held_out if held_out.any() else None
 
 
-def _files(path: Path, column: Column) -> list[tuple[str, Path]]:
+def _files(path: Path, column: list[str], where: Where) -> list[tuple[str, Path]]:
     """Return the image files, each with the beginning of its error message."""
-    names_of(path, "path", column)
-    files = [(f"{path}: row {row}: {cell}", path.parent / cell) for row, cell in column]
-    for where, file in files:
+    names_of("path", column, where)
+    files = [(f"{where(place)}: {cell}", path.parent / cell) for place, cell in enumerate(column)]
+    for named, file in files:
         if not _there(file):
-            raise FedtideError(f"{where}: no such picture file; paths are relative to the folder of the table")
+            raise FedtideError(f"{named}: no such picture file; paths are relative to the folder of the table")
     return files
 
 

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import torch
 
 from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import check_filled, from_arrays
-from fedtide.data.sources.files import Loading, find, opened, reading
+from fedtide.data.sources.arrays import check_filled, earliest, from_arrays
+from fedtide.data.sources.cells import (
+    DECIMAL_COMMA,
+    Cells,
+    NotANumber,
+    is_number,
+    lacks,
+    number,
+    numbers_of,
+    places,
+    read_cells,
+    read_header,
+)
+from fedtide.data.sources.encoding import Encoder
+from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.when import all_seconds, dates
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""
 
-DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
-"""A number with a comma where a point is wanted."""
-
-Column = list[tuple[int, str]]
-"""Cells of a column, each with its row number."""
+Where = Callable[[int], str]
+"""Gives the place of a row by its position, for messages."""
 
 
 @ingredient
@@ -46,9 +54,41 @@ class Every:
 TIME = explained("a column, the columns of a date, or { every = SECONDS }")
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table by what they are for, each with an entry for each row.
+
+    names: of the features. numbers: (rows, columns) of those that are numbers, NaN where one is missing. texts: of
+    those that are categories.
+    """
+
+    names: tuple[str, ...]
+    numbers: np.ndarray
+    texts: Mapping[str, Sequence[str]]
+    label: np.ndarray | list[str]
+    client: list[str] | None = None
+    domain: list[str] | None = None
+    time: np.ndarray | None = None
+
+    def encoder(self, name: str, *, scaled: bool) -> Encoder:
+        """Return what makes features of the columns; `name` is that of the table, for messages."""
+        known = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
+        made = Encoder.of(name, self.names, self.numbers, self.texts, known)
+        return made.standardizing(self.numbers, known) if scaled else made
+
+    def rows(self, name: str, *, scaled: bool) -> Rows:
+        """Return the rows; raise for what is no rows."""
+        encoder = self.encoder(name, scaled=scaled)
+        plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
+        rows = from_arrays(name, plain, self.label, self.client, self.domain, self.time)
+        return replace(rows, x=torch.from_numpy(encoder(self.numbers, self.texts))) if scaled else rows
+
+
 @ingredient
 class CSV(Loading):
     """Comma-separated files with a header, packed (gzip, bzip2, xz) or not.
+
+    Large files are read several times as fast where pyarrow is installed: `pip install "fedtide[data]"`.
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
@@ -59,11 +99,14 @@ class CSV(Loading):
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone); or the columns of a date in UTC: year,
             month, day, and optionally hour, minute, second; or `{ every = SECONDS }`, the time from each row to the
             next.
-        features: columns of the features, which must be numbers; by default all others.
-        missing: treatment of a row with a missing number, an empty cell or one of NA, NaN, null: "error" raises, "drop"
-            leaves the row out.
-        scaled: standardize each feature by its mean and standard deviation over all rows; where they have a time,
-            over the earliest tenth, as what is to come is not known.
+        features: columns of the features, which must be numbers or categories; by default all others.
+        categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
+            those of all rows; where rows have a time, of the earliest tenth, as what is to come is not known. Others
+            are none of them.
+        missing: treatment of an empty cell, or one of NA, NaN, null: "error" raises, "drop" leaves out rows with one;
+            with "mean" the mean of the same rows stands for a number, a category is none of those there are, and rows
+            without a label or a time are left out.
+        scaled: standardize each number by its mean and standard deviation over the same rows.
     """
 
     path: str | tuple[str, ...]
@@ -73,7 +116,8 @@ class CSV(Loading):
     domain: str | None = None
     time: Annotated[str | tuple[str, ...] | Every, TIME] | None = None
     features: tuple[str, ...] | None = None
-    missing: Literal["error", "drop"] = "error"
+    categories: tuple[str, ...] = ()
+    missing: Literal["error", "drop", "mean"] = "error"
     scaled: Flag = False
     kind: Literal["csv"] = "csv"
 
@@ -89,32 +133,40 @@ class CSV(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
-        paths = (self.path,) if isinstance(self.path, str) else self.path
-        found = [self._columns(find(path, directory)) for path in paths]
-        wide = {len(columns["x"][0]) for columns in found}
-        if len(wide) > 1:
-            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
-        joined: dict[str, Any] = {key: [cell for columns in found for cell in columns[key]] for key in found[0]}
-        named = any(isinstance(label, str) for label in joined["label"])
-        y = [str(label) for label in joined["label"]] if named else np.array(joined["label"])
-        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused below
-            x = np.array(joined["x"], np.float32)
-        rows = from_arrays(
-            Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files",
-            x,
-            y,
-            **{key: joined[key] for key in ("client", "domain", "time") if key in joined},
-            scaled=self.scaled,
-        )
+        rows = self._joined(directory).rows(self._name, scaled=self.scaled)
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
     def feature_names(self, directory: Path | None) -> tuple[str, ...]:
         """Return the columns of the features, in order."""
-        first = self.path if isinstance(self.path, str) else self.path[0]
-        return self._features(read_table(find(first, directory))[0])
+        return self._features(_names(find(self._paths[0], directory)))
+
+    def encoded(self, path: Path, directory: Path | None) -> np.ndarray:
+        """Return features (rows, width) of another file, made as those of the source's own rows."""
+        numbers, texts = self._divided(self.feature_names(directory))
+        cells = read_cells(path, numbers, texts, "mean" if self.missing == "mean" else "error")
+        return self._joined(directory).encoder(self._name, scaled=self.scaled)(cells.numbers, cells.texts)
+
+    @property
+    def learns(self) -> bool:
+        """Tell whether features are made by what is learned from all rows."""
+        return bool(self.categories) or self.scaled or self.missing == "mean"
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def _name(self) -> str:
+        return Path(self._paths[0]).name if len(self._paths) == 1 else f"{len(self._paths)} files"
 
     def _features(self, header: list[str]) -> tuple[str, ...]:
         return self.features or tuple(column for column in header if column not in self._taken)
+
+    def _divided(self, features: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the features that are numbers, and those that are categories."""
+        if strange := [name for name in self.categories if name not in features]:
+            raise refused("data.source.categories", strange[0], f"some of the features: {', '.join(features)}")
+        return [name for name in features if name not in self.categories], [*self.categories]
 
     def named(self, header: list[str]) -> list[str]:
         """Return the columns that are read of a file; others are left alone."""
@@ -129,153 +181,112 @@ class CSV(Loading):
         """Columns that are no features unless they are named so."""
         return [self.label, *self._times, *(column for column in (self.client, self.domain) if column is not None)]
 
-    def _columns(self, path: Path) -> dict[str, list[Any]]:
-        """Read the values of a file by row: numbers of "x", "label", and if present "client", "domain", "time"."""
-        header, lines = read_table(path)
-        times, taken, features = self._times, self._taken, self._features(header)
-        named = self.named(header)
-        at = dict(zip(named, places(path, header, named), strict=True))
+    def _joined(self, directory: Path | None) -> Columns:
+        """Read the files, one below the other."""
+        found = [self._columns(find(path, directory)) for path in self._paths]
+        wide = {len(columns.names) for columns in found}
+        if len(wide) > 1:
+            raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
+        every = lambda key: [cell for columns in found for cell in getattr(columns, key)]  # noqa: E731
+        named = any(isinstance(columns.label, list) for columns in found)
+        return replace(
+            found[0],
+            numbers=np.concatenate([columns.numbers for columns in found]),
+            texts={name: [cell for columns in found for cell in columns.texts[name]] for name in self.categories},
+            label=[str(label) for label in every("label")] if named else np.concatenate([f.label for f in found]),
+            client=None if self.client is None else every("client"),
+            domain=None if self.domain is None else every("domain"),
+            time=None if self.time is None else np.concatenate([columns.time for columns in found]),
+        )
+
+    def _columns(self, path: Path) -> Columns:
+        """Read a file."""
+        header, taken, times = _names(path), self._taken, self._times
+        features = self._features(header)
+        places(path, header, [*taken, *features])
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
-        numbered = list(enumerate(lines))
-        if self.missing == "drop":
-            needed = [at[column] for column in (self.label, *times, *features)]
-            numbered = [entry for entry in numbered if not any(_lacks(entry[1][1][place]) for place in needed)]
-        if not numbered:
+        numbers, categories = self._divided(features)
+        needed = (self.label, *times, *(categories if self.missing == "drop" else ()))
+        try:
+            cells = read_cells(path, numbers, [*dict.fromkeys([*taken, *categories])], self.missing, needed)
+        except NotANumber as error:
+            raise FedtideError(f"{error}{_hint(error)}") from None
+        if not len(cells.places):
             raise FedtideError(f"{path}: something is missing in every row")
-        lines = [line for _, line in numbered]
-        columns: dict[str, list[Any]] = {
-            "x": [[_feature(f"{path}: row {row}", name, line[at[name]]) for name in features] for row, line in lines],
-            "label": self._labels(path, [(row, line[at[self.label]].strip()) for row, line in lines]),
-        }
-        for key, column in (("client", self.client), ("domain", self.domain)):
-            if column is not None:
-                columns[key] = names_of(path, key, [(row, line[at[column]].strip()) for row, line in lines]) or []
-        if times:
-            cells = [(row, [line[at[column]].strip() for column in times]) for row, line in lines]
-            columns["time"] = [_when(f"{path}: row {row}", texts) for row, texts in cells]
-        if isinstance(self.time, Every):
-            columns["time"] = [place * self.time.every for place, _ in numbered]
-        return columns
+        texts, time = cells.texts, None
+        if self.missing == "error":
+            for name in categories:
+                _check_there(name, texts[name], cells.where)
+        if len(times) == 1:
+            time = all_seconds(texts[times[0]], cells.where)
+        elif times:
+            time = dates([texts[name] for name in times], cells.where)
+        elif isinstance(self.time, Every):
+            time = cells.places * self.time.every
+        return Columns(
+            features,
+            cells.numbers,
+            {name: texts[name] for name in categories},
+            self._labels(cells),
+            client=None if self.client is None else names_of("client", texts[self.client], cells.where),
+            domain=None if self.domain is None else names_of("domain", texts[self.domain], cells.where),
+            time=time,
+        )
 
-    def _labels(self, path: Path, column: list[tuple[int, str]]) -> list[Any]:
+    def _labels(self, cells: Cells) -> np.ndarray | list[str]:
+        column = cells.texts[self.label]
         if not self.cuts:
-            return list(labels_of(path, column, "; data.source.cuts makes classes of a measured number"))
-        numbers = [number(f"{path}: row {row}", self.label, cell) for row, cell in column]
-        return np.searchsorted(self.cuts, numbers, side="right").tolist()
+            return labels_of(column, cells.where, "; data.source.cuts makes classes of a measured number")
+        found = numbers_of(column)
+        if found is None or np.isnan(found).any():
+            found = np.array([number(cells.where(row), self.label, cell) for row, cell in enumerate(column)])
+        return np.searchsorted(self.cuts, found, side="right")
 
 
-def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Read the header, and every row with its line number in the file; blank lines are left out."""
-    with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        lines = [(row, line) for row, line in enumerate(csv.reader(file), start=1) if line]
-    if not lines:
-        raise FedtideError(f"{path}: is empty, allowed: a header, and rows below it")
-    if len(lines) < 2:
-        raise FedtideError(f"{path}: no rows below the header")
-    header = [column.strip() for column in lines[0][1]]
-    twice = [column for column, count in Counter(header).items() if count > 1]
-    if twice:
-        raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
-    for row, line in lines[1:]:
-        if len(line) != len(header):
-            raise refused(f"{path}: row {row}: number of cells", len(line), f"{len(header)}, as in the header")
-    return header, lines[1:]
+def _names(path: Path) -> list[str]:
+    return [column.strip() for column in read_header(path)]
 
 
-def places(path: object, header: list[str], columns: Sequence[str]) -> list[int]:
-    """Return the positions of columns in a header; raise for one that is not there."""
-    at = {column: place for place, column in enumerate(header)}
-    for column in columns:
-        if column not in at:
-            if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-                raise refused(f"{path}: header", header[0], "names divided by commas, as all cells are")
-            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
-    return [at[column] for column in columns]
+def _hint(error: NotANumber) -> str:
+    if lacks(error.cell):
+        return "; data.source.missing = 'drop' leaves such rows out, 'mean' fills them"
+    if DECIMAL_COMMA.fullmatch(error.cell):
+        return ""
+    return f"; data.source.features names the columns, data.source.categories = ['{error.column}'] takes texts"
 
 
-def number(where: str, column: str, cell: Any, least: float = -math.inf, hint: str = "") -> float:
-    """Return a finite number; raise for another cell, or for a number below `least`, with a hint of what would help."""
-    try:
-        found = math.nan if isinstance(cell, bool) or not _western(cell) else float(cell)
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not (math.isfinite(found) and found >= least):
-        allowed = "a finite number" if least == -math.inf else f"a number of {least:g} or more"
-        raise refused(f"{where}: {column}", cell, allowed + hint)
-    return found
+def _check_there(name: str, column: Sequence[str], where: Where) -> None:
+    for cell in dict.fromkeys(column):
+        if lacks(cell):
+            hint = "; data.source.missing = 'drop' leaves such rows out, with 'mean' they are of no category"
+            raise refused(f"{where(column.index(cell))}: {name}", cell, f"a category{hint}")
 
 
-def _western(cell: Any) -> bool:
-    """Tell whether a text is free of what Python alone takes for part of a number: 5_0, and digits of other scripts."""
-    return not isinstance(cell, str) or (cell.isascii() and "_" not in cell)
-
-
-def _feature(where: str, column: str, cell: str) -> float:
-    if _lacks(cell):
-        hint = "; data.source.missing = 'drop' leaves such rows out"
-    elif DECIMAL_COMMA.fullmatch(cell):
-        hint = " with a point, such as 1.5"
-    else:
-        hint = "; data.source.features names the columns"
-    return number(where, column, cell, hint=hint)
-
-
-def labels_of(path: Path, column: Column, hint: str = "") -> np.ndarray | list[str]:
+def labels_of(column: Sequence[str], where: Where, hint: str = "") -> np.ndarray | list[str]:
     """Return whole numbers if every label is one, and names if hardly any is; raise for what seems to be a mistake."""
-    names = names_of(path, "label", column) or []
-    numbers = [_is_number(name) for name in names]
-    for (row, cell), numeric in zip(column, numbers, strict=True):
-        if numeric and not WHOLE.fullmatch(cell):
-            raise refused(f"{path}: row {row}: label", cell, f"whole numbers from 0, or names{hint}")
-    words = [entry for entry, numeric in zip(column, numbers, strict=True) if not numeric]
-    if 2 * len(words) >= len(names):
+    names = names_of("label", column, where)
+    counts = Counter(names)
+    numeric = {name for name in counts if is_number(name)}
+    for name in counts:
+        if name in numeric and not WHOLE.fullmatch(name):
+            raise refused(f"{where(names.index(name))}: label", name, f"whole numbers from 0, or names{hint}")
+    words = [name for name in counts if name not in numeric]
+    spoken = sum(counts[word] for word in words)
+    if 2 * spoken >= len(names):
         return names
     if words:
-        but = f"{len(names) - len(words)} of {len(names)} labels are numbers"
-        raise refused(f"{path}: row {words[0][0]}: label", words[0][1], "whole numbers alone, or names", but)
-    for row, cell in column:
-        check_filled(f"{path}: row {row}", int(cell), len(names))
-    return np.array([int(name) for name in names])
+        but = f"{len(names) - spoken} of {len(names)} labels are numbers"
+        raise refused(f"{where(names.index(words[0]))}: label", words[0], "whole numbers alone, or names", but)
+    known = {name: int(name) for name in counts}
+    for name, label in known.items():
+        if label >= len(names):
+            check_filled(f"{where(names.index(name))}", label, len(names))
+    return np.array([known[name] for name in names])
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        return _western(cell) and math.isfinite(float(cell))
-    except ValueError:
-        return False
-
-
-def names_of(path: Path, what: str, column: Column | None) -> list[str] | None:
+def names_of(what: str, column: Sequence[str], where: Where) -> list[str]:
     """Return the cells of a column; raise for an empty one."""
-    for row, cell in column or []:
-        if not cell:
-            raise FedtideError(f"{path}: row {row}: {what} is empty")
-    return None if column is None else [cell for _, cell in column]
-
-
-def _lacks(cell: str) -> bool:
-    return cell.strip().lower() in ("", "na", "nan", "null")
-
-
-def _when(where: str, texts: list[str]) -> float:
-    """Return the seconds of a time in one column, or of a date with an optional time of day in several."""
-    if len(texts) == 1:
-        return seconds(where, texts[0])
-    try:
-        year, month, day, *rest = (int(text if _western(text) else "") for text in texts)
-        hour, minute, second = [*rest, 0, 0, 0][:3]
-        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
-    except ValueError:
-        raise refused(f"{where}: time", " ".join(texts), "year, month, day, hour, minute, second") from None
-
-
-def seconds(where: str, value: str) -> float:
-    """Return a time as seconds since 1970; `where` begins the error message."""
-    if _is_number(value):
-        return float(value)
-    try:
-        when = datetime.fromisoformat(value)
-    except ValueError:
-        raise refused(f"{where}: time", value, "seconds or ISO 8601") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    if "" in column:
+        raise FedtideError(f"{where(column.index(''))}: {what} is empty")
+    return [*column]

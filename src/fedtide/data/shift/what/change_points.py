@@ -27,8 +27,8 @@ from fedtide.data.ragged import count_pairs
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Amounts, Pools, check_apart
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
+from fedtide.data.sources.cells import number, places, read_table
 from fedtide.data.sources.files import find
-from fedtide.data.sources.table import number, places, read_table
 
 COLUMNS = ("client", "round", "concept")
 CLOSE = 1e-6

@@ -1,0 +1,101 @@
+"""Times of any kind as seconds since 1970; without a time zone they are in UTC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import numpy as np
+
+from fedtide.core.errors import refused
+from fedtide.data.sources.cells import is_number, numbers_of
+
+LIKE = np.array([ord(letter) for letter in "0000-00-00T00:00:00.000000"])
+WIDTHS = (10, 16, 19, 23, 26)
+"""Letters of a date, with a time to the minute, to the second, to its thousandths, and to its millionths."""
+
+
+def seconds(where: str, value: str) -> float:
+    """Return a time as seconds since 1970; `where` begins the error message.
+
+    >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5")
+    (0.0, 12.5)
+    """
+    return all_seconds([value], lambda _: where)[0].item()
+
+
+def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
+    """Return times as seconds since 1970; `where` gives the place of one by its position, for the error message."""
+    found = numbers_of(texts)
+    if found is None or np.isnan(found).any():
+        found = _alike(texts)
+    return found if found is not None else _each(texts, where)
+
+
+def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
+    """Return texts, dates, or dates with a time as seconds since 1970; NaN where one is missing.
+
+    >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str)
+    array([86400.])
+    """
+    if values.dtype.kind == "M":
+        return np.where(np.isnat(values), np.nan, values.astype("datetime64[us]").astype(np.int64) / 1e6)
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    cells = values.ravel().tolist()
+    return all_seconds(cells, where) if all(isinstance(cell, str) for cell in cells) else _each(cells, where)
+
+
+def dates(columns: Sequence[Sequence[str]], where: Callable[[int], str]) -> np.ndarray:
+    """Return seconds since 1970 of dates in several columns: year, month, day, and optionally hour, minute, second."""
+    return _each(list(zip(*columns, strict=True)), where)
+
+
+def _each(cells: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
+    known: dict[Any, float] = {}
+    for row, cell in enumerate(cells):
+        if cell not in known:
+            try:
+                known[cell] = _seconds(cell)
+            except (TypeError, ValueError, OverflowError):
+                parts = isinstance(cell, tuple)
+                allowed = "year, month, day, hour, minute, second" if parts else "seconds or ISO 8601"
+                raise refused(f"{where(row)}: time", " ".join(cell) if parts else cell, allowed) from None
+    return np.array([known[cell] for cell in cells], np.float64)
+
+
+def _seconds(cell: Any) -> float:
+    if cell is None or cell != cell:  # what pandas has for a missing time differs from itself
+        return math.nan
+    if isinstance(cell, str):
+        cell = float(cell) if is_number(cell) else datetime.fromisoformat(cell)
+    elif isinstance(cell, tuple):
+        year, month, day, *rest = (int(text if text.isascii() and "_" not in text else "") for text in cell)
+        hour, minute, second = [*rest, 0, 0, 0][:3]
+        cell = datetime(year, month, day, hour, minute, second)
+    elif isinstance(cell, date) and not isinstance(cell, datetime):
+        cell = datetime.combine(cell, time())
+    if isinstance(cell, datetime):
+        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
+    return float(cell)
+
+
+def _alike(texts: Sequence[str]) -> np.ndarray | None:
+    """Return times in UTC that are all written like 2026-03-01T09:15:00; None for others, which take longer."""
+    width = len(texts[0]) if texts else 0
+    if width not in WIDTHS or any(len(text) != width for text in texts):
+        return None
+    cells = np.array(texts, f"U{width}")
+    letters = cells.view(np.uint32).reshape(-1, width)
+    letters[letters == ord(" ")] = ord("T")
+    digit = (LIKE[:width] == ord("0")) & (letters >= ord("0")) & (letters <= ord("9"))
+    if not (digit | (letters == LIKE[:width])).all():
+        return None
+    try:
+        found = cells.astype("datetime64[us]").astype(np.int64)
+    except ValueError:
+        return None
+    year_1 = found.min() >= np.datetime64("0001-01-01", "us").astype(np.int64)
+    return found / 1e6 if year_1 and np.abs(found).max() < 2**53 else None
