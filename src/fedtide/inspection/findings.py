@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ from fedtide.inspection.questions import (
     CYCLES,
     DISTANCE,
     GAIN,
+    Changes,
     Clients,
     Cycle,
     Drift,
@@ -329,33 +331,35 @@ WHY = {"others": "other clients are there", "same": "the same clients hold other
 WHAT = {"labels": "labels", "features": "features", "groups": "groups of clients", "meaning": "what features mean"}
 
 
-def effects(measured: Cycle | Drift) -> dict[tuple[str, str], Level]:
+def effects(changes: Changes) -> dict[tuple[str, str], Level]:
     """Return what changes over slots or blocks, and why: those that are not "no"; features where labels do not tell."""
-    label = max(measured.others.distance, measured.same.distance)
-    of_looks = [(why, each) for why, each in (("others", measured.look_others), ("same", measured.look_same)) if each]
-    looks = max((each.distance for _, each in of_looks), default=0.0)
-    found = {("labels", "others"): measured.others.distance, ("labels", "same"): measured.same.distance}
-    if looks > max(label, DISTANCE[0]):
-        found |= {("features", why): each.distance for why, each in of_looks}
-    if measured.crowd is not None:
-        found["groups", "others"] = measured.crowd.distance
-    levels = {key: level_of(effect, DISTANCE) for key, effect in found.items()}
-    levels["meaning", "same"] = level_of(measured.meaning, GAIN)
+    measured: dict[tuple[str, str], Against | None] = {
+        ("labels", "others"): changes.others,
+        ("labels", "same"): changes.same,
+    }
+    if changes.look > max(changes.label, DISTANCE[0]):
+        measured |= {("features", "others"): changes.look_others, ("features", "same"): changes.look_same}
+    measured["groups", "others"] = changes.crowd
+    levels = {key: level_of(each.distance, DISTANCE) for key, each in measured.items() if each is not None}
+    levels["meaning", "same"] = level_of(changes.meaning, GAIN)
     return {key: level for key, level in levels.items() if level != "no"}
 
 
 def _mix(cycle: Cycle, *, several: bool) -> Finding:
-    found = effects(cycle)
+    found, changes = effects(cycle.changes), cycle.changes
     what, why = (tuple(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
     if not found:
-        seen, chance = cycle.same.seen, cycle.same.chance
+        seen, chance = changes.same.seen, changes.same.chance
         return Finding(
             "mix", "no", f"labels change by {percent(seen)} over the {cycle.name}, by chance {percent(chance)}"
         )
+    distance = attrgetter("distance")
     sizes = {
-        "labels": max(cycle.others, cycle.same, key=lambda each: each.distance),
-        "features": max((e for e in (cycle.look_others, cycle.look_same) if e), key=lambda e: e.distance, default=None),
-        "groups": cycle.crowd,
+        "labels": max(changes.others, changes.same, key=distance),
+        "features": max(
+            (each for each in (changes.look_others, changes.look_same) if each), key=distance, default=None
+        ),
+        "groups": changes.crowd,
     }
     told = [
         f"{WHAT[name]} by {percent(size.seen)} (chance {percent(size.chance)})"
@@ -395,7 +399,7 @@ def _of_drift(rows: Sample, drift: Drift | None) -> Iterator[Finding]:
         yield Finding("drift", "not asked", lacks)
         yield Finding("matter", "not asked", lacks)
         return
-    found = effects(drift)
+    found = effects(drift.changes)
     what, why = (tuple(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
     blocks = f"between {drift.blocks} stretches of time"
     if found:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedtide.inspection import shares
 from fedtide.inspection.findings import Findings, slot_name
-from fedtide.inspection.questions import CYCLES, Cycle, group_of_rows, local_slots, mean_looks
+from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots, mean_looks
 from fedtide.inspection.shares import counted
 from fedtide.report.figures import GROUP_COLORS, STYLE, Drawn, label, legend_above, look, svg
 from fedtide.report.heatmaps import LEVEL, NAMED, SHARE
@@ -221,20 +221,12 @@ def hours(found: Findings) -> Drawn | None:
 
 def mix(found: Findings) -> Drawn | None:
     """Draw the change of the mix over each cycle, in two bands: by other clients, and by the same ones."""
-    rows = found.rows
     if not found.cycles:
         return None
     figure = Figure(figsize=(9.6 if len(found.cycles) > 1 else 6.4, 3.2))
     panels = figure.subplots(1, len(found.cycles), sharey=True, squeeze=False)[0]
     for axes, cycle in zip(panels, found.cycles.values(), strict=True):
-        client = np.zeros(len(rows.label), dtype=np.int64) if rows.client is None else rows.client
-        looks = rows.cell is not None and (
-            max(e.distance for e in (cycle.look_others, cycle.look_same) if e)
-            > max(cycle.others.distance, cycle.same.distance)
-        )
-        what, kinds = (rows.cell, int(rows.cell.max()) + 1) if looks and rows.cell is not None else (
-            rows.label, len(rows.label_names))  # fmt: skip
-        _bands(axes, cycle, client, what, kinds, "features" if looks else "labels")
+        _bands(axes, found.rows, cycle)
     panels[0].set_ylabel("distance from the common mix, %")
     panels[0].set_ylim(bottom=0)
     handles, names = panels[0].get_legend_handles_labels()
@@ -242,24 +234,20 @@ def mix(found: Findings) -> Drawn | None:
     return svg(figure, "why the mix changes")
 
 
-def _bands(axes: Axes, cycle: Cycle, client: np.ndarray, what: np.ndarray, kinds: int, name: str) -> None:
-    slots, clients = cycle.slots, int(client.max()) + 1
-    held = counted(cycle.slot, what, (slots, kinds))
-    composed = shares.shares(counted(cycle.slot, client, (slots, clients))) @ shares.shares(
-        counted(client, what, (clients, kinds)))  # fmt: skip
-    pooled, seen = held.sum(0) / held.sum(), shares.shares(held)
-    seen[held.sum(1) == 0] = composed[held.sum(1) == 0] = np.nan
-    others, same = (50 * np.abs(a - b).sum(1) for a, b in ((composed, pooled), (seen, composed)))
-    x = np.arange(slots)
-    both = (cycle.look_others, cycle.look_same) if name == "features" else (cycle.others, cycle.same)
-    for number, (values, against, told) in enumerate(
-        zip((others, same), both, ("other clients are there", "the same clients hold other things"), strict=True)
-    ):
+def _bands(axes: Axes, rows: Sample, cycle: Cycle) -> None:
+    """Draw one cycle: of features where these change by more than labels."""
+    slots, changes, x = cycle.slots, cycle.changes, np.arange(cycle.slots)
+    name, what, kinds, chance = "labels", rows.label, len(rows.label_names), (changes.others, changes.same)
+    if rows.cell is not None and changes.look_others and changes.look_same and changes.look > changes.label:
+        name, what, kinds, chance = "features", rows.cell, CELLS, (changes.look_others, changes.look_same)
+    size = slots, max(rows.clients, 1), kinds
+    seen = 100 * shares.changes(cycle.slot, rows.owner, what, size)[1:]
+    seen[:, np.bincount(cycle.slot, minlength=slots) == 0] = np.nan
+    for number, why in enumerate(("other clients are there", "the same clients hold other things")):
         shown = look(number)
-        axes.plot(x, values, color=shown.color, lw=1.8, marker="os"[number], ms=4, label=told)
-        axes.fill_between(x, 0, values, color=shown.color, alpha=0.15, lw=0)
-        if against is not None:
-            axes.axhline(100 * against.chance, color=shown.color, lw=1.1, ls=(0, (1, 1.5)))
+        axes.plot(x, seen[number], color=shown.color, lw=1.8, marker="os"[number], ms=4, label=why)
+        axes.fill_between(x, 0, seen[number], color=shown.color, alpha=0.15, lw=0)
+        axes.axhline(100 * chance[number].chance, color=shown.color, lw=1.1, ls=(0, (1, 1.5)))
     few = x if slots <= 8 else x[:: slots // 4]
     names = {
         "week": WEEKDAYS,

@@ -11,7 +11,7 @@ import numpy as np
 from fedtide.core.rng import Rng
 from fedtide.inspection import shares
 from fedtide.inspection.linear import Ahead, Explained, ahead, divided, explained, means_by
-from fedtide.inspection.shares import Against, against, counted, times
+from fedtide.inspection.shares import Against, against, apart, counted, times
 from fedtide.inspection.table import Table
 from fedtide.parts.cluster import distances, draw_seeds, kmeans
 
@@ -70,6 +70,11 @@ class Sample:
     def clients(self) -> int:
         """Number of clients."""
         return len(self.client_names)
+
+    @property
+    def owner(self) -> np.ndarray:
+        """Number of each row's client (rows,); 0 for all where none is named."""
+        return np.zeros(len(self.label), dtype=np.int64) if self.client is None else self.client
 
     @cached_property
     def members(self) -> np.ndarray:
@@ -217,10 +222,8 @@ def clients_of(rows: Sample) -> Clients:
     assert client is not None
     size = rows.clients, len(rows.label_names)
     held = counted(client, label, size)
-    labels = against(
-        shares.total_variation(held),
-        (shares.total_variation(counted(client, w, size)) for w in times(shares.anywhere(label), rng.at("labels"))),
-    )
+    shuffles = times(shares.anywhere(label), rng.at("labels"))
+    labels = against(apart(client, label, size), (apart(client, other, size) for other in shuffles))
     heaps = {}
     members = rows.members
     if labels.distance >= DISTANCE[0] and len(members) >= LEAST:
@@ -228,13 +231,8 @@ def clients_of(rows: Sample) -> Clients:
     looks = told = models = gain = known = meaning = None
     if rows.cell is not None and rows.z is not None:
         size = rows.clients, CELLS
-        looks = against(
-            shares.total_variation(counted(client, rows.cell, size)),
-            (
-                shares.total_variation(counted(client, cell, size))
-                for cell in times(shares.within(rows.cell, label), rng.at("looks"))
-            ),
-        )
+        shuffles = times(shares.within(rows.cell, label), rng.at("looks"))
+        looks = against(apart(client, rows.cell, size), (apart(client, other, size) for other in shuffles))
         if len(members) >= 2:
             picked, member = rows.member_rows()
             models, gain, known, meaning, told = compared(
@@ -319,14 +317,40 @@ def main_heaps(means: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray
 
 
 @dataclass(frozen=True)
+class Changes:
+    """How what rows hold changes over slots of a cycle, or over blocks of time; None where a column is missing.
+
+    others, same: how far the mix of labels changes by other clients, and by the same. look_others, look_same: the same
+    of cells of features. crowd: how far the shares of groups of clients change. meaning: what a model of each of some
+    groups of slots gains over guessing the slot from features, after the models of clients, in shares of the variance.
+    alike: (slots,) those groups.
+    """
+
+    others: Against
+    same: Against
+    look_others: Against | None
+    look_same: Against | None
+    crowd: Against | None
+    meaning: float
+    alike: np.ndarray | None
+
+    @property
+    def label(self) -> float:
+        """How far the mix of labels changes."""
+        return max(self.others.distance, self.same.distance)
+
+    @property
+    def look(self) -> float:
+        """How far the mix of cells of features changes."""
+        return max((each.distance for each in (self.look_others, self.look_same) if each), default=0.0)
+
+
+@dataclass(frozen=True)
 class Cycle:
     """What a day, a week or a year does.
 
-    activity: distance of the rows' slots from even ones. habits: of clients' slots from the pooled ones. others, same:
-    how far the mix of labels changes over slots by other clients, and by the same; of looks the same with `look`.
-    crowd: how far the shares of groups of clients change.
-    meaning: what a model of each of some groups of slots gains over guessing the slot from features, after the models
-    of clients, in shares of the variance. None where a column is missing.
+    activity: distance of the rows' slots from even ones. habits: of clients' slots from the pooled ones; None without
+    clients.
     """
 
     name: str
@@ -334,12 +358,7 @@ class Cycle:
     slots: int
     activity: Against
     habits: Against | None
-    others: Against
-    same: Against
-    look_others: Against | None
-    look_same: Against | None
-    crowd: Against | None
-    meaning: float
+    changes: Changes
 
 
 def local_slots(seconds: np.ndarray, length: float, slots: int) -> tuple[np.ndarray, np.ndarray]:
@@ -369,29 +388,14 @@ def cycle_of(
     rows: Sample, name: str, slot: np.ndarray, cycle: np.ndarray, slots: int, clients: Clients | None
 ) -> Cycle:
     """Compute what one cycle does."""
-    rng, labels = rows.rng.at(name), len(rows.label_names)
+    rng, habits = rows.rng.at(name), None
     turns = list(times(shares.rotated(slot, cycle, slots), rng.at("turned")))
-    even = uneven(slot, slots)
-    activity = against(even, (uneven(turned, slots) for turned in turns))
-    client, count = (np.zeros(len(slot), dtype=np.int64), 1) if rows.client is None else (rows.client, rows.clients)
-    habits = None
+    activity = against(uneven(slot, slots), (uneven(turned, slots) for turned in turns))
     if rows.client is not None:
-        size = count, slots
-        habits = against(
-            shares.total_variation(counted(client, slot, size)),
-            (
-                shares.total_variation(counted(other, slot, size))
-                for other in times(shares.between_blocks(client, cycle), rng.at("habits"))
-            ),
-        )
-    others, same = changes(slot, slots, client, count, rows.label, labels, turns)
-    look_others = look_same = None
-    meaning = 0.0
-    if rows.cell is not None and rows.z is not None:
-        look_others, look_same = changes(slot, slots, client, count, rows.cell, CELLS, turns)
-        meaning = moved(rows, slot, slots, clients, rng.at("meaning"), turns)[0]
-    return Cycle(name, slot, slots, activity, habits, others, same, look_others, look_same,
-                 crowd_of(rows, clients, slot, slots, turns), meaning)  # fmt: skip
+        size = rows.clients, slots
+        shuffles = times(shares.between_blocks(rows.client, cycle), rng.at("habits"))
+        habits = against(apart(rows.client, slot, size), (apart(other, slot, size) for other in shuffles))
+    return Cycle(name, slot, slots, activity, habits, changes_of(rows, slot, slots, clients, rng, turns, cyclic=True))
 
 
 def uneven(slot: np.ndarray, slots: int) -> float:
@@ -399,19 +403,34 @@ def uneven(slot: np.ndarray, slots: int) -> float:
     return float(0.5 * np.abs(np.bincount(slot, minlength=slots) / len(slot) - 1 / slots).sum())
 
 
-def changes(
+def changes_of(
+    rows: Sample,
     slot: np.ndarray,
     slots: int,
-    client: np.ndarray,
-    clients: int,
-    what: np.ndarray,
-    kinds: int,
-    turns: list[np.ndarray],
+    clients: Clients | None,
+    rng: Rng,
+    shuffles: list[np.ndarray],
+    *,
+    cyclic: bool,
+) -> Changes:
+    """Compare the changes over slots with those over shuffled slots, which for a cycle are the cycles turned."""
+    others, same = split(rows, slot, slots, rows.label, len(rows.label_names), shuffles)
+    look_others = look_same = alike = None
+    meaning = 0.0
+    if rows.cell is not None and rows.z is not None:
+        look_others, look_same = split(rows, slot, slots, rows.cell, CELLS, shuffles)
+        meaning, alike = moved(rows, slot, slots, clients, rng.at("meaning"), shuffles if cyclic else ())
+    crowd = crowd_of(rows, clients, slot, slots, shuffles)
+    return Changes(others, same, look_others, look_same, crowd, meaning, alike)
+
+
+def split(
+    rows: Sample, slot: np.ndarray, slots: int, what: np.ndarray, kinds: int, shuffles: list[np.ndarray]
 ) -> tuple[Against, Against]:
     """Compare the change of a mix by other clients, and by the same ones, with that over shuffled slots."""
-    size = slots, clients, kinds
-    _, others, same = shares.change(slot, client, what, size)
-    shuffled = [shares.change(turned, client, what, size)[1:] for turned in turns]
+    size = slots, max(rows.clients, 1), kinds
+    _, others, same = shares.change(slot, rows.owner, what, size)
+    shuffled = [shares.change(other, rows.owner, what, size)[1:] for other in shuffles]
     return against(others, [each[0] for each in shuffled]), against(same, [each[1] for each in shuffled])
 
 
@@ -455,17 +474,14 @@ def group_of_rows(rows: Sample, clients: Clients) -> np.ndarray:
 
 
 def crowd_of(
-    rows: Sample, clients: Clients | None, slot: np.ndarray, slots: int, turns: list[np.ndarray]
+    rows: Sample, clients: Clients | None, slot: np.ndarray, slots: int, shuffles: list[np.ndarray]
 ) -> Against | None:
     """Return how far the shares of groups of clients change over slots; None without groups."""
     if clients is None or not clients.groups[0]:
         return None
     group = group_of_rows(rows, clients)
     some, size = group >= 0, (slots, int(group.max()) + 1)
-    return against(
-        shares.total_variation(counted(slot[some], group[some], size)),
-        (shares.total_variation(counted(turned[some], group[some], size)) for turned in turns),
-    )
+    return against(apart(slot[some], group[some], size), (apart(other[some], group[some], size) for other in shuffles))
 
 
 def said_by_clients(rows: Sample, picked: np.ndarray, clients: Clients | None) -> np.ndarray:
@@ -484,21 +500,15 @@ def said_by_clients(rows: Sample, picked: np.ndarray, clients: Clients | None) -
 class Drift:
     """How blocks of time of equally many rows differ.
 
-    labels, looks: distances. others, same: of labels by other clients, and by the same; of looks with `look`. meaning:
-    as of cycles. course: line, step and place, of what changes most. ahead: test then train. recency, cost: against
-    shuffled blocks.
+    labels, looks: distances. course: line, step and place, of what changes most. ahead: test then train. recency,
+    cost: against shuffled blocks. None where a column is missing.
     """
 
     block: np.ndarray
     blocks: int
     labels: Against
     looks: Against | None
-    others: Against
-    same: Against
-    look_others: Against | None
-    look_same: Against | None
-    crowd: Against | None
-    meaning: float
+    changes: Changes
     course: tuple[float, float, int]
     ahead: Ahead | None
     recency: Against | None
@@ -528,50 +538,31 @@ def blocks_of(seconds: np.ndarray, most: int = BLOCKS) -> np.ndarray:
 def drift_of(rows: Sample, clients: Clients | None) -> Drift:
     """Compute how blocks of time differ."""
     assert rows.seconds is not None
-    rng, labels = rows.rng.at("drift"), len(rows.label_names)
-    block = blocks_of(rows.seconds)
+    rng, block = rows.rng.at("drift"), blocks_of(rows.seconds)
     blocks = int(block.max()) + 1
-    client, count = (np.zeros(len(block), dtype=np.int64), 1) if rows.client is None else (rows.client, rows.clients)
-    size = blocks, labels
-    mixes = counted(block, rows.label, size)
+    size = blocks, len(rows.label_names)
     shuffles = list(times(shares.anywhere(block), rng.at("blocks")))
-    label = against(
-        shares.total_variation(mixes),
-        (shares.total_variation(counted(other, rows.label, size)) for other in shuffles),
-    )
-    others, same = changes(block, blocks, client, count, rows.label, labels, shuffles)
-    looks = look_others = look_same = seen = recency = cost = None
-    meaning, group, means = 0.0, None, shares.shares(mixes)
+    labels = against(apart(block, rows.label, size), (apart(other, rows.label, size) for other in shuffles))
+    changes = changes_of(rows, block, blocks, clients, rng, shuffles, cyclic=False)
+    looks = seen = recency = cost = None
+    means = shares.shares(counted(block, rows.label, size))
     if rows.cell is not None and rows.z is not None:
         size = blocks, CELLS
-        looks = against(
-            shares.total_variation(counted(block, rows.cell, size)),
-            (
-                shares.total_variation(counted(other, rows.cell, size))
-                for other in times(shares.within(block, rows.label), rng.at("looks"))
-            ),
-        )
-        look_others, look_same = changes(block, blocks, client, count, rows.cell, CELLS, shuffles)
-        meaning, group = moved(rows, block, blocks, clients, rng.at("meaning"))
+        within = times(shares.within(block, rows.label), rng.at("looks"))
+        looks = against(apart(block, rows.cell, size), (apart(other, rows.cell, size) for other in within))
         picked = drawn(np.arange(len(block)), MODELED, rng.at("ahead"))
         z, t = rows.z[picked], rows.targets[picked]
         seen = ahead(z, t, block[picked], blocks, rng.at("halves"))
+        count = MODEL_SHUFFLES if max(seen.recency, seen.cost) >= GAIN[0] else FEW_SHUFFLES
         shuffled = [
             ahead(z, t, other, blocks, rng.at("halves"))
-            for other in times(
-                shares.anywhere(block[picked]),
-                rng.at("shuffled"),
-                MODEL_SHUFFLES if max(seen.recency, seen.cost) >= GAIN[0] else FEW_SHUFFLES,
-            )
+            for other in times(shares.anywhere(block[picked]), rng.at("shuffled"), count)
         ]
         recency = against(seen.recency, [each.recency for each in shuffled])
         cost = against(seen.cost, [each.cost for each in shuffled])
-        if looks.distance > label.distance:
+        if looks.distance > labels.distance:
             means = shares.shares(counted(block, rows.cell, size))
-        if meaning >= GAIN[0] and label.distance < DISTANCE[0] and looks.distance < DISTANCE[0]:
-            means = np.eye(int(group.max()) + 1)[group]
-    return Drift(
-        block, blocks, label, looks, others, same, look_others, look_same,
-        crowd_of(rows, clients, block, blocks, shuffles), meaning, shares.course(means),
-        seen, recency, cost,
-    )  # fmt: skip
+        mixed = max(labels.distance, looks.distance) >= DISTANCE[0]
+        if changes.alike is not None and changes.meaning >= GAIN[0] and not mixed:
+            means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
+    return Drift(block, blocks, labels, looks, changes, shares.course(means), seen, recency, cost)

@@ -146,6 +146,11 @@ def total_variation(counts: np.ndarray) -> float:
     return float(apart @ counts.sum(1) / counts.sum())
 
 
+def apart(who: np.ndarray, what: np.ndarray, size: tuple[int, int]) -> float:
+    """Mean total variation distance of what each holds to what all hold, from rows."""
+    return total_variation(counted(who, what, size))
+
+
 def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
     """Alpha of the Dirichlet partition whose clients' label shares spread as much; infinite if chance explains them.
 
@@ -186,15 +191,20 @@ def change(
         Mean total variation from the pooled mix to that of the slot, the part by other clients, and the part by the
         same clients; a part is a distance too, so the two add up to the first or more.
     """
+    distances = changes(slot, client, what, size)
+    weight = np.bincount(slot, minlength=size[0]) / len(slot)
+    whole, others, same = (float(each @ weight) for each in distances)
+    return whole, others, same
+
+
+def changes(slot: np.ndarray, client: np.ndarray, what: np.ndarray, size: tuple[int, int, int]) -> np.ndarray:
+    """Return the distances (3, slots) of which `change` has the means; those of a slot without rows mean nothing."""
     slots, clients, kinds = size
     held = counted(slot, what, (slots, kinds))
-    there = counted(slot, client, (slots, clients))
     own = shares(counted(client, what, (clients, kinds)))
-    pooled, weight = held.sum(0) / held.sum(), held.sum(1) / held.sum()
-    seen, composed = shares(held), shares(there) @ own
-    distances = (seen - pooled, composed - pooled, seen - composed)
-    whole, others, same = (float(0.5 * np.abs(apart).sum(1) @ weight) for apart in distances)
-    return whole, others, same
+    seen, composed = shares(held), shares(counted(slot, client, (slots, clients))) @ own
+    pooled = held.sum(0) / held.sum()
+    return 0.5 * np.abs([seen - pooled, composed - pooled, seen - composed]).sum(2)
 
 
 def course(means: np.ndarray) -> tuple[float, float, int]:
