@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
-from fedtide.config.overrides import flat, seed_list
+from fedtide.config.overrides import as_toml, flat, seed_list
 from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
 from fedtide.evaluate.judge import views
@@ -70,8 +69,15 @@ def _request(
     out: Path | str | None, scale: Scale | None, sets: Sets, seeds: Seeds | None, workers: int | None = None
 ) -> Request:
     """Return a request as the command line would have it."""
-    assigned = [f"{'.'.join(path)}={_toml(value)}" for path, value in flat(sets)] if isinstance(sets, Mapping) else sets
+    assigned = [_assigned(path, value) for path, value in flat(sets)] if isinstance(sets, Mapping) else sets
     return Request(out, scale, assigned, None if seeds is None else _seeds(seeds), workers)
+
+
+def _assigned(path: Sequence[str], value: Any) -> str:
+    try:
+        return f"{'.'.join(path)}={as_toml(value)}"
+    except TypeError:
+        raise refused("sets", value, "what a file can say: numbers, words, lists and tables") from None
 
 
 def _seeds(seeds: Seeds) -> str:
@@ -80,18 +86,6 @@ def _seeds(seeds: Seeds) -> str:
     if not isinstance(seeds, Sequence):
         raise refused("seeds", seeds, "a list of whole numbers, such as [0, 1, 2]")
     return ",".join(map(str, seeds))
-
-
-def _toml(value: Any) -> str:
-    """Return a value as it is written in a file."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(str(key))} = {_toml(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    try:
-        return json.dumps(value)
-    except TypeError:
-        raise refused("sets", value, "what a file can say: numbers, words, lists and tables") from None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,22 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
         return path, values["value"]
     except ValueError:  # no TOML, or a number with thousands of digits
         return path, text.strip()
+
+
+def as_toml(value: Any) -> str:
+    """Return a value as it is written in a file, in a line.
+
+    >>> print(as_toml({"kind": "iid", "clients": [1, 2]}), as_toml("caf\u00e9"))
+    {"kind" = "iid", "clients" = [1, 2]} "caf\u00e9"
+
+    Raises:
+        TypeError: a file has no word for it.
+    """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{as_toml(str(key))} = {as_toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def seed_list(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,27 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """A new folder under a temporary name, which becomes `path` at the end, or disappears after an error.
+
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "made"
+    >>> with making(target) as temporary:
+    ...     _ = (temporary / "x.txt").write_text("all of it")
+    >>> [entry.name for entry in target.iterdir()]
+    ['x.txt']
+    """
+    temporary = path.with_name(f"{path.name}.making-{secrets.token_hex(8)}")
+    try:
+        with naming(path):
+            temporary.mkdir(parents=True)
+            yield temporary
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # where it was not renamed
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from fedtide.inspection.questions import (
 from fedtide.inspection.shares import Against
 from fedtide.inspection.table import Table
 
-Level = Literal["no", "mild", "strong", "not asked"]
+Level = Literal["not asked", "no", "mild", "strong"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 Question = Literal["labels", "features", "meaning", "groups", "presence", "mix", "drift", "matter"]
 
 QUESTIONS: dict[Question, str] = {
@@ -170,8 +171,7 @@ def strongest(*levels: Level) -> Level:
     >>> strongest("mild", "no")
     'mild'
     """
-    order: tuple[Level, ...] = ("not asked", "no", "mild", "strong")
-    return max(levels, key=order.index)
+    return max(levels, key=LEVELS.index)
 
 
 def percent(share: float) -> str:
@@ -287,12 +287,9 @@ def _of_hours(rows: Sample, cycles: Mapping[str, Cycle]) -> Iterator[Finding]:
         yield Finding("presence", "not asked", why)
         yield Finding("mix", "not asked", why)
         return
-    yield max((_presence(cycle) for cycle in cycles.values()), key=lambda each: _rank(each.level))
-    yield max((_mix(cycle, several=rows.clients > 1) for cycle in cycles.values()), key=lambda each: _rank(each.level))
-
-
-def _rank(level: Level) -> int:
-    return ("not asked", "no", "mild", "strong").index(level)
+    yield max((_presence(cycle) for cycle in cycles.values()), key=lambda each: LEVELS.index(each.level))
+    mixes = (_mix(cycle, several=rows.clients > 1) for cycle in cycles.values())
+    yield max(mixes, key=lambda each: LEVELS.index(each.level))
 
 
 def slot_name(cycle: Cycle, slot: int) -> str:

@@ -56,6 +56,10 @@ class Moments:
         """Return the squared error of each member's model (members, d, outputs) on its own rows: (members,)."""
         return self.t + ((self.a @ weights - 2 * self.b) * weights).sum((1, 2))
 
+    def squares(self, mean: np.ndarray) -> np.ndarray:
+        """Return the squared distance of each member's targets from a mean (outputs,), or (members, outputs)."""
+        return self.t - 2 * (self.b[:, -1] * mean).sum(1) + self.rows * (mean**2).sum(-1)
+
 
 def moments(z: np.ndarray, t: np.ndarray, member: np.ndarray, members: int) -> Moments:
     """Sum up rows z (rows, d) and targets t (rows, outputs) by member.
@@ -170,7 +174,7 @@ def explained(
     """
     fit, choose, judge = (moments(z[p], t[p], member[p], members) for p in (parts.fit, parts.choose, parts.judge))
     mean = fit.b[:, -1].sum(0) / fit.rows.sum()
-    whole = float((judge.t - 2 * judge.b[:, -1] @ mean + judge.rows * (mean @ mean)).sum())
+    whole = float(judge.squares(mean).sum())
     one = ridge(fit.a.sum(0), fit.b.sum(0))
     offset = np.repeat(one[None], members, 0)
     offset[:, -1] += (fit.b - fit.a @ one)[:, -1] / (fit.rows[:, None] + FIRM)
@@ -339,18 +343,17 @@ def ahead(z: np.ndarray, t: np.ndarray, block: np.ndarray, blocks: int, rng: Rng
     half = rng.numpy().random(len(block)) < 0.5
     known, judged = (moments(z[h], t[h], block[h], blocks) for h in (half, ~half))
     a, b = known.a + judged.a, known.b + judged.b
-    begin, wholes, errors = max(blocks // 3, 1), [], []
-    for now in range(begin, blocks):
-        past_a, past_b = a[:now].sum(0), b[:now].sum(0)
-        kept = 1 - min(known.rows[now] / max(past_a[-1, -1], 1), 0.5)
-        models = (
-            ridge(past_a, past_b),
-            ridge(a[max(now - last, 0) : now].sum(0), b[max(now - last, 0) : now].sum(0)),
-            ridge(kept * past_a + known.a[now], kept * past_b + known.b[now]),
-        )
-        one, mean = judged.of(slice(now, now + 1)), past_b[-1] / max(past_a[-1, -1], 1)
-        wholes.append(float((one.t - 2 * one.b[:, -1] @ mean + one.rows * (mean @ mean))[0]))
-        errors.append(one.errors(np.stack(models))[0])
-    whole, error = np.array(wholes), np.array(errors)
+    now = np.arange(max(blocks // 3, 1), blocks)
+    past_a, past_b = (np.cumsum(sums, 0)[now - 1] for sums in (a, b))
+    late_a, late_b = (np.stack([sums[max(at - last, 0) : at].sum(0) for at in now]) for sums in (a, b))
+    rows = np.maximum(past_a[:, -1, -1], 1)
+    kept = 1 - np.minimum(known.rows[now] / rows, 0.5)[:, None, None]
+    models = (
+        ridge(past_a, past_b),
+        ridge(late_a, late_b),
+        ridge(kept * past_a + known.a[now], kept * past_b + known.b[now]),
+    )
+    then = judged.of(now)
+    whole, error = then.squares(past_b[:, -1] / rows[:, None]), np.stack([then.own_errors(each) for each in models], 1)
     past, recent, itself = 1 - error.sum(0) / max(whole.sum(), 1e-12)
     return Ahead(float(past), float(recent), float(itself), 1 - error / np.maximum(whole, 1e-12)[:, None])

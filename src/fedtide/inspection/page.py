@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedtide.core.atomic import naming
+from fedtide.core.atomic import making
 from fedtide.inspection.findings import QUESTIONS, Findings
 from fedtide.inspection.pictures import pictures
-from fedtide.inspection.study import ROWS, methods, study
+from fedtide.inspection.study import CUTS, ROWS, methods, study
 from fedtide.report.render import render, to_pictures
 from fedtide.runs.folder import free
 
@@ -28,18 +26,12 @@ def write(found: Findings, folder: Path) -> Path:
     free(folder)
     ready = study(found, folder)
     text = page(found, ready)
-    making = folder.with_name(f"{folder.name}.making-{secrets.token_hex(8)}")
-    try:
-        with naming(folder):
-            making.mkdir(parents=True)
-            (making / PAGE).write_text(text, encoding="utf-8")
-            if ready is not None:
-                (making / STUDY).write_text(ready, encoding="utf-8")
-                if not found.table.source:
-                    _save_rows(found, making / ROWS)
-        making.rename(folder)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+    with making(folder) as temporary:
+        (temporary / PAGE).write_text(text, encoding="utf-8")
+        if ready is not None:
+            (temporary / STUDY).write_text(ready, encoding="utf-8")
+            if not found.table.source:
+                _save_rows(found, temporary / ROWS)
     return folder / PAGE
 
 
@@ -56,7 +48,7 @@ def _labels(found: Findings) -> np.ndarray:
     label = found.table.label
     if not found.table.measured:
         return label.astype(str)
-    return np.searchsorted(np.unique(np.quantile(label, (0.25, 0.5, 0.75))), label, side="right")
+    return np.searchsorted(np.unique(np.quantile(label, CUTS)), label, side="right")
 
 
 def shown(found: Findings) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from fedtide.inspection import shares
-from fedtide.inspection.findings import Findings, slot_name
+from fedtide.inspection.findings import WHY, Findings, slot_name
 from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_rows, local_slots, mean_looks
 from fedtide.inspection.shares import counted
 from fedtide.report.figures import GROUP_COLORS, STYLE, Drawn, label, legend_above, look, svg
@@ -243,7 +243,7 @@ def _bands(axes: Axes, rows: Sample, cycle: Cycle) -> None:
     size = slots, max(rows.clients, 1), kinds
     seen = 100 * shares.changes(cycle.slot, rows.owner, what, size)[1:]
     seen[:, np.bincount(cycle.slot, minlength=slots) == 0] = np.nan
-    for number, why in enumerate(("other clients are there", "the same clients hold other things")):
+    for number, why in enumerate(WHY.values()):
         shown = look(number)
         axes.plot(x, seen[number], color=shown.color, lw=1.8, marker="os"[number], ms=4, label=why)
         axes.fill_between(x, 0, seen[number], color=shown.color, alpha=0.15, lw=0)

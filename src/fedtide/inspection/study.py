@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtide.config.overrides import as_toml
 from fedtide.inspection.findings import QUESTIONS, Findings
 from fedtide.inspection.questions import CYCLES
 
@@ -35,17 +35,11 @@ def study(found: Findings, folder: Path) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _head(found: Findings) -> Iterator[str]:
     yield "# Written by fedtide inspect. What it found:"
     for answer in found:
         yield f"# {QUESTIONS[answer.question]} {answer.level}: {answer.said}"
-    yield f"title = {_toml(found.table.name)}"
+    yield f"title = {as_toml(found.table.name)}"
     yield f"rounds = {rounds(found)}"
     yield "seeds = [0, 1, 2]"
     yield 'baseline = "FedAvg"'
@@ -56,23 +50,23 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
     yield "[data.source]"
     if not table.source or table.source[0].suffix == ".npz":
         yield 'kind = "npz"'
-        yield f"path = {_toml(str(table.source[0] if table.source else folder.resolve() / ROWS))}"
+        yield f"path = {as_toml(str(table.source[0] if table.source else folder.resolve() / ROWS))}"
         if table.features is not None and float(table.features.max()) != 255.0:  # pictures are read as 0 to 1
             yield "scaled = true"
     else:
         yield 'kind = "csv"'
         paths = [str(path) for path in table.source]
-        yield f"path = {_toml(paths[0] if len(paths) == 1 else paths)}"
-        yield f"label = {_toml(columns['label'])}"
+        yield f"path = {as_toml(paths[0] if len(paths) == 1 else paths)}"
+        yield f"label = {as_toml(columns['label'])}"
         if table.measured:
             cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
-            yield f"cuts = {_toml(cuts)}  # methods predict classes: four of about equal size"
+            yield f"cuts = {as_toml(cuts)}  # methods predict classes: four of about equal size"
         if columns["client"]:
-            yield f"client = {_toml(columns['client'])}"
+            yield f"client = {as_toml(columns['client'])}"
         if columns["time"]:
             # A date beside an hour is read without the hour: in what order rows come hardly changes.
-            yield f"time = {_toml(columns['time'][0] if len(columns['time']) < 3 else columns['time'])}"
-        yield f"features = {_toml(columns['features'])}"
+            yield f"time = {as_toml(columns['time'][0] if len(columns['time']) < 3 else columns['time'])}"
+        yield f"features = {as_toml(columns['features'])}"
         if columns["missing"]:
             yield 'missing = "drop"'
         yield "scaled = true"
@@ -163,7 +157,7 @@ def _methods(found: Findings) -> Iterator[str]:
     for name, algorithm, options, why in methods(found):
         yield ""
         yield f"[[method]]  # {why}"
-        yield f"name = {_toml(name)}"
-        yield f"algorithm = {_toml(algorithm)}"
+        yield f"name = {as_toml(name)}"
+        yield f"algorithm = {as_toml(algorithm)}"
         for key, value in options.items():
-            yield f"{key} = {_toml(value)}"
+            yield f"{key} = {as_toml(value)}"

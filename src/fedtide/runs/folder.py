@@ -15,8 +15,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import secrets
-import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
-from fedtide.core.atomic import naming, write_text
+from fedtide.core.atomic import making, naming, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 
@@ -146,21 +144,17 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
         FedtideError: there is already something at `root`; it is left as it is.
     """
     free(root)
-    making = root.with_name(f"{root.name}.making-{secrets.token_hex(8)}")
     about = environment() | ({"scale": scale} if scale else {})
     told = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
     try:
-        for name, text in told.items():
-            (making / name).parent.mkdir(parents=True, exist_ok=True)
-            with naming(root / name):
-                (making / name).write_text(text, encoding="utf-8")
-        try:
-            making.replace(root)
-        except OSError:  # another command was faster
-            free(root)
-            raise
-    finally:
-        shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
+        with making(root) as temporary:
+            for name, text in told.items():
+                with naming(root / name):
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                    (temporary / name).write_text(text, encoding="utf-8")
+    except OSError:
+        free(root)  # where another command was faster
+        raise
 
 
 def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Experiment:
