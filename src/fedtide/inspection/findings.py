@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.inspection.questions import (
     CYCLES,
@@ -50,6 +51,8 @@ UNEVEN = 0.15, 0.4
 """Distances of the activity from an even one from which it is mildly, and strongly uneven."""
 LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
+LEAST_ALPHA = 0.01
+"""Alpha below which clients hold one label each."""
 NIGHT = 5
 """Hour before which it is a surprise that most rows come."""
 
@@ -146,7 +149,18 @@ def _notes(found: Findings) -> Iterator[str]:
 
 
 def found_in(table: Table, seed: int = 0) -> Findings:
-    """Answer the eight questions about a table."""
+    """Answer the eight questions about a table.
+
+    Raises:
+        FedtideError: all labels are the same, so that nothing can be told of them.
+    """
+    if (table.label == table.label[0]).all():
+        raise refused(
+            f"{table.name}: label",
+            table.label[:1].tolist()[0],
+            "two different labels or more",
+            "all rows have the same",
+        )
     rows = sample(table, seed)
     clients = clients_of(rows) if rows.clients > 1 else None
     cycles = cycles_of(rows, clients) if rows.seconds is not None else {}
@@ -208,8 +222,8 @@ def _of_clients(rows: Sample, clients: Clients | None) -> Iterator[Finding]:
 
 
 def _alpha(clients: Clients) -> str:
-    alpha = clients.alpha
-    return f"; as if dealt with dirichlet alpha {alpha:.2g}" if clients.labels.distance and alpha < 100 else ""
+    said = f"{clients.alpha:.2g}" if clients.alpha >= LEAST_ALPHA else f"below {LEAST_ALPHA}"
+    return f"; as if dealt with dirichlet alpha {said}" if clients.labels.distance and clients.alpha < 100 else ""
 
 
 def lift(told: Against) -> float:

@@ -109,7 +109,7 @@ def label_maps(found: Findings) -> Drawn | None:
     chance = counted(rows.client, rows.rng.at("shown").numpy().permutation(rows.label), size)
     group = np.zeros(rows.clients, dtype=np.int64)
     group[found.clients.members] = found.clients.groups[1]
-    figure = Figure(figsize=(9.6, min(1.6 + 0.2 * size[1], 5.0)))
+    figure = Figure(figsize=(9.6, float(np.clip(1.6 + 0.2 * size[1], 2.6, 5.0))))
     panels = figure.subplots(1, 2, sharey=True)
     drawn = None
     mixes = [shares.shares(each) for each in (real, chance)]

@@ -127,6 +127,7 @@ def classes(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...], np.ndarray
     """
     if values.dtype.kind == "f":
         cuts = np.unique(np.quantile(values, np.arange(1, BINS) / BINS))
+        cuts = cuts[cuts > values.min()]  # below the least there is nothing
         label = np.searchsorted(cuts, values, side="right")
         ends = [f"below {cuts[0]:.4g}", *(f"from {cut:.4g}" for cut in cuts)]
         return label, tuple(ends), ((values - values.mean()) / max(values.std(), 1e-12))[:, None]
@@ -349,8 +350,8 @@ class Changes:
 class Cycle:
     """What a day, a week or a year does.
 
-    activity: distance of the rows' slots from even ones. habits: of clients' slots from the pooled ones; None without
-    clients.
+    activity: distance of the rows' slots from even ones. habits: of clients' slots from the pooled ones; None with
+    fewer than two.
     """
 
     name: str
@@ -391,7 +392,7 @@ def cycle_of(
     rng, habits = rows.rng.at(name), None
     turns = list(times(shares.rotated(slot, cycle, slots), rng.at("turned")))
     activity = against(uneven(slot, slots), (uneven(turned, slots) for turned in turns))
-    if rows.client is not None:
+    if rows.client is not None and rows.clients > 1:
         size = rows.clients, slots
         shuffles = times(shares.between_blocks(rows.client, cycle), rng.at("habits"))
         habits = against(apart(rows.client, slot, size), (apart(other, slot, size) for other in shuffles))

@@ -170,7 +170,7 @@ def dirichlet_alpha(counts: np.ndarray, least: int = 5) -> float:
     ratio = (apart - 1 / rows) / (1 - 1 / rows)
     # Beyond some rows a client's mean is no better known, as clients differ.
     r = float(np.average(ratio, weights=rows / (1 + 0.2 * rows)))
-    return (1 - r) / r / int((pooled > 0).sum()) if r > 0 else float("inf")
+    return max(1 - r, 0.0) / r / int((pooled > 0).sum()) if r > 0 else float("inf")
 
 
 def change(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.config.overrides import as_toml
-from fedtide.inspection.findings import QUESTIONS, Findings
+from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
 from fedtide.inspection.questions import CYCLES
 
 ROWS = "rows.npz"
@@ -75,7 +75,8 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
     if found.rows.clients > 1:
         yield 'kind = "natural"'
         if found.clients is not None and found["labels"].found:
-            yield f'# To deal rows to clients of equal kind: kind = "dirichlet", alpha = {found.clients.alpha:.2g}'
+            alpha = max(found.clients.alpha, LEAST_ALPHA)
+            yield f'# To deal rows to clients of equal kind: kind = "dirichlet", alpha = {alpha:.2g}'
     else:
         yield 'kind = "iid"  # rows name no clients'
         yield f"clients = {SIMULATED}"

@@ -15,7 +15,7 @@ import fedtide as ft
 from fedtide.api import prepare
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
-from fedtide.inspection.table import Roles, read
+from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from helpers.planted import planted
 from helpers.shell import done
@@ -176,9 +176,29 @@ def test_one_client_and_one_time_and_no_features():
     one = found_in(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
     assert one["labels"].said == "one client"
     assert one["drift"].said == "all rows have the same time"
+    alone = found_in(replace(same, client=np.full(200, "a"), features=None))
+    assert alone["presence"].said == "as many rows at all times of the day"
     bare = found_in(replace(same, features=None))
     assert bare["features"].level == bare["matter"].level == "not asked"
     assert bare["labels"].level == "no"
+
+
+def test_labels_that_are_all_the_same_are_refused():
+    for label in (np.full(40, "yes"), np.full(40, 3), np.full(40, 0.5)):
+        with pytest.raises(
+            ft.FedtideError, match=r"^table: label: found .*, but all rows .*; allowed: two different lab"
+        ):
+            found_in(Table("table", label, np.arange(40.0)[:, None]))
+
+
+def test_clients_of_one_label_each_have_an_alpha_below_any(tmp_path):
+    """Three measures, each of two clients: none lies below the least, and the moments give r = 1, rounded."""
+    user = np.arange(60) % 6
+    found = ft.inspect({"user": user, "label": user % 3 + 0.5})
+    assert found["labels"].said.endswith("as if dealt with dirichlet alpha below 0.01")
+    assert found.clients.alpha == pytest.approx(0, abs=1e-12)
+    assert found.clients.alpha >= 0
+    assert found.rows.label_names == ("below 1.5", "from 1.5", "from 2.5")
 
 
 def test_a_feature_that_is_the_label_is_noted():

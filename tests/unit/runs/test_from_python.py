@@ -130,11 +130,12 @@ STUDY = {
 
 
 def test_seeds_are_a_list_and_sets_a_table(tmp_path):
-    sets = {"rounds": 2, "data.partition": {"kind": "dirichlet", "clients": 3, "alpha": 9.5}, "title": "a = 1"}
+    title = "a = 1 \N{WATER WAVE}"  # JSON writes such a sign as two, which TOML does not know
+    sets = {"rounds": 2, "data.partition": {"kind": "dirichlet", "clients": 3, "alpha": 9.5}, "title": title}
     done = ft.run(STUDY, tmp_path / "run", seeds=[4], sets=sets, workers=1, quiet=True)
     (record,) = done.study.records
     experiment = record.experiment
-    assert (experiment.rounds, experiment.seeds, experiment.title) == (2, (4,), "a = 1")
+    assert (experiment.rounds, experiment.seeds, experiment.title) == (2, (4,), title)
     assert experiment.data.partition == ft.data.Dirichlet(clients=3, alpha=9.5)
     again = ft.resume(done.folder, seeds=[4, 5], workers=1, quiet=True)
     assert again.summaries[0].methods[0].seeds == [4, 5]
