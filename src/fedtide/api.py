@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config.code import named
 from fedtide.config.overrides import as_toml, flat, seed_list
 from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
+from fedtide.core.prose import listed
+from fedtide.core.user_code import session_code
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import auto, folder
-from fedtide.runs.build import population_of
+from fedtide.runs.build import as_json, population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
 from fedtide.runs.preflight import preflight
@@ -28,6 +31,8 @@ from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedtide.inspection.findings import Findings
     from fedtide.laws.check import Verdict as LawVerdict
     from fedtide.report.summary import Study, Summary
@@ -182,8 +187,9 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
         folder.free(Path(request.out))
     more = [f"seeds={seed_list(request.seeds)}"] if request.seeds is not None else []
     settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
+    workers = _workers(settings, request.workers)
     _ready(settings, where)
-    choice = auto.resolve_auto(settings, workers=request.workers)
+    choice = auto.resolve_auto(settings, workers=workers)
     return Prepared(choice.experiment, _folder(request, slug(name)), where, choice.workers, choice.said)
 
 
@@ -198,6 +204,33 @@ def _ready(experiment: Experiment, where: str) -> None:
     check_needed(experiment, preflight(experiment, where), where)
 
 
+def _workers(settings: Experiment, asked: int | None) -> int | None:
+    """Return the number of processes that are asked for; one where no other could import what a Python session has.
+
+    Raises:
+        FedtideError: more are asked for.
+    """
+    code = session_code(as_json(settings))
+    if not code:
+        return asked
+    but = f"no other process can import {listed(code)} of this Python session"
+    if asked not in (None, 1):
+        raise refused("workers", asked, "1, or code in a file", but)
+    if settings.fleet.kind in ("workers", "ray"):
+        raise refused("fleet.kind", settings.fleet.kind, "local, or code in a file", but)
+    return 1
+
+
+def _say_session(settings: Experiment, screen: Console) -> None:
+    """Say what is not as in other runs where an experiment has code of a Python session."""
+    from fedtide.terminal import say
+
+    if code := session_code(as_json(settings)):
+        have = "is" if len(code) == 1 else "are"
+        said = "one process plays all, and it cannot be resumed in another"
+        say(f"{listed(code)} {have} of this Python session: {said}", screen)
+
+
 def _read(
     experiment: Spelled, scale: str | None, sets: Sequence[str], *, timed: bool = True
 ) -> tuple[Experiment, str, str]:
@@ -207,7 +240,7 @@ def _read(
     if isinstance(experiment, str | Path):
         settings = read(experiment, scale=scale, sets=sets, timed=timed)
         return settings, str(experiment), Path(experiment).stem
-    values = resolved(experiment) if isinstance(experiment, Experiment) else experiment
+    values = resolved(experiment) if isinstance(experiment, Experiment) else named(experiment)
     settings = from_dict(values, scale=scale, sets=sets, timed=timed)
     return settings, "experiment", slug(settings.title or "experiment")
 
@@ -220,7 +253,7 @@ def play(
     from fedtide.report.page import write_report
     from fedtide.report.summary import read_study
 
-    if not execute(settings, root, workers=workers, display=display):
+    if not execute(settings, root, workers=_workers(settings, workers), display=display):
         return None
     page = write_report([root])
     return Finished(root, page, read_study(root))
@@ -234,6 +267,7 @@ def play_shown(settings: Experiment, root: Path, workers: int | None, output: Ou
 
     screen = console(output)
     say(f"run folder: {root}", screen)
+    _say_session(settings, screen)
     finished = play(settings, root, workers=workers, display=Live(screen))
     if finished is not None:
         print_results(finished.study, screen)
@@ -254,7 +288,8 @@ def run(
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
     Args:
-        experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
+        experiment: made in Python, nested dicts, a TOML file, or "recipe:demo". In dicts functions, classes and rows of
+            a Python session stand as they are: one process plays them, and no other session can resume the run.
         out: the folder that is made; it must not exist. By default runs/NAME.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: values to override, `{"rounds": 10, "data.partition.alpha": 0.1}`. Keys of methods apply to all of them
@@ -440,6 +475,7 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
     search.imported_optuna()
     ends = list(plan.ends(settings, where))
     base = from_dict(plan.base_of(settings), where=where)
+    _workers(settings, request.workers)
     _ready(base, where)
     for end, made in ends:
         with within(end):
@@ -457,7 +493,8 @@ def play_tuning(
     """Play what is left of a tune folder, write `tuned.toml` and its report; None if a person stopped it."""
     from fedtide.report.tuning import write_tuning
 
-    if not execute_tuning(tunings.load(root), root, workers=workers, display=display):
+    settings = tunings.load(root)
+    if not execute_tuning(settings, root, workers=_workers(settings, workers), display=display):
         return None
     page = write_tuning(root)
     return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
@@ -471,6 +508,7 @@ def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> Fi
 
     screen = console(output)
     say(f"tune folder: {root}", screen)
+    _say_session(tunings.load(root), screen)
     finished = play_tuning(root, workers=workers, display=LiveTuning(screen))
     if finished is not None:
         print_table(found_table(finished.stages), screen)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from difflib import get_close_matches
+from functools import cache
+from itertools import count
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from fedtide.core.config_types import explained, ingredient
 from fedtide.core.errors import FedtideError, refused
+
+SESSION = "session_"
+"""What names of modules begin with that are not of a file."""
 
 FUNCTION = (
     "of a module that can be imported from where the command runs; a class will do, and in Python the function itself."
@@ -83,6 +91,11 @@ def imported(name: str, key: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise refused(key, name, "module:function")
+    if module.startswith(SESSION) and module not in sys.modules:
+        raise FedtideError(
+            f"{key}: '{attribute}' was code of a Python session that has ended; allowed: 'module:{attribute}', with "
+            f"{attribute} in a file, in a new run"
+        )
     if module.endswith(".py"):
         raise refused(key, name, f"'{module.removesuffix('.py')}:{attribute}', as it is imported")
     if (here := current_folder()) not in (None, *sys.path):
@@ -97,6 +110,56 @@ def imported(name: str, key: str) -> Any:
         hint = "".join(f"; did you mean '{module}:{meant}'?" for meant in close)
         raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error}){hint}") from None
     return found
+
+
+@cache
+def _session() -> ModuleType:
+    """Return the module in which code of this Python session is found, whatever becomes of the names in it."""
+    made = ModuleType(f"{SESSION}{secrets.token_hex(4)}", "Code of a Python session.")
+    sys.modules[made.__name__] = made
+    return made
+
+
+def name_of(code: Any, called: str) -> str:
+    """Return the `module:name` under which `imported` finds code: where it stands, else in this session's module.
+
+    Args:
+        code: a function, a class, or any other object.
+        called: its name in the session where it has none of its own.
+
+    >>> from collections import Counter
+    >>> name_of(Counter, "count"), name_of(lambda: 3, "three").partition(":")[2]
+    ('collections:Counter', 'three')
+    """
+    module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", called)
+    if module not in (None, "__main__") and _found(module, name) is code:
+        return f"{module}:{name}"
+    session = _session()
+    known = next((name for name, thing in vars(session).items() if thing is code), None)
+    if known is None:
+        plain = getattr(code, "__name__", called)
+        plain = called if plain == "<lambda>" else plain
+        free = (plain if number == 1 else f"{plain}_{number}" for number in count(1))
+        known = next(name for name in free if not hasattr(session, name))
+        setattr(session, known, code)
+    return f"{session.__name__}:{known}"
+
+
+def _found(module: str, name: str) -> Any:
+    """Return what has this name in a module that was imported; None without it."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def session_code(text: str) -> list[str]:
+    """Return the names of code of Python sessions that stand in a text.
+
+    >>> session_code('{"algorithm": "session_0a1b2c3d:ditto", "loss": "mine:focal"}')
+    ['ditto']
+    """
+    return list(dict.fromkeys(re.findall(rf"\b{SESSION}[0-9a-f]{{8}}:(\w+)", text)))
 
 
 def current_folder() -> str | None:

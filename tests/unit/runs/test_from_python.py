@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fedtide as ft
+from fedtide.config.code import named
 from fedtide.core.errors import FedtideError
+from helpers import notebook as cells
 
 TASK = ft.Task(lambda: nn.Linear(3, 2))
 X, Y = torch.randn(100, 3), torch.arange(100) % 2
@@ -154,11 +158,92 @@ def test_arguments_that_people_guess(asked, said, tmp_path):
         ft.run(STUDY, tmp_path / "run", **asked)
 
 
-def test_an_algorithm_of_a_notebook_is_told_where_it_plays(tmp_path):
-    def mine(task: Any) -> Any: ...
+def mine(task: ft.Task, local: ft.LocalTrainer = ft.LocalTrainer(), cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals()):
+    return ft.algorithms.fedavg(task, local, cohort=cohort)
 
-    with pytest.raises(FedtideError, match=r"'module:mine' with mine in a file.*ft.simulate\(mine\(task\), people\)"):
-        ft.run({**STUDY, "method": [{"algorithm": mine}]}, tmp_path / "run")
+
+mine.__module__ = "__main__"  # as of a notebook
+
+
+def wrong_rows(scores):
+    return float((scores.rows - scores.correct).sum())
+
+
+class Net(nn.Linear):
+    def __init__(self, shape, classes):
+        super().__init__(shape[0], classes)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """An experiment made of what a notebook has, played; and the same of names alone."""
+    common = {"rounds": 2, "average_last": 1, "eval_every": 1, "defaults": {"local": {"lr": 0.1}}}
+    of_a_file = {**common, "data": {"source": "python:helpers.notebook:rows"}, "model": "python:helpers.notebook:Net"}
+    method = {"name": "mine", "algorithm": "fedavg", "cohort": 2, "loss": "python:helpers.notebook:doubled"}
+    plain = {**of_a_file, "method": [method]}
+    own = {"algorithm": mine, "loss": lambda outputs, y: 2 * cross_entropy(outputs, y), "cohort": 2}
+    source = cells.rows()
+    study = {**common, "data": {"source": source}, "model": Net, "metrics": [wrong_rows], "method": [own]}
+    roots = (tmp_path_factory.mktemp("notebook") / name for name in ("own", "plain"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+        done = [ft.run(each, root, workers=1, quiet=True) for each, root in zip((study, plain), roots, strict=True)]
+    return *done, study
+
+
+def test_functions_classes_and_rows_of_a_notebook_are_run(notebook):
+    done, plain, _ = notebook
+    (ours,), (theirs,) = (each.study.records[0].methods for each in (done, plain))
+    assert ours.name == "mine"
+    for view in ("train_clients", "val"):
+        assert ours.runs[0].accuracy(view)[1].tolist() == theirs.runs[0].accuracy(view)[1].tolist()
+    (measured,) = done.summaries[0].methods[0].measures["wrong_rows"].values
+    assert measured > 0
+    assert done.trained().model()(X[:3]).shape == (3, 2)
+
+
+def test_a_run_of_a_notebook_goes_on_in_its_session_alone(notebook, monkeypatch, capsys):
+    done, _, _ = notebook
+    assert ft.resume(done.folder).summaries[0].methods[0].seeds == [0]
+    assert (
+        "mine" in capsys.readouterr().out.splitlines()[1].split(" are of this Python session: one process plays all")[0]
+    )
+    session = next(name for name in sys.modules if name.startswith("session_"))
+    monkeypatch.delitem(sys.modules, session)
+    with pytest.raises(
+        FedtideError, match="'mine' was code of a Python session that has ended; allowed: 'module:mine'"
+    ):
+        ft.resume(done.folder)
+    assert ft.results(done.folder).summaries[0].methods[0].name == "mine"
+
+
+@pytest.mark.parametrize(("changes", "arguments", "said"), [
+    ({}, {"workers": 2}, "workers: found 2, but no other process can import .*mine of this Python session; allowed: 1"),
+    ({"fleet": "workers"}, {}, "fleet.kind: found 'workers', but no other process .* allowed: local, or code"),
+    ({"model": nn.Linear(3, 2)}, {}, "model: found 'Linear', allowed: a function that makes a fresh module"),
+    ({"method": [{"algorithm": A.fedavg(TASK)}]}, {}, "experiment: method '0'.algorithm: found Algorithm"),
+])  # fmt: skip
+def test_what_a_notebook_cannot_have_is_one_line(notebook, tmp_path, changes, arguments, said):
+    with pytest.raises(FedtideError, match=f"^{said}"):
+        ft.run({**notebook[2], **changes}, tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_code_of_a_module_goes_by_its_name():
+    values = named({
+        "model": ft.models.MLP(),
+        "method": [{"algorithm": A.fedavg, "loss": nn.CrossEntropyLoss}, {"algorithm": "ifca", "cohort": 3}],
+        "sweep": {"model": [nn.Linear, "mlp"]},
+    })  # fmt: skip
+    loss = {"kind": "python", "function": "torch.nn.modules.loss:CrossEntropyLoss"}
+    linear = {"kind": "python", "function": "torch.nn.modules.linear:Linear"}
+    assert values["model"] == ft.models.MLP()
+    assert values["method"] == [
+        {"name": "fedavg", "algorithm": "fedavg", "loss": loss}, {"algorithm": "ifca", "cohort": 3},
+    ]  # fmt: skip
+    assert values["sweep"] == {"model": [linear, "mlp"]}
+    one, other = (named({"metrics": [lambda scores: 0.0]})["metrics"][0] for _ in range(2))
+    assert one["function"] != other["function"]
 
 
 def test_a_model_of_a_file_is_told_how_a_task_takes_it():
