@@ -36,7 +36,7 @@ def _named(key: str, value: Any) -> Any:
         options = {"options": value.options} if value.options else {}
         return value if isinstance(value.function, str) else _of_kind(value.function, key) | options
     if isinstance(value, Mapping):
-        algorithm = value.get("algorithm")
+        algorithm: Any = value.get("algorithm")
         name = {"name": algorithm.__name__} if _is_code(algorithm) else {}
         return name | named(value)
     if isinstance(value, list | tuple):
