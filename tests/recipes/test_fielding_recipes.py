@@ -132,9 +132,9 @@ def tables(tmp_path, monkeypatch):
         ):
             (folder / f"emnist-letters-{part}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
     (tmp_path / "gas-sensor-drift").mkdir()
+    lines = [f"{k % 6 + 1};10.0 " + " ".join(f"{j}:{v:.2f}" for j, v in enumerate(draw.random(128), 1))
+             for k in range(150)]  # fmt: skip
     for batch in range(1, 11):
-        lines = [f"{k % 6 + 1};10.0 " + " ".join(f"{j}:{v:.2f}" for j, v in enumerate(draw.random(128), 1))
-                 for k in range(150)]  # fmt: skip
         (tmp_path / f"gas-sensor-drift/batch{batch}.dat").write_text("\n".join(lines) + "\n")
     return tmp_path
 

@@ -395,9 +395,11 @@ def source(name: str) -> Source:
     named = folded(head).startswith(folded(name)) and not is_preset(make)
     called = head if named else next((word for word in re.findall(r"[\w-]+", module) if word.lower() == name), name)
     said = rest[:1].upper() + rest[1:] if named else (make.__doc__ or "").partition("\n")[0]
+    between = " ".join(module.split()).split("*")  # what is in every other place is the title of a paper
     papers = [
         (text, paper, (re.findall(r"\b(?:19|20)\d\d\b", after) or [""])[0])
-        for text, paper, after in re.findall(r"([^*]*)\*([^*]+)\*(?=([^*]*))", " ".join(module.split()))
+        for text, paper, after in zip(between[::2], between[1::2], between[2::2], strict=False)
+        if paper
     ]
     if is_preset(make):  # its module tells of several papers: of the one behind its name, or of "the others"
         papers = [found for found in papers if f"{called} (" in found[0]] or papers[-1:]

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,6 +74,8 @@ def read(
         made = _with_sets(raw, str(path), sets, scale=scale, timed=timed, imports=imports)
         scales = raw.get("scale", {})
         for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
+            if other == (scale or "cpu") and not sets:
+                continue  # as made
             from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed, imports=imports)
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
@@ -100,14 +103,13 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """An experiment from nested dicts, as `read` gets them from a file."""
-    values = copy.deepcopy(dict(raw))
-    values = _scaled(values, where, scale)
+    values = _scaled(copied(dict(raw)), where, scale)
     for assignment in sets:
         path, value = parsed(assignment)
         assign(values, path, value)
         if path == ["fleet", "kind"]:  # what the file says of its cluster is for that alone
             values["fleet"] = replace_kind(values["fleet"], value)
-    _check_integers(values, f"{where}: ")
+    _check_integers(values, f"{where}: ", "")
     defaults = values.pop("defaults", {})
     try:
         values["method"] = _methods(values, defaults, where, timed=timed, imports=imports)
@@ -119,16 +121,27 @@ def from_dict(
     return experiment
 
 
-def _check_integers(value: Any, key: str) -> None:
+def copied(value: Any) -> Any:
+    """Copy nested tables and lists; what is in them is copied where it is neither a number nor a string."""
+    if isinstance(value, dict):
+        return {key: copied(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [copied(child) for child in value]
+    return value if value is None or isinstance(value, str | int | float) else copy.deepcopy(value)
+
+
+def _check_integers(value: Any, key: str, dot: str = ".") -> None:
     """Raise for a whole number of more than 64 bits, which TOML does not have and Python may be unable to write."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise FedtideError(f"{key}: found a whole number of {value.bit_length()} bits, allowed: at most 64")
     if isinstance(value, dict):
         for name, child in value.items():
-            _check_integers(child, f"{key}{'' if key.endswith(' ') else '.'}{name}")
+            if isinstance(child, int | dict | list | tuple):
+                _check_integers(child, f"{key}{dot}{name}")
     elif isinstance(value, list | tuple):
         for number, child in enumerate(value):
-            _check_integers(child, f"{key}[{number}]")
+            if isinstance(child, int | dict | list | tuple):
+                _check_integers(child, f"{key}[{number}]")
 
 
 def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
@@ -241,13 +254,14 @@ def _method(
 def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]) -> dict[str, Any]:
     """Values that are marked `OfShift` and not given, as one who knows the rhythm would give them."""
     timed = dict(own)
-    for name, field in model.model_fields.items():
-        if (mark := _mark(field.metadata)) is not None:
-            if mark.what in rhythm:
-                timed.setdefault(name, rhythm[mark.what])
+    for name, marks in _marked(model).items():
+        if isinstance(marks, OfShift):
+            if marks.what in rhythm:
+                timed.setdefault(name, rhythm[marks.what])
             continue
-        table, marks = _marked(field, own.get(name))
-        known = {key: rhythm[mark.what] for key, mark in marks.items() if mark.what in rhythm}
+        table = _table(model.model_fields[name], own.get(name))
+        said = next((said for kind, said in marks.items() if kind == table.get("kind")), {})
+        known = {key: rhythm[what] for key, what in said.items() if what in rhythm}
         if known:
             timed[name] = known | table
     return timed
@@ -264,16 +278,28 @@ def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
         return {}
 
 
-def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:
-    """The table of an ingredient that was chosen, or that is the default, and which of its values are marked."""
+@cache
+def _marked(model: type[BaseModel]) -> dict[str, OfShift | Mapping[Any, Mapping[str, str]]]:
+    """Return the options that are marked `OfShift`, and for a choice among ingredients what each kind's marks say."""
+    out: dict[str, OfShift | Mapping[Any, Mapping[str, str]]] = {}
+    for name, field in model.model_fields.items():
+        if (mark := _mark(field.metadata)) is not None:
+            out[name] = mark
+            continue
+        kinds: dict[Any, Mapping[str, str]] = {}
+        for member in filter(is_dataclass, get_args(field.annotation)):
+            found = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in fields_of(member).items()}
+            if marks := {key: mark.what for key, mark in found.items() if mark is not None}:
+                kinds.setdefault(getattr(member, "kind", None), marks)
+        if kinds:
+            out[name] = kinds
+    return out
+
+
+def _table(field: FieldInfo, given: Any) -> dict[str, Any]:
+    """Return the table of an ingredient that was chosen, or that is the default; empty for what is no table."""
     table = on_default(field.default, {} if given is None and is_dataclass(field.default) else by_kind(given))
-    if not isinstance(table, dict):
-        return {}, {}
-    for member in get_args(field.annotation):
-        if is_dataclass(member) and getattr(member, "kind", None) == table.get("kind"):
-            marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in fields_of(member).items()}
-            return table, {key: mark for key, mark in marks.items() if mark is not None}
-    return {}, {}
+    return table if isinstance(table, dict) else {}
 
 
 def _mark(metadata: Iterable[Any]) -> OfShift | None:

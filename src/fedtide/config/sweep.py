@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtide.config.overrides import assign
-from fedtide.config.reading import from_dict, resolved, slug
+from fedtide.config.reading import copied, from_dict, resolved, slug
 from fedtide.config.schema import Experiment
 from fedtide.core.errors import FedtideError, refused, unknown
 
@@ -48,11 +47,11 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     }
     out: list[Point] = []
     for chosen in itertools.product(*map(range, map(len, along.values()))):
-        values = copy.deepcopy(base)
+        values = copied(base)
         for (keys, choices), place in zip(experiment.sweep.items(), chosen, strict=True):
             coupled = keys.split(", ")
             for key, value in zip(coupled, choices[place] if len(coupled) > 1 else choices[place:], strict=False):
-                assign(values, key.split("."), copy.deepcopy(value))
+                assign(values, key.split("."), copied(value))
         parts = zip(along.items(), chosen, strict=True)
         name = ", ".join(
             f"{'' if key == 'title' else said[key]} {_shown(choices[place], choices)}".strip()

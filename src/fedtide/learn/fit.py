@@ -27,7 +27,7 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
     x, y, steps = shard.x, shard.y, shard.y.shape[1:]
     try:
         with torch.random.fork_rng(devices=[]):  # of dropout
-            weights = task.init(Rng(0))
+            weights = task.scratch.weights if task.begin is None else task.begin
             if not weights.params:
                 raise FedtideError("model: found no parameters, allowed: a module with some to train")
             logits = task.logits(weights, x)

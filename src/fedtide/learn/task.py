@@ -136,15 +136,15 @@ class Task:
     @cached_property
     def scratch(self) -> Scratch:
         """Module of the task, one per process."""
-        return Scratch(self._fresh(Rng(0)), self.dtype, self.channels_last)
+        return Scratch(self._fresh(Rng(0), overwritten=True), self.dtype, self.channels_last)
 
-    def _fresh(self, rng: Rng) -> nn.Module:
+    def _fresh(self, rng: Rng, *, overwritten: bool = False) -> nn.Module:
         # Module initialization uses only torch's global generator: seed it for the call and restore it.
         before = torch.get_rng_state()
         torch.default_generator.manual_seed(rng.number)
         try:
             module = self.build()
-            if self.init_layers is not None:
+            if self.init_layers is not None and not overwritten:  # an orthogonal matrix takes long
                 self.init_layers(module)
             return module
         finally:
@@ -169,7 +169,8 @@ class Task:
         >>> task.module(task.init(Rng(0)))(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
         """
-        return Scratch(self._fresh(Rng(0)), self.dtype, channels_last=False).load(weights, train=False)
+        fresh = self._fresh(Rng(0), overwritten=True)
+        return Scratch(fresh, self.dtype, channels_last=False).load(weights, train=False)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Convert samples to the task's number type and memory format."""
@@ -295,7 +296,7 @@ def example_of(task: Task, purpose: str) -> Tensor:
 
 def classes_of(task: Task) -> int:
     """Return the number of classes of a task."""
-    made = next(iter(task.outputs(task.init(Rng(0)), example_of(task, "labels"))))
+    made = next(iter(task.outputs(task.scratch.weights, example_of(task, "labels"))))
     return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # branch networks also return features
 
 

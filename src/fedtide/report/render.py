@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,15 @@ def unbreakable(text: str) -> str:
 
 def render(name: str, **values: Any) -> str:
     """Render the template `name` of this package with values; text not marked as markup is escaped."""
-    page = Environment(
+    return _templates().get_template(name).render(**values)
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates, each of which is compiled once."""
+    made = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=DictLoader(TEMPLATES),
     )  # fmt: skip
-    page.filters["whole"] = unbreakable
-    return page.get_template(name).render(**values)
+    made.filters["whole"] = unbreakable
+    return made

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -209,6 +210,7 @@ def environment(command: Sequence[str] | None = None) -> dict[str, object]:
     }
 
 
+@cache  # metadata of a package is text of hundreds of lines
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -216,6 +218,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.is_file():

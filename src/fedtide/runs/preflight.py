@@ -42,11 +42,11 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         build.load_rows.cache_clear()
     _check_ray(experiment, where)
     _try_metrics(experiment)
-    dealt, sums = set[tuple[str, str]](), dict[str, tuple[Form, ...]]()
+    dealt, fitted, sums = set[tuple[str, str]](), set[str](), dict[str, tuple[Form, ...]]()
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
         for method in point.experiment.method:
-            _check_bounds(point.experiment, method, _build(point.experiment, method), sums)
+            _check_bounds(point.experiment, method, _build(point.experiment, method, fitted), sums)
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
@@ -58,8 +58,11 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     return frozenset(form for forms in sums.values() for form in forms)
 
 
-def _build(experiment: Experiment, method: Method) -> Host:
-    """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
+def _build(experiment: Experiment, method: Method, fitted: set[str]) -> Host:
+    """Build a method with the first seed, and run its model on some rows as in training and in evaluation.
+
+    The latter once for all that train the same model on such rows alike; what they have in common is in `fitted`.
+    """
     seed, rounds = experiment.seeds[0], experiment.rounds
     host = build.host_of(experiment, method, seed, MemoryStore(None))
     population = host.population
@@ -71,7 +74,12 @@ def _build(experiment: Experiment, method: Method) -> Host:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
         raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
     task = build.task_of(experiment, method, population.rows)
-    check_fit(task, *population.few(), local, f"method '{method.name}'.local")
+    shard, classes = population.few()
+    of_data = shard.x.shape, shard.y.shape, classes, experiment.data.transforms, experiment.data.directory
+    of_task = experiment.model, experiment.precision, experiment.fleet, method.loss, method.init_from
+    if (key := repr((of_data, of_task, local))) not in fitted:
+        check_fit(task, shard, classes, local, f"method '{method.name}'.local")
+        fitted.add(key)
     if experiment.fleet.kind == "stacked":
         stackable(host, f"method '{method.name}': fleet.kind")
     views(population, named=experiment.eval_splits)

@@ -11,6 +11,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment
+from fedtide.learn.fit import check_fit
 from fedtide.runs import build
 from fedtide.runs.build import cohort_size, host_from, host_of, population_of, rows_of, spec_of, task_in, task_of
 from fedtide.runs.digest import digest_of
@@ -277,6 +278,19 @@ def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(own_models
     preflight(study(A, model=f"{own_models}:normed"))
     with pytest.raises(FedtideError, match="batch"):
         preflight(study({**A, "local": {"batch_size": 1}}, model=f"{own_models}:normed"))
+
+
+def test_the_model_is_tried_once_for_all_that_train_it_alike(own_models, monkeypatch):
+    tried = []
+    checked = lambda *given: (tried.append(given[-1]), check_fit(*given))  # noqa: E731
+    monkeypatch.setattr("fedtide.runs.preflight.check_fit", checked)
+    normed, twin, single = f"{own_models}:normed", {**A, "name": "twin"}, {"local": {"batch_size": 1}}
+    preflight(study(A, twin, {**twin, "name": "more", "loss": "wsm"}, model=normed, sweep={"rounds": [3, 4]}))
+    assert tried == ["method 'A'.local", "method 'more'.local"]
+    with pytest.raises(FedtideError, match=r"^method 'twin'\.local.*batch"):
+        preflight(study(A, {**twin, **single}, model=normed))
+    with pytest.raises(FedtideError, match=r"rows"):
+        preflight(study(A, model=normed, sweep={"data.source.dims": [4, 5], "model": [normed, f"{own_models}:narrow"]}))
 
 
 @pytest.mark.parametrize("function", ["narrow", "few"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,10 @@ from fedtide.data.sources.files import Loading, folder_of, reading
 
 GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
 """Classes in the order of their published numbers 1 to 6."""
+LABELS = {name: k for k, name in enumerate(GASES)} | {str(k): k - 1 for k in range(1, len(GASES) + 1)}
 FEATURES = 128
+PLACES = [f"{place}:" for place in range(1, FEATURES + 1)]
+"""Which number a feature has, as published before its value."""
 
 
 @ingredient
@@ -70,11 +74,17 @@ def _sample(where: str, line: str) -> tuple[list[float], int]:
     else:
         first, *pairs = line.split()
         gas = first.partition(";")[0]
-        cells = [re.sub(rf"^{place}:", "", pair) for place, pair in enumerate(pairs, start=1)]
-    label = {**{name: k for k, name in enumerate(GASES)}, **{str(k + 1): k for k in range(len(GASES))}}
-    if gas.strip().lower() not in label:
+        cells = [pair.removeprefix(place) for place, pair in zip(PLACES, pairs, strict=False)] + pairs[FEATURES:]
+    if gas.strip().lower() not in LABELS:
         raise unknown(f"{where}: gas", gas.strip(), [*GASES, f"1 to {len(GASES)}"])
     if len(cells) != FEATURES:
         raise refused(f"{where}: number of features", len(cells), f"{FEATURES}")
-    numbers = [number(where, f"feature {place}", cell) for place, cell in enumerate(cells, start=1)]
-    return numbers, label[gas.strip().lower()]
+    return _numbers(where, cells), LABELS[gas.strip().lower()]
+
+
+def _numbers(where: str, cells: list[str]) -> list[float]:
+    text = "".join(cells)
+    with suppress(ValueError):
+        if text.isascii() and "_" not in text and all(map(isfinite, found := list(map(float, cells)))):
+            return found
+    return [number(where, f"feature {place}", cell) for place, cell in enumerate(cells, start=1)]  # one is none
