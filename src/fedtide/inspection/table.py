@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,37 +145,24 @@ def of_columns(name: str, columns: Mapping[str, np.ndarray], roles: Roles, sourc
     if not rows:
         raise FedtideError(f"{name}: no rows")
     read = {column: Column(values) for column, values in columns.items()}
-    when = _named(name, columns, roles.time, "--time") if roles.time is not None else guess_time(read)
-    client = _named(name, columns, roles.client, "--client") if roles.client is not None else guess_client(read, when)
-    taken = (*when, *client)
-    label = _named(name, columns, roles.label, "--label") if roles.label else guess_label(read, taken)
-    if len(label) != 1:
-        raise refused(f"{name}: label", None, f"one of the columns: {', '.join(columns)}", "none looks like one")
-    taken = (*taken, *label)
-    if roles.features is not None:
-        features, left = _named(name, columns, roles.features, "--features"), dict[str, str]()
-        for feature in features:
-            if read[feature].numbers is None:
-                raise refused(f"{name}: --features", feature, "columns of numbers")
-    else:
-        features, left = guess_features({key: read[key] for key in read if key not in taken})
-        # Hours and months of a time in several columns tell something of the label, too.
-        features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
-    seen = [read[column] for column in (*features, *label, *client, *when)]
+    when, client, label, features, left = _parts(name, read, roles)
+    seen = [read[column] for column in (*features, label, *client, *when)]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():
-        raise FedtideError(f"{name}: something is missing in every row of {', '.join((*features, *taken))}")
+        raise FedtideError(
+            f"{name}: something is missing in every row of {', '.join((*features, *when, *client, label))}"
+        )
     places = np.flatnonzero(whole) + 2 * bool(source)  # the header of a file is its first row
     seconds = _when(name, places, {column: columns[column][whole] for column in when}, roles.zone) if when else None
     numbered = [numbers for feature in features if (numbers := read[feature].numbers) is not None]
-    labels, measured = _label(read[label[0]], whole)
+    labels, measured = _label(read[label], whole)
     table = Table(
         name,
         labels,
         np.stack([numbers[whole] for numbers in numbered], 1) if numbered else None,
         None if not client else read[client[0]].texts[whole],
         seconds,
-        columns={"label": label[0], "client": client[0] if client else None, "time": when, "features": features,
+        columns={"label": label, "client": client[0] if client else None, "time": when, "features": features,
                  "missing": int(rows - whole.sum())},
         source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(features) if when and set(words_of(feature)) & CALENDAR),
@@ -183,8 +170,49 @@ def of_columns(name: str, columns: Mapping[str, np.ndarray], roles: Roles, sourc
     return replace(table, said=tuple(_said(table, rows, measured, left, roles.zone)))
 
 
+def _parts(
+    name: str, read: Mapping[str, Column], roles: Roles
+) -> tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...], dict[str, str]]:
+    """Return the columns of the time, the client, the label and the features, and why others are left out."""
+    given = {"time": roles.time, "client": roles.client, "label": roles.label or None, "features": roles.features}
+    named = {role: _named(name, read, said, f"--{role}") for role, said in given.items() if said is not None}
+    for one, other in combinations(named, 2):
+        both = [column for column in named[other] if column in named[one]]
+        if both and (one, other) != ("time", "features"):  # an hour is both
+            raise refused(f"{name}: --{other}", both[0], "another column", f"--{one} names it, too")
+
+    def free(*parts: Sequence[str]) -> dict[str, Column]:
+        return {column: read[column] for column in read if not any(column in part for part in parts)}
+
+    when, client, label, features = (named.get(role, ()) for role in given)
+    if "time" not in named:
+        when = guess_time(free(client, label))
+    if roles.zone is not None and not when:
+        raise refused(f"{name}: --zone", roles.zone, "with a column of the time (--time)", "no column looks like one")
+    if "client" not in named:
+        client = guess_client(free(when, label, features))
+    label = label or guess_label(free(when, client, features))
+    if len(label) != 1:
+        raise FedtideError(f"{name}: no column looks like a label; allowed: --label with one of {', '.join(read)}")
+    if "features" in named:
+        for feature in features:
+            if read[feature].numbers is None:
+                raise refused(f"{name}: --features", feature, "columns of numbers")
+        return when, client, label[0], features, {}
+    features, left = guess_features(free(when, client, label))
+    # Hours and months of a time in several columns tell something of the label, too.
+    features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+    return when, client, label[0], features, left
+
+
 def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     """Return the table of rows of a source."""
+    given = {"label": roles.label, "client": roles.client, "time": roles.time, "features": roles.features}
+    for role, said in given.items():
+        if said is not None:
+            raise refused(f"{rows.name}: --{role}", said, "tables with columns (CSV, data frames)", "it has none")
+    if roles.zone is not None and rows.time is None:
+        raise refused(f"{rows.name}: --zone", roles.zone, "rows with times", "these have none")
     if rows.steps is not None:
         raise refused(f"{rows.name}: labels", "sequences", "one label for each row")
     label = np.array(rows.label_names)[rows.y.numpy()] if rows.label_names else rows.y.numpy()
@@ -323,19 +351,18 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     ]
 
 
-def guess_client(columns: Mapping[str, Column], taken: Sequence[str]) -> tuple[str, ...]:
+def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the client: one with such a name, whose values come twice or more often on average."""
-    for name in called((name for name in columns if name not in taken), CLIENTS):
+    for name in called(columns, CLIENTS):
         column = columns[name]
         if 2 <= column.distinct <= len(column.values) / 2 and (column.numbers is None or column.whole):
             return (name,)
     return ()
 
 
-def guess_label(columns: Mapping[str, Column], taken: Sequence[str]) -> tuple[str, ...]:
+def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """Return the column of the label: one with such a name, or else the last whose texts come again."""
-    free = [name for name in columns if name not in taken]
-    able = [name for name in free if columns[name].repeats and not counts_rows(name, columns[name])]
+    able = [name for name in columns if columns[name].repeats and not counts_rows(name, columns[name])]
     return tuple(called(able, LABELS) or able[-1:])[:1]
 
 
@@ -351,10 +378,10 @@ def guess_features(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], dict
     """Return the columns of features, and why others are left out."""
     left = {}
     for name, column in columns.items():
-        if column.numbers is None:
-            left[name] = "dates" if column.dated else "text"
-        elif column.missing.mean() > MOST_MISSING:
+        if column.missing.mean() > MOST_MISSING:
             left[name] = f"{100 * column.missing.mean():.0f} % missing"
+        elif column.numbers is None:
+            left[name] = "dates" if column.dated else "text"
         elif column.distinct < 2:
             left[name] = "always the same"
         elif counts_rows(name, column):
@@ -369,7 +396,7 @@ def _named(table: str, columns: Iterable[str], given: str, option: str) -> tuple
             raise FedtideError(f"{table}: {option}: no column '{name}'; {nearest(name, list(columns))}")
     if option in ("--client", "--label") and len(names) > 1:
         raise refused(f"{table}: {option}", given, "one column")
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -84,6 +84,30 @@ def test_a_measure_is_a_label_too():
     assert not found["labels"].found
 
 
+def test_a_column_that_is_named_is_nothing_else():
+    user, x = np.arange(40) % 5, np.arange(40) / 7
+    data = {"user": user, "x": x, "none": np.full(40, np.nan), "y": user}
+    assert read(data, Roles(label="user")).columns["client"] is None
+    assert read(data, Roles(features="y,y")).columns["features"] == ("y",)
+    assert read(data, Roles(features="y")).columns["label"] == "x"
+    assert read(data).said[2] == "left out: none (100 % missing)"
+
+
+def test_a_table_of_one_row_or_of_columns_that_never_change_has_no_label():
+    for data in ({"a": ["u"], "x": [1.0]}, {"a": ["u"] * 9, "x": [1.0] * 9}):
+        with pytest.raises(
+            ft.FedtideError, match=r"^table: no column looks like a label; allowed: --label with one of a, x"
+        ):
+            ft.inspect({name: np.array(column) for name, column in data.items()})
+
+
+def test_arrays_have_no_columns_to_name(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 3)
+    for option in ({"label": "y"}, {"client": ""}, {"features": "x"}, {"time": "x"}, {"zone": "Europe/Berlin"}):
+        with pytest.raises(ft.FedtideError, match=f"--{next(iter(option))}: found .*, but "):
+            ft.inspect(tmp_path / "a.npz", **option)
+
+
 def test_cells_that_a_source_does_not_know_are_missing_and_rows_are_saved(tmp_path):
     lines = ["user,x,label", *(f"{row % 5},{'?' if row == 3 else row % 7},{row % 2}" for row in range(100))]
     (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
@@ -143,6 +167,11 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
         ({"features": "basket,wind"}, "shop.csv: --features: found 'wind', allowed: columns of numbers"),
         ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
         ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds or ISO 8601"),
+        ({"label": "score", "client": "score"}, "shop.csv: --label: found 'score', but --client names it, "
+         "too; allowed: another column"),
+        ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
+        ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
+        ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_one_line(tmp_path, options, said):
