@@ -10,6 +10,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ DEEPEST = 32
 
 HEADER = 8 * 2**20
 """Bytes that the header of a message may have: names, shapes and structure. Parsed it takes up to 40 times as many."""
+
+KNOWN = 2**14
+"""Bytes of a header that is read once for all messages that have it."""
 
 LONGEST = 2**40
 """Largest dimension of a shape, which matters only where another one is zero."""
@@ -59,10 +64,9 @@ def decode(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
     if len(data) < 8 or length > most:
         raise FedtideError(f"message: found a header of {length} bytes, allowed: at most {most}")
     try:
-        header = _loaded(data[8 : 8 + length], HEADER, "message header")
-        _only(header["__metadata__"], {"tree"})
-        skeleton = _loaded(header.pop("__metadata__")["tree"], HEADER, "message tree")
-        arrays = _arrays(header, memoryview(data)[8 + length :])
+        header = bytes(data[8 : 8 + length])
+        layout, skeleton = (_layout_again if length <= KNOWN else _layout)(header)
+        arrays = _arrays(layout, memoryview(data)[8 + length :])
         tree = _decoded(skeleton, arrays, {f"{c.__module__}:{c.__qualname__}": c for c in classes}, DEEPEST)
     except (RuntimeError, *UNREADABLE) as error:
         raise FedtideError(f"message: not one of this program ({type(error).__name__}: {error})") from None
@@ -71,29 +75,59 @@ def decode(data: bytes, classes: Sequence[type] = CLASSES) -> Tree:
     return tree
 
 
-def _arrays(header: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
-    """Cut the arrays out of a copy of the data, which they fill without gaps."""
-    arrays, at, copy = {}, 0, bytearray(data)
-    for name, entry in sorted(header.items(), key=lambda item: list(item[1]["data_offsets"])):
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies in the data of a message."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _layout(header: bytes) -> tuple[tuple[Place, ...], Any]:
+    """Return where the arrays of a message lie, one after the other without gaps, and the skeleton of its tree."""
+    table = _loaded(header, HEADER, "message header")
+    _only(table["__metadata__"], {"tree"})
+    skeleton = _loaded(table.pop("__metadata__")["tree"], HEADER, "message tree")
+    places, at = [], 0
+    for name, entry in sorted(table.items(), key=lambda item: list(item[1]["data_offsets"])):
         _only(entry, {"dtype", "shape", "data_offsets"})
         dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if not all(type(n) is int and 0 <= n <= LONGEST for n in (*shape, start, end)) or len(shape) > DEEPEST:
+        if not all(type(n) is int and 0 <= n <= LONGEST for n in [*shape, start, end]) or len(shape) > DEEPEST:
             raise refused(f"message: {name}", shape, "a shape")
-        if start != at or end - start != math.prod(shape) * dtype.itemsize or end > len(data):
+        if start != at or end - start != math.prod(shape) * dtype.itemsize:
             raise refused(f"message: {name}", f"{end - start} bytes from {start}", f"those of {shape} from {at}")
-        if dtype == torch.bool and max(copy[start:end], default=0) > 1:
-            raise refused(f"message: {name}", max(copy[start:end]), "0 and 1")
-        if start == end:
-            arrays[name] = torch.empty(shape, dtype=dtype)
-        elif start % dtype.itemsize:
-            arrays[name] = torch.frombuffer(copy[start:end], dtype=dtype).reshape(shape)
-        else:
-            count = (end - start) // dtype.itemsize
-            arrays[name] = torch.frombuffer(copy, dtype=dtype, count=count, offset=start).reshape(shape)
+        places.append(Place(name, dtype, tuple(shape), start, end))
         at = end
+    return tuple(places), skeleton
+
+
+_layout_again = lru_cache(maxsize=128)(_layout)
+"""Messages of one kind have the same header from round to round."""
+
+
+def _arrays(layout: Sequence[Place], data: memoryview) -> dict[str, Tensor]:
+    """Cut the arrays out of a copy of the data, which they fill."""
+    at = layout[-1].end if layout else 0
     if at != len(data):
         raise FedtideError(f"message: found {len(data)} bytes of arrays, allowed: the {at} that its header names")
-    return arrays
+    copy = bytearray(data)
+    return {place.name: _array(place, copy) for place in layout}
+
+
+def _array(place: Place, data: bytearray) -> Tensor:
+    """Return an array in the storage of the data, unless it would not be aligned there."""
+    width = place.dtype.itemsize
+    if place.dtype == torch.bool and max(data[place.start : place.end], default=0) > 1:
+        raise refused(f"message: {place.name}", max(data[place.start : place.end]), "0 and 1")
+    if place.start == place.end:
+        return torch.empty(place.shape, dtype=place.dtype)
+    if place.start % width:
+        return torch.frombuffer(data[place.start : place.end], dtype=place.dtype).view(place.shape)
+    count = (place.end - place.start) // width
+    return torch.frombuffer(data, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
 
 
 def _only(table: Mapping[str, Any], keys: set[str]) -> None:

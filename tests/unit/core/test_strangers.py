@@ -41,6 +41,19 @@ def test_arrays_can_be_written_to():
     assert same(decode(to_bytes({"w": torch.ones(3)}))["w"].add_(1), torch.full((3,), 2.0))
 
 
+def test_messages_with_the_same_header_are_each_what_they_say():
+    first, second = ({"w": torch.full((3,), value), "v": torch.zeros(0, 2)} for value in (1.0, 2.0))
+    one, other = to_bytes(first), to_bytes(second)
+    assert one[:-12] == other[:-12]
+    kept = decode(one)
+    assert same(decode(other), second)
+    assert same(kept["w"].add_(1), torch.full((3,), 2.0))
+    assert same(decode(one), first)
+    for data in (one[:-1], one + b"\0"):
+        with pytest.raises(FedtideError, match="bytes of arrays, allowed: the 12"):
+            decode(data)
+
+
 def message(skeleton: Any, data: bytes = b"", **arrays: Any) -> bytes:
     """Bytes with any header."""
     return raw({"__metadata__": {"tree": json.dumps(skeleton)}, **arrays}, data)
