@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -98,13 +99,26 @@ def pool() -> Iterator[Pool]:
         yield workers
 
 
+CLUSTER = pytest.StashKey[ExitStack]()
+"""Ends the actors."""
+
+
 @pytest.fixture(scope="session")
-def actors() -> Iterator[RayPool]:
+def actors(pytestconfig: pytest.Config) -> Iterator[RayPool]:
     """Two actors of a Ray cluster of our own, for the whole session; skipped without Ray."""
     if find_spec("ray") is None:  # not imported: it is quiet only where the pool is the first to do so
         pytest.skip("Ray is not installed")
-    with RayPool(2) as pool:
-        yield pool
+    with ExitStack() as stack:
+        pytestconfig.stash[CLUSTER] = stack
+        yield stack.enter_context(RayPool(2))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the actors after the last test of their group: a cluster takes CPU while it waits."""
+    theirs, next_ones = ("actors" in getattr(each, "fixturenames", ()) for each in (item, nextitem))
+    if item.config.getoption("loadgroup", False) and theirs and not next_ones and CLUSTER in item.config.stash:
+        item.config.stash[CLUSTER].close()
 
 
 @pytest.fixture(scope="session")
