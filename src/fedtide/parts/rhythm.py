@@ -183,7 +183,8 @@ def look(times: Array, series: Array, draw: np.random.Generator) -> Found:
 
     A period is believed if its gain is above 1.5 times the largest of shuffled rounds, in each of which the direction
     is sought anew, and 10 more; if two whole cycles were heard; and if the cycles tell at least half as much of one
-    another as the curve explains. A second period is sought in what the first leaves.
+    another as the curve explains. A second period is sought in what the first leaves, and shuffled are rounds of the
+    same phase there: corners that the first curve rounds off come again in every cycle, and are no period of their own.
 
     Args:
         times: (n,) in order.
@@ -199,7 +200,10 @@ def look(times: Array, series: Array, draw: np.random.Generator) -> Found:
     if first is None:
         return Found(moves, (), gain, chance)
     left = values - folded(times, values[:, None], first, times)[:, 0]
-    second, *_ = _believed(times, left, np.stack([left[order] for order in orders], 1))
+    phase = np.floor(times % first / _step(times))
+    shuffled_left = np.empty((len(times), SHUFFLES))
+    shuffled_left[np.argsort(phase)] = left[np.stack([np.lexsort((draw.random(len(times)), phase)) for _ in orders], 1)]
+    second, *_ = _believed(times, left, shuffled_left)
     return Found(True, (first,) if second is None else (first, second), gain, chance)
 
 

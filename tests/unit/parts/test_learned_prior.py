@@ -39,6 +39,7 @@ def demo() -> tuple[list[Heard], np.ndarray]:
 
 
 def error(one, other) -> float:
+    """The root mean square; a cohort of 10 differs from what is expected by up to 0.16, and 0.13 over a linear wave."""
     return float(np.sqrt(((np.asarray(one) - np.asarray(other)) ** 2).mean()))
 
 
@@ -47,7 +48,7 @@ def test_at_first_nothing_is_expected():
     memo = prior.init(2)
     assert prior.shares(at(0), 2, memo) is None
     assert prior.facts(memo) == {}
-    memos, _ = heard(prior, linear(12, 32))
+    memos, _ = heard(prior, linear(15, 32))  # the first look is after 16 rounds
     assert all(prior.shares(at(t), 2, memo) is None for t, memo in enumerate(memos))
     assert all(prior.facts(memo) == {} for memo in memos)
 
@@ -59,7 +60,7 @@ def test_shares_are_read_long_before_a_period_is_believed(demo):
     believed = next(t for t, memo in enumerate(memos) if memo.found.periods)
     assert begun < 32 < 63 <= believed <= 71
     assert all(q is not None for q in read[begun:])
-    assert error(torch.stack(read[64:]), came[64:]) < 0.12
+    assert error(torch.stack(read[64:]), came[64:]) < 0.1
 
 
 def test_the_next_period_is_forecast(demo):
@@ -97,7 +98,7 @@ def test_groups_that_were_counted_keep_their_numbers():
             memo = prior.see(memo, at(t), {"sketch": torch.from_numpy(sketch), "modes": counted}, Rng(t))
         ends.append(prior.shares(at(63), 2, memo))
     assert torch.equal(ends[0], ends[1].flip(0))
-    assert abs(float(ends[0][0]) - came[-1, 0]) < 0.2
+    assert abs(float(ends[0][0]) - came[-1, 0]) < 0.1
 
 
 def test_what_is_counted_later_does_not_matter():
@@ -127,10 +128,10 @@ def test_three_groups():
     expected = np.stack([periodic_shares("linear", t, 48, 1.0, 3) for t in range(160)])
     prior = Learned()
     memos, came = heard(prior, expected, 1, apart=4.0)
-    assert error(memos[-1].shares, came) < 0.15
+    assert error(memos[-1].shares, came) < 0.1
     assert memos[-1].found.periods[0] == pytest.approx(48, rel=0.05)
     ahead = torch.stack([prior.shares(at(t), 3, memos[-1]) for t in range(160, 208)])
-    assert error(ahead, [periodic_shares("linear", t, 48, 1.0, 3) for t in range(160, 208)]) < 0.15
+    assert error(ahead, [periodic_shares("linear", t, 48, 1.0, 3) for t in range(160, 208)]) < 0.1
 
 
 def test_one_group_is_alone():
@@ -164,7 +165,7 @@ def test_a_round_without_answers_is_left_out(demo):
     prior = Learned()
     memos, _ = heard(prior, linear(130, 32), rounds=[t for t in range(130) if t % 9])
     coming = [float(prior.shares(at(t), 2, memos[-1])[0]) for t in range(130, 162)]
-    assert error(coming, linear(162, 32)[130:]) < 0.12
+    assert error(coming, linear(162, 32)[130:]) < 0.1
 
 
 def test_the_memo_survives_its_checkpoint(demo):

@@ -57,6 +57,13 @@ def test_day_and_week():
         assert sorted(found) == pytest.approx([16, 112], rel=0.05)
 
 
+@pytest.mark.parametrize("period", [16, 32])
+def test_corners_are_no_second_period(period):
+    """A curve rounds off a block; what is left at its corners comes again in every cycle, as harmonics."""
+    for seed in range(2):
+        assert looked(SHAPES["block"](256, period), seed).periods == pytest.approx((period,), rel=0.01)
+
+
 def test_a_small_cohort_takes_longer():
     assert [looked(linear(n, 32), 1, m=3, apart=1.2).periods != () for n in (66, 320)] == [False, True]
 
@@ -68,8 +75,7 @@ def test_a_small_cohort_takes_longer():
 def test_nothing_is_found_where_nobody_takes_turns(n):
     """Chance has its best try in 19 shuffles of the rounds, and what is believed is far above: no alarm in 80 looks."""
     found = [looked(np.full(n, 0.5), seed) for seed in range(20)]
-    assert [each.periods for each in found] == [()] * 20
-    assert sum(each.moves for each in found) <= 1
+    assert not any(each.moves or each.periods for each in found)
 
 
 @pytest.mark.parametrize("n", [64, 128])
@@ -117,11 +123,12 @@ def test_too_few_rounds_for_two_cycles_of_the_shortest_period():
 
 @pytest.mark.parametrize("shape", ["linear", "block", "cosine"])
 def test_shares_are_read_as_they_came(shape):
+    """Noise of ten clients is 0.06 of the distance of two groups; extremes that are never quite reached add to it."""
     for seed in range(3):
         series, came = world(SHAPES[shape](96, 32), seed)
         shares = read_shares(series, 2, came)
         assert np.sqrt(((shares - came) ** 2).mean()) < 0.12
-        assert np.corrcoef(shares[:, 0], came[:, 0])[0, 1] > 0.93
+        assert np.corrcoef(shares[:, 0], came[:, 0])[0, 1] > 0.94
 
 
 def test_three_groups_are_corners_of_a_triangle():
