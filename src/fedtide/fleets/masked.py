@@ -152,15 +152,6 @@ def bundle_of(tree: Tree) -> Bundle:
 # -- at the server -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Opened:
-    """Sums without their masks, by slot, or 0, the clients in them, and why there is none of others, where known."""
-
-    sums: dict[int, Tensor]
-    clients: frozenset[int]
-    why: Mapping[int, str]
-
-
 @dataclass
 class Attempts:
     """The tries of a server to have its sums masked and opened.

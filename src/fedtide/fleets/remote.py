@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -17,13 +16,14 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import Tree, same
-from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard, Slotted
+from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier, Question
 from fedtide.fleets.heard import LOST, READERS, Heard, Post, Sent, most_bytes
 from fedtide.fleets.mailbox import Mailbox
-from fedtide.fleets.masked import Attempts, Opened, by_slot
+from fedtide.fleets.masked import Attempts
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
+from fedtide.fleets.opening import UNOPENED, MaskedSums, Opened, as_owners_want
 from fedtide.fleets.presence import Who
 from fedtide.fleets.real_clock import RealClock, RoundClock
 from fedtide.fleets.schema import Schema, Schemas, look
@@ -31,21 +31,14 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import ALL, Vectors
 from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
-from fedtide.wire.masks import STALE, Shown, hidden, unmasked
 from fedtide.wire.release import ledger_of, release_of
 from fedtide.wire.safe import Safe
 
 LOOK = 1.0
 """Seconds between two looks at who is there."""
 
-TRIES = 3
-"""How often a sum is masked anew where clients vanish before it is opened."""
-
 LATE, AT_WORK = "late", "at work"
 """Words of the record for a client of which nothing came in time, and for one that is asked after again."""
-
-UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished meanwhile"
-"""Word of the record for a client in whose sum there is no fault of its own."""
 
 MADE_UP = -1
 """In the server's notes the client whose made-up rows tell what answers must look like."""
@@ -107,7 +100,6 @@ class RemoteFleet:
         self._masks = Attempts(self._life) if self.vectors is not None and self.vectors.wire.secure else None
         self.memory = MemoryStore(None)
         self.moment = Moment(-1, 0, 0.0)
-        self._unmet: dict[int, str] = {}
         self.queries: list[Query] = []
         self.asks: list[dict[str, Any]] = []
         self._drawn: dict[str, list[int]] = {}
@@ -300,8 +292,11 @@ class RemoteFleet:
         before = self._released(ask.number)
         if before:
             there = torch.zeros_like(there)
-        elif self._masks is not None and ask.forms is not None:
-            opened = self._opened(ask.of(there), payload, seconds, len(ask.clients) if first is None else first)
+        elif self._masks is not None and self.vectors is not None and ask.forms is not None:
+            mail, known, send = self._mail, self._node, self._send
+            sums = MaskedSums(self._masks, mail, self.clock, self.vectors, self.heaviest, known, send, self._offer)
+            opened = sums.open(ask.of(there), payload, seconds, len(ask.clients) if first is None else first)
+            self._shut |= opened.shut
             there = torch.zeros_like(there)
         elif began is None:
             self._send(ask.of(there), payload, seconds)
@@ -324,117 +319,12 @@ class RemoteFleet:
         self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
         return reply
 
-    # -- masked sums --------------------------------------------------------------------------------------------------
-
-    def _opened(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
-        """Put a question until all who answered it open their sums, too; return these without their masks.
-
-        Where one of them vanishes in between, the same ones try again, and train no more. Without it they would not:
-        its answer may come yet, and the server would have two sums that differ by one client. Keys have the
-        seconds of a question, answers as many, and all that is said after them as many, however often it is tried.
-        """
-        assert self._masks is not None
-        self._unmet = {}
-        asked, named_before, why = ask, frozenset[int](), dict[int, str]()
-        now, end = self.clock.monotonic, math.inf
-        for _ in range(TRIES):
-            if now() >= end:
-                break
-            here = self._in_enough(self._met(asked, min(now() + seconds, end)))
-            mask = self._masks.header(self._masks.name(), here, self._node)
-            self._ask_until(min(now() + seconds, end), here, payload, "ask", first, mask=mask)
-            end = min(now() + seconds, end)
-            came = self._mail.came("ask", set(here.clients.tolist()))
-            stale = [client for client, heard in came.items() if heard.word == REFUSED + STALE]
-            if self._forget_keys(stale):
-                why |= dict.fromkeys(stale, UNOPENED)
-                continue
-            answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
-            alive = self._in_enough(_only(here, _as_owners_want(set(answered), ask, came)))
-            clients = frozenset(alive.clients.tolist())
-            if named_before and clients != named_before:
-                continue
-            if not clients:
-                break
-            asked, named_before = alive, clients
-            named = {str(slot): clients for slot, clients in by_slot(alive).items()}
-            self._offer(ask.version[0], clients)
-            self._ask_until(end, alive, {}, "unmask", mask=mask | {"alive": named})
-            shown = self._mail.came("unmask", clients)
-            for client in clients:
-                self._mail.forget("unmask", client)
-            open_up = {
-                client
-                for slot, members in by_slot(alive).items()
-                for client in members
-                if client in shown and shown[client].word == ANSWERED
-                if _opens(shown[client].sent, client, set(members), set(by_slot(here)[slot]))
-            }
-            why = {client: _shut(shown.get(client)) for client in sorted(clients - open_up)}
-            if not self._forget_keys(why):
-                sums = {
-                    slot: unmasked(
-                        {client: came[client].sent["total"] for client in members},
-                        {client: shown[client].sent for client in members},
-                    )
-                    for slot, members in by_slot(alive).items()
-                }
-                assert ask.forms is not None
-                assert self.vectors is not None
-                for slot, members in by_slot(alive).items():
-                    fault = self.vectors.wire.fault(sums[slot], ask.forms[slot], len(members), self.heaviest)
-                    if fault is not None:  # such as a mask that does not come off
-                        del sums[slot]
-                        word = f"{LOST}its sum cannot be, by what one of its nodes sent: {fault}"
-                        why |= dict.fromkeys(members, word)
-                return Opened(sums, clients - why.keys(), why)
-        self._shut |= set(why)
-        return Opened({}, frozenset(), why)
-
     def _offer(self, number: int, clients: frozenset[int]) -> None:
         """Count a round of clients that are asked to open a sum, as their nodes do before they show anything."""
         if self.ledger is None or not self.ledger.offer(number, clients):
             return
         if self.safe is not None:
             self.safe.offer(number, sorted(clients))
-
-    def _forget_keys(self, clients: Iterable[int]) -> bool:
-        """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
-        assert self._masks is not None
-        nodes = {self._node[client] for client in clients}
-        for node in nodes:
-            self._masks.keys.pop(node, None)
-        return bool(nodes)
-
-    def _met(self, ask: Ask, until: float) -> Ask:
-        """Return the question to those whose nodes have said their keys for masks; the others are asked for them."""
-        assert self._masks is not None
-        keys, nodes = self._masks.keys, [self._node[client] for client in ask.clients.tolist()]
-        strangers = ask.of(torch.tensor([node not in keys for node in nodes], dtype=torch.bool))
-        if len(strangers.clients):
-            self._ask_until(until, strangers, {}, "keys")
-            for client, heard in self._mail.came("keys", set(strangers.clients.tolist())).items():
-                if heard.word == ANSWERED:
-                    keys[self._node[client]] = heard.sent
-                else:
-                    self._unmet[client] = heard.word
-            for client in strangers.clients.tolist():
-                self._mail.forget("keys", client)
-        return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))
-
-    def _in_enough(self, ask: Ask) -> Ask:
-        """Return the question to those in whose sums there may be enough clients, not too many of them at one node."""
-        assert self.vectors is not None
-        enough = ask.of(self.vectors.enough(ask, torch.ones(len(ask.clients), dtype=torch.bool)))
-        holders = ({each: self._node[each] for each in clients} for clients in by_slot(enough).values())
-        return _only(enough, {each for held in holders if hidden(held, self.vectors.wire.fewest) for each in held})
-
-    def _ask_until(
-        self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any
-    ) -> None:
-        """Put a question and wait for its first answers, or all of them."""
-        self._send(ask, payload, max(until - self.clock.monotonic(), 0.0), post, **how)
-        self._mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -527,7 +417,7 @@ class RemoteFleet:
         came = self._mail.came(post, set(ask.clients.tolist()))
         answered = [client for client, heard in came.items() if heard.word == ANSWERED][:first]
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
-        counted = _as_owners_want(enough, ask, came) if opened is None else enough & opened.clients
+        counted = as_owners_want(enough, ask, came) if opened is None else enough & opened.clients
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
         done = join(_block(ask.of(at), came) for at in split_blocks(counts))
         unopened = {} if opened is None else {**dict.fromkeys(enough - counted, UNOPENED), **opened.why}
@@ -538,7 +428,8 @@ class RemoteFleet:
             done = self.vectors.opened(ask, payload, replace(done, vectors=sums))
             unopened |= dict.fromkeys(done.unopened, UNOPENED)
         counted -= unopened.keys()
-        words = self._words(post, ask, came, counted, enough - counted - unopened.keys(), unopened)
+        unmet = {} if opened is None else opened.unmet
+        words = self._words(post, ask, came, counted, enough - counted - unopened.keys(), unopened, unmet)
         of = {word: [client for client in words if words[client].startswith(word)] for word in (REFUSED, LOST)}
         refused_ids = sorted([*of[REFUSED], *(client for client in words if words[client] == NOT_FINITE)])
         silent = [client for client in words if words[client] == ABSTAINED]
@@ -565,13 +456,14 @@ class RemoteFleet:
         counted: set[int],
         held_back: set[int],
         unopened: Mapping[int, str],
+        unmet: Mapping[int, str],
     ) -> dict[int, str]:
         """Say of every client what became of it; of some the owners want more clients in a sum."""
         words = {}
         for client in ask.clients.tolist():
             word = came[client].word if client in came else LATE
             if word == LATE and self._mail.asked(post, client) is None:
-                word = self._unmet.get(client, LOST + "it was not asked")
+                word = unmet.get(client, LOST + "it was not asked")
             if word == ANSWERED and client in unopened:
                 word = unopened[client]
             elif word == ANSWERED and client in held_back and post == "ask":
@@ -691,42 +583,6 @@ def _noted(present: Tensor, willing: Tensor, counted: set[int], came: Mapping[in
         "kept": [client for client in clients if came[client].kept],
         "seconds": {str(client): came[client].seconds for client in clients},
     }
-
-
-def _opens(shown: Shown, client: int, members: set[int], peers: set[int]) -> bool:
-    """Tell whether a client gave all that opens a sum: for all others in it, and of who was asked and is not."""
-    return set(shown.opens) == members - {client} and set(shown.links) == peers - members
-
-
-def _shut(heard: Heard | None) -> str:
-    """Return the word of the record for a client whose node did not open a sum, whatever it said instead."""
-    said = "" if heard is None or heard.word == ANSWERED else f": {heard.word}"
-    return f"{LOST}its node did not open the sum{said}"
-
-
-def _only(ask: Ask, clients: set[int]) -> Ask:
-    """Return the question to those of its clients that are in a set."""
-    return ask.of(torch.tensor([client in clients for client in ask.clients.tolist()], dtype=torch.bool))
-
-
-def _as_owners_want(answered: set[int], ask: Ask, came: Mapping[int, Heard]) -> set[int]:
-    """Return the clients in whose sum there are as many as their owners want, once others are left out for that."""
-    clients, slots = ask.clients.tolist(), [0] * len(ask.clients) if ask.slot is None else ask.slot.tolist()
-    slot = dict(zip(clients, slots, strict=True))
-    sums = {each: {(slot[each], *place) for place in [(), *_chosen(came[each].sent["total"])]} for each in answered}
-    left, before = set(answered), -1
-    while len(left) != before:
-        before, members = len(left), Counter(place for client in left for place in sums[client])
-        left = {client for client in left if min(members[place] for place in sums[client]) >= came[client].fewest}
-    return left
-
-
-def _chosen(total: Tree) -> Iterator[tuple[Any, ...]]:
-    """Yield where an answer says by itself which sums it is in; one that is masked does not say it."""
-    if isinstance(total, Slotted):
-        yield from ((k,) for k, part in total.parts.items() if part.weight > 0)
-    elif isinstance(total, dict):
-        yield from ((key, *place) for key, child in total.items() for place in _chosen(child))
 
 
 def _members(ask: Ask, part: Ask) -> int:
