@@ -41,7 +41,7 @@ class Opened:
         shut: clients that keep a sum shut.
     """
 
-    sums: Mapping[int, Tensor]
+    sums: dict[int, Tensor]
     clients: frozenset[int]
     why: Mapping[int, str]
     unmet: Mapping[int, str]
