@@ -358,7 +358,10 @@ REGISTRY: Mapping[str, Entry] = {
                 "q": 1.0, "pooling": False, "server": "yogi", "clustering": FEW_CLUSTERS, "loss": "wsm",
                 "drift_baseline": "last-clustering", **DRIFT,
             },
-            "by sums": {"reveal": BY_SUMS, "clustering": FEW_CLUSTERS, **DRIFT},
+            "by sums": {
+                "reveal": BY_SUMS, "clustering": FEW_CLUSTERS, "cohort": {"kind": "in-turn", "clients_per_round": 4},
+                **DRIFT,
+            },
             "by sums of several": {
                 "reveal": BY_SUMS, "clustering": FEW_CLUSTERS, "trigger": "gain", "cluster_layer": "head",
                 "representation": {"kind": "combined", "parts": ["labels", {"kind": "gradient", "sketch": 8}]}, **DRIFT,

@@ -5,6 +5,7 @@
 | arrivals | the clients that the shift sends, the same for every method | nothing |
 | uniform | reachable clients, uniformly | nothing |
 | everyone | all reachable clients | nothing |
+| in-turn | reachable clients, each once before any has a second turn | nothing |
 | by-size | in proportion to samples | samples |
 | nearest | clients that are similar to the others | a representation, by default its label distribution |
 | oort | large losses, fast, sometimes new | samples, a loss statistic |
@@ -25,6 +26,7 @@ from pydantic import Field
 from fedtide.cohorts.arrivals import Arrivals
 from fedtide.cohorts.by_size import BySize
 from fedtide.cohorts.everyone import Everyone
+from fedtide.cohorts.in_turn import InTurn
 from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
 from fedtide.cohorts.own import PickedBy
@@ -37,12 +39,13 @@ if TYPE_CHECKING:
     Cohort = Picking  # an algorithm takes any object that selects clients; the kinds are those of a file
 else:
     Cohort = Annotated[
-        Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice | Python,
+        Arrivals | Uniform | Everyone | InTurn | BySize | Nearest | Oort | PowerOfChoice | Python,
         Field(discriminator="kind", description="selection of the participants of a round."),
     ]
 
 __all__ = [
-    "Arrivals", "BySize", "Cohort", "Everyone", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice", "Uniform",
+    "Arrivals", "BySize", "Cohort", "Everyone", "InTurn", "Nearest", "Oort", "PickedBy", "Picking", "PowerOfChoice",
+    "Uniform",
 ]  # fmt: skip
 
 

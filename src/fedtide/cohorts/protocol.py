@@ -60,6 +60,10 @@ class Picking(Protocol):
         """Return the memo after reports (n, width) of some clients (n,) to a method that compares clients by them."""
         return memo
 
+    def renewed(self, memo: Any) -> Any:
+        """Return the memo once clusters have been made anew."""
+        return memo
+
     def pick(
         self, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:

@@ -233,7 +233,7 @@ def test_without_drift_no_client_is_clustered_and_models_are_those_of_static_clu
     assert (report.ask.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
+@pytest.mark.parametrize("kind", ["uniform", "in-turn", "by-size", "nearest", "oort", "power-of-choice"])
 def test_every_cohort_picks_as_many_of_each_cluster(kind):
     run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, cohort={"kind": kind, "clients_per_round": 5})
     train = run.fleet.queries[-1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.cohorts import BySize, Nearest, Oort, PowerOfChoice, Uniform
+from fedtide.cohorts import BySize, InTurn, Nearest, Oort, PowerOfChoice, Uniform
 from fedtide.cohorts.draw import draw_clients
 from fedtide.cohorts.oort import utility
 from fedtide.core import codec
@@ -26,7 +26,9 @@ from fedtide.learn.task import Task
 from fedtide.multi import clusters
 from helpers.toys import played, toy
 
-KINDS = [Uniform(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort(), PowerOfChoice()]
+KINDS = [
+    Uniform(), InTurn(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort(), PowerOfChoice(),
+]  # fmt: skip
 EVERYONE = torch.arange(12)
 
 
@@ -411,7 +413,7 @@ def test_a_client_that_the_server_does_not_know_tells_the_loss_of_the_largest_cl
     assert torch.equal(told.rows["loss"], expected.rows["loss"])
 
 
-@pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
+@pytest.mark.parametrize("kind", ["uniform", "in-turn", "by-size", "nearest", "oort", "power-of-choice"])
 def test_so_many_are_asked_as_the_cohort_says(kind):
     cohort = {"kind": kind, "clients_per_round": 2, "over_selection": 2.0}
     run = played(toy("fedavg", {"cohort": cohort}, shift=STILL), rounds=1)
