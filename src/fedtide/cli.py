@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -39,6 +40,7 @@ Simulate a federation whose clients differ and come and go with the hour;
 compare methods over seeds; read one report that shows what the shift did
 and which method coped.
 
+    fedtide init study.toml        write a study to begin with
     fedtide recipes                list what ships with the package
     fedtide run recipe:demo        run a recipe
     fedtide run study.toml         run your own experiment
@@ -69,6 +71,7 @@ app = App(
 )
 app["--help"].group = "About"
 app["--version"].group = "About"
+app.register_install_completion_command(group="About")
 
 
 for command in (
@@ -120,6 +123,22 @@ def run(
     _say_room(made.settings, made.root, made.where, output)
     folder.create(made.settings, made.root, made.where, request.scale)
     return _play(made.settings, made.root, made.workers, output)
+
+
+@app.command
+def init(study: Path = Path("study.toml"), /) -> int:
+    """Write a study to begin with: a file that runs as it stands, and says what else may stand in it.
+
+    Args:
+        study: the file; it must not exist. For data of your own, fedtide inspect writes one.
+    """
+    from fedtide.core.atomic import check_free, write_text
+
+    check_free(study)
+    write_text(study, files("fedtide.config").joinpath("study.toml").read_text(encoding="utf-8"))
+    say(f"study: {study}")
+    say(f"next: fedtide run {study}")
+    return 0
 
 
 @app.command
@@ -270,9 +289,9 @@ def export(
         out: the file; it must not exist. By default METHOD-SEED or NODE here.
     """
     from fedtide.config import slug
+    from fedtide.core.atomic import check_free
     from fedtide.runs.export import ENDINGS, Model, check_onnx
     from fedtide.runs.export import export as write
-    from fedtide.runs.predict import check_free
     from fedtide.runs.trained import Trained
 
     if format == "onnx":

@@ -13,6 +13,14 @@ from pathlib import Path
 from fedtide.core.errors import FedtideError
 
 
+def check_free(out: Path) -> None:
+    """Raise where something is at the place of a new file, or where it would have no folder."""
+    if out.exists():
+        raise FedtideError(f"{out}: is there already, allowed: a new file")
+    if not out.parent.is_dir():
+        raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Name a file or folder in system errors that name none, such as that of a full disk."""

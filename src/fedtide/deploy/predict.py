@@ -11,6 +11,7 @@ import torch
 
 import fedtide
 from fedtide.config import resolved
+from fedtide.core.atomic import check_free
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -21,7 +22,7 @@ from fedtide.fleets.node_memory import Judged
 from fedtide.fleets.schema import made_up
 from fedtide.runs.build import task_of
 from fedtide.runs.export import CHECKED, Model
-from fedtide.runs.predict import check_free, prepared, read_features, write_table
+from fedtide.runs.predict import prepared, read_features, write_table
 from fedtide.runs.trained import ROWS, mixed
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.atomic import write_text
+from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
@@ -53,14 +53,6 @@ def predict_file(
         said = trained.predict(x, client)
     write_table(out, said.logp, names_of_classes(trained))
     return len(x)
-
-
-def check_free(out: Path) -> None:
-    """Raise where something is at the place of a new file, or where it would have no folder."""
-    if out.exists():
-        raise FedtideError(f"{out}: is there already, allowed: a new file")
-    if not out.parent.is_dir():
-        raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
 
 
 def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
