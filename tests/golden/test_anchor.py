@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
 from fedtide.multi.anchor import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 from fedtide.runs.preflight import preflight
-from helpers.toys import TOY, played, toy
+from helpers.toys import TOY, Played, played, toy
 
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 OPTIONS = {"features": "frozen", "gaussian_init": "random", "local": LOCAL, "cohort": "everyone"}
@@ -71,10 +72,15 @@ def test_all_of_one_model_is_that_model_bit_for_bit():
     assert torch.equal(mix(one, two, 1.0), two)
 
 
+@cache
+def fedavg_of(**local) -> Played:
+    return played(toy("fedavg", {"local": local, "cohort": "everyone"}), rounds=4)
+
+
 def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
     ours = played(toy("pfedem", {**OPTIONS, "anchor": True}), rounds=4)
     plain = played(toy("pfedem", {**OPTIONS, "anchor": False}), rounds=4)
-    theirs = played(toy("fedavg", {"local": LOCAL, "cohort": "everyone"}), rounds=4)
+    theirs = fedavg_of(**LOCAL)
     for name, value in theirs.state.weights.params.items():
         assert torch.equal(ours.state.anchor.weights.params[name], value)
     for with_it, without in zip(ours.state.weights, plain.state.weights, strict=True):
@@ -86,7 +92,7 @@ def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
 def test_that_of_fedem_is_fedavgs_model_too(layer):
     options = {"local": LOCAL, "cohort": "everyone", "components": 2, "component_layer": layer}
     ours, plain = (played(toy("fedem", {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
-    theirs = played(toy("fedavg", {"local": LOCAL, "cohort": "everyone"}), rounds=4)
+    theirs = fedavg_of(**LOCAL)
     assert same(ours.state.anchor.weights, theirs.state.weights)
     assert same(ours.state.weights, plain.state.weights)
 
@@ -105,7 +111,7 @@ BESIDE = {
 def test_that_of_branches_and_of_fedgmm_is_fedavgs_model_too_and_leaves_the_others_alone(name):
     options = {"local": LOCAL, "cohort": "everyone", **BESIDE[name]}
     ours, plain = (played(toy(name, {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
-    theirs = played(toy("fedavg", {"local": options["local"], "cohort": "everyone"}), rounds=4)
+    theirs = fedavg_of(**options["local"])
     assert same(ours.state.anchor.weights, theirs.state.weights)
     assert same(replace(ours.state, anchor=None), plain.state)
 

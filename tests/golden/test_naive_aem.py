@@ -132,7 +132,9 @@ def federated(population, models, rounds=ROUNDS, exploration="constant", freeze=
 
 
 CASES = [
-    {}, {"exploration": "inverse"}, {"exploration": "power"}, {"exploration": "clusters"}, {"weighting": "uniform"},
+    pytest.param({}, marks=pytest.mark.thorough),  # as others, but for what these say
+    pytest.param({"exploration": "power"}, marks=pytest.mark.thorough),
+    {"exploration": "inverse"}, {"exploration": "clusters"}, {"weighting": "uniform"},
     {"freeze": {"patience": 1, "check_every": 2}},
     {"freeze": {"patience": 2, "check_every": 1}, "exploration": "power"},
 ]  # fmt: skip

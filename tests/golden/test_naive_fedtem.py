@@ -169,7 +169,6 @@ def naive(
 
 
 CASES = [
-    {"prior": "linear", "update": "overwrite"},
     {"prior": "cosine", "update": "certainty", "variance": "total"},
     {"prior": "cosine", "update": "overwrite", "selection": "bayes"},
     {"prior": "linear", "update": "overwrite", "var_floor": 0.7},
@@ -181,6 +180,7 @@ CASES = [
     {"prior": "em-only", "update": "overwrite", "branches": 3},
 ]
 ALIKE = [
+    {"prior": "linear", "update": "overwrite"},
     {"prior": "linear", "update": "certainty"},
     {"prior": "cosine", "update": "certainty", "consistent_only": False},
     {"prior": "soft", "update": "overwrite"},

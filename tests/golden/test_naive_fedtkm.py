@@ -95,10 +95,10 @@ def naive(population, net, c, *, distance, centers, eta, rho, schedule, clip, br
 
 
 CASES = [
-    ("mean", "overwrite", 0.1, "zero-mid", None, 2),
-    ("mean", "certainty", 0.1, "zero-mid", None, 2),
+    pytest.param("mean", "overwrite", 0.1, "zero-mid", None, 2, marks=pytest.mark.thorough),  # in the others' pairs
+    pytest.param("mean", "certainty", 0.1, "zero-mid", None, 2, marks=pytest.mark.thorough),
     ("vote", "overwrite", 0.1, "zero-mid", None, 2),
-    ("vote", "certainty", 0.3, "constant", None, 2),
+    pytest.param("vote", "certainty", 0.3, "constant", None, 2, marks=pytest.mark.thorough),
     ("mean", "overwrite", 20.0, "zero-mid", None, 2),  # into the bounds of log alpha
     ("mean", "certainty", 0.1, "zero-mid", 0.3, 2),
     ("mean", "certainty", 0.3, "zero-mid", None, 3),

@@ -127,7 +127,13 @@ def played_naively(play: Play, seed: int) -> list[Kept]:
     return list(islice(naive_fielding(START, CLIENTS, held(people(seed)), represent, play), ROUNDS))
 
 
-@pytest.mark.parametrize("name", PLAYS)
+ALIKE = ("proximal", "momentum", "since the last clustering")
+"""Of options that "all at once" has together, or sums have, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in PLAYS]
+)
 def test_thirty_rounds(name):
     play, representation, seed = PLAYS[name]
     who = people(seed)

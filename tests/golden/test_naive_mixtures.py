@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,13 +33,18 @@ def models_of(weights) -> list[dict[str, np.ndarray]]:
     return [{name: value.astype(np.float64) for name, value in as_numpy(each.params).items()} for each in weights]
 
 
-def run_of(algorithm, options, model, memory):
-    """The package's run, with the cohort of four and the principal components that it and the naive one share."""
+def experiment_of(algorithm, options, model):
+    """The cohort of four."""
     begin = {"kind": "k-means++", "rounds": 3}
     options = {"features": {"kind": "pca", "width": 3}, "gaussian_init": begin, "components": 2, **options}
-    experiment = toy(
+    return toy(
         algorithm, options, rounds=ROUNDS, precision="fp64", data=DATA, model=model, shift=BLEND,
     )  # fmt: skip
+
+
+def run_of(algorithm, options, model, memory):
+    """The package's run, and the principal components that it and the naive one share."""
+    experiment = experiment_of(algorithm, options, model)
     host = host_of(experiment, experiment.method[0], 0, memory)
     run = played(experiment, memory=memory, host=host)
     center, components = (part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3))
@@ -127,6 +134,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
                 close(value, models[k][name], f"{name} of model {k} after round {t}")
         for name, theirs in (("mu", mu), ("spread", cov)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
+    assert len(blends) > 4
     for client, blend in blends.items():
         close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")
 
@@ -145,12 +153,17 @@ def predicted(run, rows, blends):
     return run.host.algorithm.predict(payload, [{"pi": blends}, None], rows, owner), owner.tolist()
 
 
+@cache
+def pfedem_run():
+    local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
+    return run_of("pfedem", {"anchor": False, "local": local}, "linear", MemoryStore(None))
+
+
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "client", "global"])
 def test_naive_predictions_of_pfedem_agree(inference):
-    local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
-    run, space = run_of(
-        "pfedem", {"anchor": False, "local": local, "inference": inference}, "linear", MemoryStore(None)
-    )
+    run, space = pfedem_run()
+    infers = experiment_of("pfedem", {"anchor": False, "inference": inference}, "linear")
+    run = replace(run, host=host_of(infers, infers.method[0], 0, MemoryStore(None)))
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)
@@ -180,6 +193,7 @@ def test_naive_predictions_of_fedgmm_agree():
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)
+    assert len(rows) == 12
     models, mu, cov = models_of(state.weights), state.mu.numpy(), state.spread.numpy()
     for s, row in enumerate(rows.numpy()):
         z = (row - space["center"]) @ space["components"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -59,12 +59,17 @@ class Fleet:
     def answer(self, question, client, payload):
         if question == "count":
             return torch.tensor([float(self.count[client])] * 2) if self.count[client] else None
-        n = ROWS[client]
-        x = torch.full((n, 1), S[client] if n else 0.0)
-        shard = Shard(x, torch.ones(n, dtype=torch.int64), torch.arange(n))
-        made = Algorithm("x", None, {}, None, shared_weights, TASK.predict)
-        answer = loss_question(made)(payload, None, shard, self.moment, Rng(0))
-        return None if answer is None else answer.rows["loss"]
+        assert payload is MODEL
+        return told(ROWS[client], S[client] if ROWS[client] else 0.0)
+
+
+@cache
+def told(rows: int, value: float):
+    """What a client with these rows answers to "loss"."""
+    shard = Shard(torch.full((rows, 1), value), torch.ones(rows, dtype=torch.int64), torch.arange(rows))
+    made = Algorithm("x", None, {}, None, shared_weights, TASK.predict)
+    answer = loss_question(made)(MODEL, None, shard, Fleet.moment, Rng(0))
+    return None if answer is None else answer.rows["loss"]
 
 
 def picked(cohort, fleet, seed=0, **among):
@@ -110,11 +115,12 @@ def test_several_candidates_are_drawn_by_size_without_replacement():
 
     Client 1: 1/3 + 1/6 2/5 + 1/2 2/3; client 2: 1/2 + 1/6 3/5 + 1/3 3/4.
     """
-    found, cohort = torch.zeros(6), PowerOfChoice(1, d=2)
+    found, cohort, among = torch.zeros(6), PowerOfChoice(1, d=2), torch.tensor([0, 1, 2])
+    memo = cohort.init(Fleet())
     for seed in range(4000):
         fleet = Fleet()
-        picked(cohort, fleet, seed, among=torch.tensor([0, 1, 2]))
-        found[fleet.asked[1][1]] += 1
+        cohort.pick(memo, fleet, Rng(seed), partial(shared_weights, State()), among=among)
+        found[fleet.asked[0][1]] += 1
     assert (found / 4000).tolist() == pytest.approx([5 / 12, 11 / 15, 17 / 20, 0, 0, 0], abs=0.03)
 
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedtide.core import checkpoint
-from fedtide.core.loop import Start
+from fedtide.core.loop import Start, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
+from fedtide.fleets.host import Host
 from fedtide.laws.case import ByWire, Case, InAnyOrder, alike, hold, judged
-from fedtide.laws.every import all_declared, guarded, shuffled, untouched, with_permuted_rows
+from fedtide.laws.every import TRAIN, all_declared, guarded, shuffled, untouched, updates_compared, with_permuted_rows
 from fedtide.laws.toy import played
 
 
 def carried_on(case: Case) -> None:
-    """A run sent as bytes, saved half way and carried on from its checkpoint alone, is the run that never stopped; and
-    no work changes what it is given."""
+    """A run sent as bytes, saved half way, whose next round is begun twice, and that is then carried on from its
+    checkpoint alone, is the run that never stopped; and no work changes what it is given."""
     half = case.experiment.rounds // 2
     with TemporaryDirectory() as root:
         folder, kept = Path(root, "checkpoints"), Path(root, "memory")
         memory, host = MemoryStore(kept, small=0), guarded(case.host())
-        *_, last = first = played(case.experiment, host=host, engine=ByWire, memory=memory, rounds=half).steps
+        begun = played(case.experiment, host=host, engine=ByWire, memory=memory, rounds=half)
+        *_, last = first = begun.steps
         ahead = Start(last.state, half, last.seconds, last.moment.seconds)
         checkpoint.save(folder, ahead, memory, config="", marks={})
+        for _ in range(2):  # with what its clients keep as of the checkpoint
+            step = next(play(host.algorithm, begun.fleet, ahead, seed=0, rounds=case.experiment.rounds))
+            alike(step.state, case.reference.steps[half].state, "a round that is begun again ends differently")
         again = MemoryStore(kept, small=0)
         resumed = checkpoint.load(folder, again, config="")
         assert resumed is not None
@@ -35,12 +42,22 @@ def carried_on(case: Case) -> None:
         alike(judged(second)[-1], judged(case.reference)[-1], "carried on from its checkpoint it is judged otherwise")
 
 
-def another_order(case: Case) -> None:
+def another_order(case: Case, *, updates: bool = True) -> None:
     """With clients, blocks and rows in another order, and other global randomness, a run is the same; it sees what is
-    declared; another seed begins otherwise."""
-    with untouched(1):
-        run, fleet = case.watched(host=with_permuted_rows(case.host()), engine=InAnyOrder, change=shuffled)
+    declared; another seed begins otherwise. And updates that answers name are what local training did."""
+    host = with_permuted_rows(case.host())
+    with untouched(1), _compared(host, updates) as watched:
+        run, fleet = case.watched(host=watched, engine=InAnyOrder, change=shuffled)
     alike(case.reference.state, run.state, "with clients, blocks or rows in another order the state is another")
     all_declared(run, fleet)
     other = played(case.experiment, seed=1, rounds=1).state
     hold(not same(case.reference.steps[0].state, other), "two runs with different seeds begin alike")
+
+
+@contextmanager
+def _compared(host: Host, updates: bool) -> Iterator[Host]:
+    if not updates or TRAIN not in host.algorithm.works:
+        yield host
+        return
+    with updates_compared(host) as (watched, _):
+        yield watched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import mul, sub
 
 from fedtide.parts.distance import Joint
 
@@ -11,14 +12,15 @@ Row = list[float]
 
 def distance(a: Row, b: Row, kind: str | Joint) -> float:
     """Of two rows."""
+    assert len(a) == len(b)
     if isinstance(kind, Joint):
         parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
         return sum(distance(a[columns], b[columns], one) / scale for columns, one, scale in parts)
     if kind == "l1":
-        return sum(abs(p - q) for p, q in zip(a, b, strict=True))
+        return sum(map(abs, map(sub, a, b)))
     if kind == "cosine":
         lengths = math.hypot(*a) * math.hypot(*b)
-        return 1 - sum(p * q for p, q in zip(a, b, strict=True)) / lengths if lengths else 1.0
+        return 1 - sum(map(mul, a, b)) / lengths if lengths else 1.0
     if kind == "js":
         mixed = [(p + q) / 2 for p, q in zip(a, b, strict=True)]
         return math.sqrt(max(0.0, shannon(mixed) - (shannon(a) + shannon(b)) / 2))

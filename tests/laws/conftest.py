@@ -3,7 +3,8 @@
 Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
 stands in for an algorithm to come; those in `BRIEF` over presets and all other variants, and with `--thorough` all over
 all. A test marked `engine` is a law of fleets and not of algorithms, and runs over six that differ in all that a fleet
-sees; so do laws in `FLEETS`. Laws in `TOGETHER` run one by one over those six, and in fewer plays over the others.
+sees; so do laws in `FLEETS`. Laws in `TOGETHER` run one by one over those six, and in fewer plays and rounds over the
+others.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ MASKED = (*ENGINE, "aem", "feddrift window", "fedtkm", "fielding by sums")
 
 TOGETHER = (
     every.same_seed, every.cohort_order, every.global_randomness, every.declared_reveals, every.block_order,
-    every.row_order, every.pure_works, every.dropouts, every.degenerate,
+    every.row_order, every.pure_works, every.whole_update, every.round_again, every.dropouts, every.degenerate,
+    every.no_rows, every.clients_join, every.fixed_point,
 )  # fmt: skip
 """Laws that `IN_FEW` holds in fewer plays: what differs from the reference, or is not finite, does so there too."""
 
@@ -68,6 +70,9 @@ IN_FEW = (
     Law("dropouts", partial(every.dropouts, seeds=1)),
     CARRIED_ON,
     Law("degenerate", partial(every.degenerate, plays=(every.ODD[:-1], every.ODD[-1:]))),
+    Law("degenerate", partial(every.no_rows, rounds=2)),
+    Law("join", partial(every.clients_join, rounds=4)),  # two before they join
+    Law("fixed point", partial(every.fixed_point, rounds=3)),
 )
 
 BRIEF = (
@@ -104,6 +109,8 @@ def laws(*, thorough: bool) -> Iterator[ParameterSet]:
         for law in every.LAWS if thorough or name in ENGINE else main if name in MAIN else BRIEF:
             if law.check is every.masked and not (thorough or name in MASKED):
                 continue
+            if law.check is another_order and "update" in ENTRIES[name].exempt:
+                law = Law(law.name, partial(another_order, updates=False))
             exempt = ENTRIES[name].exempt.get(law.name)
             skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []
             check = getattr(law.check, "func", law.check).__name__

@@ -160,10 +160,21 @@ def guarded(host: Host) -> Host:
 
 def whole_update(case: Case) -> None:
     """The update that a client's answer names, for measuring forgetting, is what its local training did."""
-    host, trained, compared = case.host(), [], 0
-    work, usual = host.algorithm.works.get(TRAIN), LocalTrainer.__call__
-    if work is None:
+    host = case.host()
+    if TRAIN not in host.algorithm.works:
         raise NotApplicable(f"it has no question '{TRAIN}'")
+    with updates_compared(host) as (watched, compared):
+        case.watched(host=watched)
+    if not compared:
+        raise NotApplicable("its clients do not train by LocalTrainer alone")
+
+
+@contextmanager
+def updates_compared(host: Host) -> Iterator[tuple[Host, list[Weights]]]:
+    """Give a host that raises `Broken` where the update of an answer is not what local training did, and the updates
+    that it has compared with it."""
+    trained, compared = list[Weights](), list[Weights]()
+    work, usual = host.algorithm.works[TRAIN], LocalTrainer.__call__
 
     def kept(*given: Any, **named: Any) -> Fitted:
         fitted = usual(*given, **named)
@@ -172,7 +183,6 @@ def whole_update(case: Case) -> None:
         return fitted
 
     def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        nonlocal compared
         trained.clear()
         answer = work(payload, memory, shard, moment, rng)
         if answer is None:
@@ -181,7 +191,7 @@ def whole_update(case: Case) -> None:
             raise NotApplicable(f"answers to '{TRAIN}' have no update, so forgetting is not measured")
         for part in named.values() if isinstance(named, Mapping) else (named,):
             like = [made for made in trained if _shapes(made) == _shapes(part)]
-            compared += bool(like)
+            compared.extend(like)
             hold(
                 not like or any(same(made, part) for made in like),
                 f"the update of an answer to '{TRAIN}' is not what its local training did; write update=fitted.delta",
@@ -190,12 +200,9 @@ def whole_update(case: Case) -> None:
 
     LocalTrainer.__call__ = kept  # type: ignore[method-assign]
     try:
-        algorithm = replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})
-        case.watched(host=replace(host, algorithm=algorithm))
+        yield replace(host, algorithm=replace(host.algorithm, works={**host.algorithm.works, TRAIN: run})), compared
     finally:
         LocalTrainer.__call__ = usual  # type: ignore[method-assign]
-    if not compared:
-        raise NotApplicable("its clients do not train by LocalTrainer alone")
 
 
 def _shapes(weights: Weights) -> list[dict[str, torch.Size]]:
@@ -374,7 +381,7 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
     hold(bool((scores.rows > 0).all()), f"{where}, a client is not judged")
 
 
-def no_rows(case: Case) -> None:
+def no_rows(case: Case, rounds: int = 4) -> None:
     """A client without rows is as if it had not been asked."""
 
     def others(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
@@ -383,19 +390,19 @@ def no_rows(case: Case) -> None:
     host = case.host(case.steady)
     train = host.population.parts["train"]
     emptied = with_rows(host, (train[i][: 0 if i == 3 else None] for i in range(len(train))))
-    asked, fleet = case.watched(case.steady, host=emptied, rounds=4)
+    asked, fleet = case.watched(case.steady, host=emptied, rounds=rounds)
     if any("began" in ask.named for ask in fleet.asks):
         raise NotApplicable("who is at work, and has not been asked after yet, is part of its state")
     if not any(3 in ask.clients for ask in fleet.asks):
         raise NotApplicable("it does not ask the client without rows")
-    left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=4)
+    left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=rounds)
     alike(asked.state, left_out.state, "a client without rows changes the state; a work returns None for it")
 
 
-def clients_join(case: Case) -> None:
+def clients_join(case: Case, rounds: int | None = None) -> None:
     """Clients may join while it is played: they are asked, and what the server keeps of each has room for them."""
     try:
-        run = played(case.experiment, fleet=partial(Growing, registered=False))
+        run = played(case.experiment, fleet=partial(Growing, registered=False), rounds=rounds)
     except Exception as error:
         error.add_note("where clients join; is a field of the state with an entry for each client `per_client`?")
         raise
@@ -539,7 +546,7 @@ def _deployable(case: Case) -> None:
         raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
 
 
-def fixed_point(case: Case) -> None:
+def fixed_point(case: Case, rounds: int | None = None) -> None:
     """Sums in fixed point are those of floating point to the resolution, whatever clients leave out."""
     experiment, plain = case.make(wire={"secure": False, "fewest": 1}), list[BlockResult]()
 
@@ -554,7 +561,7 @@ def fixed_point(case: Case) -> None:
             hold(len(leaves(ours)) == len(leaves(theirs)), words)
             near(ours, theirs, words, 1e-12, len(reply.clients) * 2.0**-BITS)
 
-    played(experiment, engine=lambda host: InBoth(host, plain=plain), fleet=compared)
+    played(experiment, engine=lambda host: InBoth(host, plain=plain), fleet=compared, rounds=rounds)
 
 
 def _weighed(total: Tree) -> Tree:

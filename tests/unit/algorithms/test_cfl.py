@@ -18,7 +18,7 @@ ALIKE = {"partition": {"kind": "iid", "clients": 12}, "held_out_clients": {"clie
         (4000, 0.1, 4, 0),
         pytest.param(4000, 0.1, 12, 1, marks=pytest.mark.thorough),
         pytest.param(400, 0.8, 4, 1, marks=pytest.mark.thorough),
-        (400, 0.8, 12, 0),
+        pytest.param(400, 0.8, 12, 0, marks=pytest.mark.thorough),
     ],
 )
 def test_clients_that_are_alike_are_never_split(rows, gamma, cohort, seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def tracked(algorithm, options, rounds=40, seed=0, data=BLOBS, shift=CYCLES):
     return run, np.array([step.facts["pi"].tolist() for step in steps]), true
 
 
-@pytest.mark.parametrize("update", ["certainty", "share"])
+@pytest.mark.parametrize("update", ["certainty", pytest.param("share", marks=pytest.mark.thorough)])
 def test_the_shares_follow_the_schedule(update):
     _, pi, true = tracked("pfedem", {"anchor": False, "update": moving(update, 0.3)})
     late = slice(len(true) // 2, None)
@@ -336,14 +337,19 @@ def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
     assert all(0 in query.refused.tolist() for query in run.fleet.queries)
 
 
+@cache
+def fedgmm_tracked():
+    return tracked("fedgmm", {"components": 2, "gaussians": 3}, rounds=12)
+
+
 def test_covariances_stay_positive_definite_and_shares_sum_to_one():
-    run, pi, _ = tracked("fedgmm", {"components": 2, "gaussians": 3}, rounds=12)
+    run, pi, _ = fedgmm_tracked()
     assert bool((torch.linalg.eigvalsh(run.state.spread) > 0).all())
     np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-9)
 
 
 def test_rows_unlike_any_that_were_seen_have_the_least_density():
-    run, _, _ = tracked("fedgmm", {"components": 2, "gaussians": 2}, rounds=12)
+    run, _, _ = fedgmm_tracked()
     payload, _ = run.host.algorithm.serve(run.state, torch.tensor([0]))
     x = run.host.population.rows.x[:40]
     owner = torch.zeros(40, dtype=torch.int64)

@@ -229,7 +229,7 @@ def test_every_base_algorithm_trains_by_every_loss(algorithm, options, loss):
     }
     method = {**A, "algorithm": algorithm, "loss": loss, **options}
     model = {"kind": "resnet8", "width": 2, "norm": "mixed"}
-    experiment = from_dict({"data": data, "model": model, "rounds": 4, "method": [method]})
+    experiment = from_dict({"data": data, "model": model, "rounds": 2, "method": [method]})
     preflight(experiment)
     run = played(experiment)
     assert all_finite([run.state, *(step.facts for step in run.steps)])

@@ -94,7 +94,8 @@ def test_three_populations_that_lie_apart_get_a_branch_each(algorithm, options, 
         assert trained.argmax(1).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("exponent", [pytest.param(0.25, marks=pytest.mark.thorough), 4.0])
+@pytest.mark.thorough
+@pytest.mark.parametrize("exponent", [0.25, 4.0])
 def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(exponent):
     """The shift has another exponent than the prior assumes; features are the inputs, T = 32, three periods."""
     data = {**FAR, "source": {**FAR["source"], "domains": 2}, "partition": {"kind": "iid", "clients": 30}}
@@ -160,7 +161,7 @@ def after(algorithm, state, rows, round):
 
 
 @pytest.mark.parametrize(("prior", "beta"), [(Linear(33), 0.99), (EMOnly(), 0.5), (Linear(7), 0.0)])
-def test_shares_of_three_stay_on_the_simplex(prior, beta):
+def test_shares_of_three_stay_on_the_simplex(prior, beta, thorough):
     """Some rounds have nobody in a mode."""
     algorithm = fedtem(task(), prior=prior, branches=3, server=SGD(), cohort=Arrivals(5), beta=beta, anchor=False)
     state, draw = begun(algorithm), torch.Generator().manual_seed(1)
@@ -170,7 +171,7 @@ def test_shares_of_three_stay_on_the_simplex(prior, beta):
         for _ in range(50)
     ]  # fmt: skip
     lowest, highest, drift = 1.0, 0.0, 0.0
-    for t in range(1000):
+    for t in range(1000 if thorough else 250):
         state, _ = after(algorithm, state, cohorts[t % 50], t)
         shares = state.pi.tolist()
         lowest, highest = min(lowest, *shares), max(highest, *shares)
@@ -215,11 +216,11 @@ def turned(state):
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
-        ("fedtem", {"prior": "linear", "update": "overwrite"}),
+        pytest.param("fedtem", {"prior": "linear", "update": "overwrite"}, marks=pytest.mark.thorough),
         ("fedtem", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("fedtem", {"prior": "em-only"}),
         ("fedtkm", {"prior": "linear", "alpha": {"kind": "integral", "eta": 0.2}}),
-        ("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}),
+        pytest.param("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}, marks=pytest.mark.thorough),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
         ("min-loss", {"normalize_by": "members"}),
     ],
@@ -363,6 +364,7 @@ def test_other_names_of_three_components_rename_a_clients_answer():
     assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])
 
 
+@pytest.mark.thorough  # as two kinds do, in test_baselines.py
 def test_three_kinds_of_clients_end_in_a_component_each():
     """The same rows, whose labels each kind of client turns by another number of classes: blends near one-hot."""
     data = {

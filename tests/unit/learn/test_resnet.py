@@ -201,7 +201,11 @@ def test_the_first_weights_of_the_periodic_shift_network_are_the_authors():
     assert not torch.equal(first.weight, second.weight)
 
 
-@pytest.mark.parametrize("model", [ResNet18(), ResNet18(form="cifar", norm="mixed"), NARROW], ids=repr)
+@pytest.mark.parametrize(
+    "model",
+    [ResNet18(), pytest.param(ResNet18(form="cifar", norm="mixed"), marks=pytest.mark.thorough), NARROW],
+    ids=repr,
+)
 def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
     def build():
         return model.build(SMALL, 10)

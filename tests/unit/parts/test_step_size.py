@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -83,11 +85,16 @@ def test_three_factors_forget_alike():
     assert Leaky()(before, q, qbar).tolist() == pytest.approx(wanted, abs=1e-15)
 
 
+@cache
+def linear(period, periods):
+    """The expected shares of each round."""
+    return [Linear(period).shares(Moment(t, periods * period), 2) for t in range(periods * period)]
+
+
 def alphas(rule, exponent, period, periods):
     """alpha_2 after each round, the prior linear with exponent 1, where each participant is assigned rightly."""
     log_alpha, found = torch.zeros(2).double(), []
-    for t in range(periods * period):
-        expected = Linear(period).shares(Moment(t, periods * period), 2)
+    for expected in linear(period, periods):
         true = float(expected[0]) ** exponent
         log_alpha = rule(log_alpha, expected, double([true, 1 - true]), float(period))
         found.append(float(log_alpha[1].exp()))
