@@ -41,6 +41,7 @@ from fedtide.data.sources import (
     Source,
     Text,
 )
+from fedtide.data.sources.frames import table
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
     "DayNightCharacters", "DealtBy", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors",
     "Gaussians", "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Majority", "Manifest",
     "Natural", "Normalize", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population", "Prepare", "Resample",
-    "Rotation", "Rows", "Source", "Split", "Standardize", "Text",
+    "Rotation", "Rows", "Source", "Split", "Standardize", "Text", "table",
 ]  # fmt: skip
 
 

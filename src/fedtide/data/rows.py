@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rows:
     """Samples before they are dealt to clients.
 
@@ -34,6 +34,7 @@ class Rows:
         padding: the label of steps that do not count, for sequences; None where all steps count.
         unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
         label_names: names of the classes, in order; () where labels were numbers.
+        said: which column of a table is what, for people.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -52,6 +53,12 @@ class Rows:
     padding: int | None = None
     unscored: tuple[int, ...] = ()
     label_names: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        clients = "" if self.client is None else f", {len(self.client_names)} clients"
+        about = f"Rows({self.name}: {len(self)} rows of shape {self.shape}, {self.classes} classes{clients})"
+        return "\n".join([about, *self.said[1:]])
 
     def __post_init__(self) -> None:
         n = len(self.x)

@@ -20,6 +20,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import Partition
 from fedtide.data.population import Population
+from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.transforms import Prepare
@@ -36,7 +37,7 @@ from fedtide.runs.runner import probe_of, run_rounds
 
 def population(
     x: Any,
-    y: Any,
+    y: Any = None,
     partition: Partition | None = None,
     *,
     client: Any = None,
@@ -51,15 +52,16 @@ def population(
     transforms: Sequence[Prepare] = (),
     public_samples: int = 0,
 ) -> Population:
-    """Build a population from arrays.
+    """Build a population from arrays, or from the rows of a source or of a table.
 
     Args:
-        x: (rows, ...) features; uint8 pictures are read as 0..1.
+        x: (rows, ...) features; uint8 pictures are read as 0..1. Or Rows with all of their columns, such as those of
+            `ft.data.table(frame)`.
         y: (rows,) labels from 0, or names.
         partition: how rows are dealt to clients; None means natural where `client` is given, else iid.
         client: (rows,) natural clients.
         domain: (rows,) which of several data sets or modes a row is from.
-        time: (rows,) seconds.
+        time: (rows,) seconds, dates, or ISO 8601.
         held_out: (rows,) true for rows of a test set.
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
@@ -74,9 +76,24 @@ def population(
     100
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, client=torch.arange(100) % 5).registered
     5
+    >>> from fedtide.data import table
+    >>> population(table({"a": [1.5, 2.0] * 9, "user": ["ann"] * 9 + ["bob"] * 9, "label": [0, 1] * 9}, quiet=True))
+    Population(2 clients, 18 rows of shape (1,), 2 classes)
     """
     given = {key: value for key, value in locals().items() if key in PopulationOptions.model_fields}
-    rows = from_arrays("arrays", x, y, client, domain, time, held_out)
+    columns = {"y": y, "client": client, "domain": domain, "time": time, "held_out": held_out}
+    if isinstance(x, Rows):
+        for name in (name for name, column in columns.items() if column is not None):
+            raise refused(
+                f"population: {name}",
+                "a column",
+                "none beside Rows, which have their own; a partition is named, partition=...",
+            )
+        rows = x
+    elif y is None:
+        raise refused("population: y", None, "labels; or rows alone, as of a table: population(ft.data.table(frame))")
+    else:
+        rows = from_arrays("arrays", x, **columns)
     return build(rows, **as_written("population", PopulationOptions, given | {"transforms": tuple(transforms)}))
 
 

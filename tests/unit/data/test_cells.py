@@ -16,6 +16,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, cells
 from fedtide.data.sources.cells import numbers_of
 from fedtide.data.sources.when import all_seconds, seconds_of
+from helpers.same_rows import same
 
 NUMBERS = ["1", "-2.5", " 3 ", "+4", ".5", "5.", "1e-3", "0.1234567890123456789", "-0", "1e-400", "16777217", "9e15"]
 GAPS = ["", "NA", "nan", "Null", " na "]
@@ -28,16 +29,6 @@ DAYS = [
     "2026-03-01T10:15:00+01:00",
     "20260301T0915",
 ]
-
-
-def same(a: Rows, b: Rows) -> bool:
-    """Tell whether rows are the same bits."""
-    columns = ("x", "y", "client", "time")
-    return (
-        a.client_names == b.client_names
-        and a.label_names == b.label_names
-        and all(getattr(a, name).numpy().tobytes() == getattr(b, name).numpy().tobytes() for name in columns)
-    )
 
 
 def outcome(source: CSV) -> Rows | str:

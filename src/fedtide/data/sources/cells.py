@@ -1,6 +1,6 @@
-"""Cells of CSV files, read row by row, and of large files by pyarrow where it is installed.
+"""Cells of CSV files, read row by row, and of large files by pyarrow where it is installed; and of Parquet files.
 
-Both give the same bits. What pyarrow cannot read is read by rows, which names the cell that is wrong.
+Both readers of CSV give the same bits. What pyarrow cannot read is read by rows, which names the cell that is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice, product
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.data.sources import parquet
+from fedtide.data.sources.column import MARKS
 from fedtide.data.sources.files import DAMAGED, opened, reading
 
 Missing = Literal["error", "drop", "mean"]
@@ -30,8 +32,8 @@ BLOCK = 2**10
 """Rows that are read at a time: texts take many times the memory of numbers, and few stay in a processor's cache."""
 LARGE = 2**22
 """Bytes of a file for which it pays to import pyarrow."""
-MARKS = frozenset(("", "na", "nan", "null"))
-"""Cells in which something is missing, in lower case."""
+NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
+"""Digits that are no number."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 """A number with a comma where a point is wanted."""
 
@@ -45,6 +47,8 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
 
 def read_header(path: Path) -> list[str]:
     """Return the names of the columns as they are written; they differ in more than the space around them."""
+    if parquet.is_parquet(path):
+        return parquet.names_of(path)
     with _lines(path) as lines:
         _, header = next(lines, (0, list[str]()))
     if not header:
@@ -104,7 +108,9 @@ class Cells:
     texts: dict[str, list[str]]
 
     def where(self, row: int) -> str:
-        """Return the place of a row, for messages."""
+        """Return the place of a row, for messages; rows of Parquet files are counted from 0."""
+        if parquet.is_parquet(self.path):
+            return f"{self.path}: row {self.places[row]}"
         with _lines(self.path) as lines:
             number, _ = next(islice(lines, int(self.places[row]) + 1, None))
         return f"{self.path}: row {number}"
@@ -137,14 +143,25 @@ def read_cells(
     at = places(path, [column.strip() for column in header], [*numbers, *texts])
     at_needed = [place for place, name in zip(at, [*numbers, *texts], strict=True) if name in {*numbers, *needed}]
     raw = [header[place] for place in at]
+    if parquet.is_parquet(path):
+        return _kept(path, _of_parquet(path, numbers, texts, missing), texts, missing, needed)
     fast = _by_arrow(path, raw[: len(numbers)], raw[len(numbers) :]) if path.stat().st_size >= LARGE else None
     if fast is not None and not (missing == "error" and np.isnan(fast[0]).any()):
         parts = [fast]
     else:
         wide, own = len(header), dict(zip(numbers, at, strict=False))
         parts = [_of_block(path, b, own, at[len(numbers) :], missing, at_needed) for b in _blocks(path, wide)]
-    found = np.concatenate([part for part, _ in parts])
-    columns = {name: [text for _, part in parts for text in part[k]] for k, name in enumerate(texts)}
+    joined = [[text for _, part in parts for text in part[place]] for place in range(len(texts))]
+    return _kept(path, (np.concatenate([part for part, _ in parts]), joined), texts, missing, needed)
+
+
+Found = tuple[np.ndarray, list[list[str]]]
+"""Numbers (rows, columns), and columns of texts."""
+
+
+def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, needed: Sequence[str]) -> Cells:
+    """Leave out the rows that are to be dropped."""
+    found, columns = whole[0], dict(zip(texts, whole[1], strict=True))
     if missing == "error":
         return Cells(path, np.arange(len(found)), found, columns)
     keep = ~np.isnan(found).any(1) if missing == "drop" else np.ones(len(found), bool)
@@ -161,8 +178,8 @@ def _of_block(
     texts: Sequence[int],
     missing: Missing,
     needed: Sequence[int],
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Return numbers (rows, columns), and columns of texts, of some rows, given the places of their columns."""
+) -> Found:
+    """Read some rows, given the places of their columns."""
     columns = list(zip(*(line for _, line in block), strict=True))
     strings = [[*map(str.strip, columns[place])] for place in texts]
     read = [numbers_of(columns[place]) for place in numbers.values()]
@@ -179,7 +196,39 @@ def _of_block(
     return np.array(found), strings
 
 
-def _by_arrow(path: Path, numbers: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, list[list[str]]] | None:
+def _of_parquet(path: Path, numbers: Sequence[str], texts: Sequence[str], missing: Missing) -> Found:
+    columns = parquet.read_columns(path, [*dict.fromkeys([*numbers, *texts])])
+    rows = len(next(iter(columns.values())).values)
+    if not rows:
+        raise FedtideError(f"{path}: no rows")
+    found = np.empty((rows, len(numbers)))
+    for place, name in enumerate(numbers):
+        column = columns[name]
+        wrong = ~column.missing if column.numbers is None else np.isinf(column.numbers)
+        wrong |= column.missing & (missing == "error")
+        for row in np.flatnonzero(wrong)[:1].tolist():
+            cell = column.cell(row)
+            line = refused(f"{path}: row {row}: {name}", cell, "a finite number")
+            raise NotANumber(str(line), name, "" if column.missing[row] and cell == cell else str(cell))
+        found[:, place] = column.numbers
+    return found, [np.where(columns[name].missing, "", columns[name].texts).tolist() for name in texts]
+
+
+def numeric_columns(path: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the columns that seem to hold numbers, by the first rows, and those of all."""
+    header = [column.strip() for column in read_header(path)]
+    if parquet.is_parquet(path):
+        columns = parquet.read_columns(path, header)
+        return [name for name in header if columns[name].numbers is not None], header
+    with closing(_blocks(path, len(header))) as blocks:
+        columns = zip(*(line for _, line in next(blocks)), strict=True)
+    # What is written 007, or has more digits than a number holds, is a name.
+    named = lambda cells: any(NAME.fullmatch(cell.strip()) for cell in cells)  # noqa: E731
+    able = [numbers_of(cells) is not None and not named(cells) for cells in columns]
+    return [*compress(header, able)], header
+
+
+def _by_arrow(path: Path, numbers: Sequence[str], texts: Sequence[str]) -> Found | None:
     """Read a file with pyarrow; None where it is not installed, or a cell is none that it reads as we do."""
     try:
         import pyarrow as arrow

@@ -1,0 +1,163 @@
+"""Rows of data frames, mappings of columns and files, whose columns are found by name and type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.prose import listed
+from fedtide.data.rows import Rows
+from fedtide.data.sources.column import Column, columns_of
+from fedtide.data.sources.files import find
+from fedtide.data.sources.guesses import MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
+from fedtide.data.sources.table import Columns
+
+MISSING = ("error", "drop", "mean")
+
+
+def table(
+    data: Any,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    domain: str | None = None,
+    time: str | Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    cuts: Sequence[float] = (),
+    missing: str = "error",
+    scaled: bool = False,
+    quiet: bool = False,
+) -> Rows:
+    """Return the rows of a table; which column is what is guessed by name and type where it is not said, and printed.
+
+    Args:
+        data: a data frame (pandas, polars, pyarrow), a mapping of columns, or a CSV or Parquet file, or several.
+        label: column of the label: whole numbers from 0, or names; by default one that is called so, or the last.
+        client: column of the natural client; by default one with a name like user or station; "" for none.
+        domain: column of the domain; by default one that is called domain or group; "" for none.
+        time: column of the time, or those of a date; by default the one with dates; "" for none. Dates of any kind,
+            seconds, or ISO 8601; without a time zone they are in UTC.
+        features: columns of the features; by default all other numbers, and texts that come again. Each category of a
+            text becomes a feature of 0 or 1.
+        cuts: ascending thresholds for a label that is a measure; its class is the number of thresholds that it reaches.
+        missing: "error" raises for what is missing, "drop" leaves such rows out; with "mean" the mean of the known rows
+            stands for a number, a category is none of those there are, and rows without the other columns are left out.
+        scaled: standardize each number by its mean and standard deviation over the known rows: all, or the earliest
+            tenth where rows have a time.
+        quiet: print nothing; `rows.said` has the same lines.
+
+    >>> import numpy as np
+    >>> x, user = np.arange(40.0) % 7, np.repeat(["ann", "bob"], 20)
+    >>> rows = table({"x": x, "wind": ["N", "E"] * 20, "user": user, "label": x > 3}, quiet=True)
+    >>> print(*rows.said, sep="\\n")
+    table: 40 rows
+    label: label (2 classes); client: user (2 values); domain: none; time: none; features: x and wind (categories)
+    """
+    if missing not in MISSING:
+        raise unknown("missing", missing, MISSING)
+    name, columns = _read(data)
+    rows = len(next(iter(columns.values())).values)
+    if not rows:
+        raise FedtideError(f"{name}: no rows")
+    joined = [None if each is None or isinstance(each, str) else ",".join(each) for each in (time, features)]
+    roles = Roles(
+        label,
+        client,
+        time if isinstance(time, str) else joined[0],
+        joined[1],
+        domain=domain,
+        option="",
+    )
+    found = assign(name, columns, roles, categories=True)
+    if not found.features:
+        raise FedtideError(f"{name}: no feature columns left beside {found.label}")
+    keep = _kept(name, columns, found, missing)
+    taken = [column for column in (found.client, found.domain) if column]
+    texts = {column: columns[column].texts[keep].tolist() for column in taken}
+    times = {column: columns[column].values[keep] for column in found.time}
+    numbers = [column for column in found.features if columns[column].numbers is not None]
+    categories = [column for column in found.features if column not in numbers]
+    measures = [np.where(columns[column].missing, np.nan, columns[column].numbers)[keep] for column in numbers]
+    made = Columns(
+        found.features,
+        np.stack(measures, 1) if measures else np.empty((len(keep), 0)),
+        {column: np.where(columns[column].missing, "", columns[column].texts)[keep].tolist() for column in categories},
+        _label(name, found.label, columns[found.label], keep, cuts),
+        client=texts[found.client] if found.client else None,
+        domain=texts[found.domain] if found.domain else None,
+        time=when_of(name, keep, times, None) if times else None,
+    ).rows(name, scaled=scaled)
+    made = replace(made, classes=len(cuts) + 1) if cuts else made
+    made = replace(made, said=tuple(_said(made, rows, found, categories)))
+    if not quiet and None in (label, client, domain, time):
+        print(*made.said, sep="\n", file=sys.stderr)
+    return made
+
+
+def _read(data: Any) -> tuple[str, dict[str, Column]]:
+    """Return a name for messages, and the columns."""
+    paths = [data] if isinstance(data, str | Path) else data
+    if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
+        found = [find(str(path), None, "table", hint="name a CSV or Parquet file") for path in paths]
+        return found[0].name if len(found) == 1 else f"{len(found)} files", read_columns(found)
+    return "table", columns_of(data, "table")
+
+
+def _kept(name: str, columns: dict[str, Column], found: Assigned, missing: str) -> np.ndarray:
+    """Return positions of the rows that are kept; raise where something is missing and must not be."""
+    needed = [each for each in (found.label, found.client, found.domain, *found.time) if each]
+    seen = needed if missing == "mean" else [*needed, *found.features]
+    keep = np.ones(len(columns[needed[0]].values), bool)
+    for column in seen:
+        gaps = columns[column].missing
+        if missing == "error" and gaps.any():
+            row = int(gaps.argmax())
+            raise refused(
+                f"{name}: row {row}: {column}",
+                columns[column].cell(row),
+                "a value; missing='drop' leaves such rows out, 'mean' fills features",
+            )
+        keep &= ~gaps
+    if not keep.any():
+        raise FedtideError(f"{name}: something is missing in every row of {', '.join(seen)}")
+    return np.flatnonzero(keep)
+
+
+def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequence[float]) -> Any:
+    """Return the classes of the rows that are kept."""
+    if cuts:
+        if column.numbers is None:
+            raise refused(f"{name}: label", label, "a column of numbers, as it is to be cut into classes")
+        return np.searchsorted(np.asarray(cuts, np.float64), column.numbers[keep], side="right")
+    if column.numbers is None:
+        return column.texts[keep].tolist()
+    if not column.whole or column.distinct > max(MOST_CLASSES, len(keep) // 2):
+        many = f"a measure with {column.distinct:,} values"
+        raise refused(f"{name}: label '{label}'", many, "classes; cuts=[...] makes classes of a measure")
+    return column.numbers[keep].astype(np.int64)
+
+
+def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str]) -> Iterator[str]:
+    """Say which column is what."""
+    client = f"{found.client} ({len(rows.client_names):,} values)" if found.client else "none"
+    domain = f"{found.domain} ({len(rows.domain_names):,} values)" if found.domain else "none"
+    names = [f"{name} (categories)" if name in categories else name for name in found.features]
+    shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
+    time = "none"
+    if rows.time is not None:
+        ends = (datetime.fromtimestamp(float(at), UTC) for at in (rows.time.min(), rows.time.max()))
+        first, last = (end.isoformat(" ", "minutes")[:16] for end in ends)
+        time = f"{', '.join(found.time)} ({first} to {last})"
+    lack = there - len(rows)
+    yield f"{rows.name}: {there:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
+    classes = f"{found.label} ({rows.classes} classes)"
+    yield f"label: {classes}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
+    if found.left:
+        yield f"left out: {listed([f'{name} ({why})' for name, why in found.left.items()])}"

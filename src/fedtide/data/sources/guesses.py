@@ -1,0 +1,277 @@
+"""Which column of a table is what: by its name and type, or as a person says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from fedtide.core.durations import zone_of
+from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.data.sources.cells import NotANumber, numeric_columns, read_cells
+from fedtide.data.sources.column import Column
+from fedtide.data.sources.when import seconds_of
+
+MOST_CLASSES = 100
+"""Different whole numbers up to which a label is a class; more are a measure."""
+MOST_MISSING = 0.2
+"""Share of the rows that a feature may lack; others are left out."""
+
+LABELS = "label labels y target targets class classes category outcome response species activity gesture diagnosis word"
+CLIENTS = (
+    "client user subject person device station writer speaker author household house home patient hospital site shop "
+    "store customer member participant node sensor account machine turbine vehicle driver rider phone owner owneruserid"
+)
+TIMES = "time timestamp datetime date when created creationdate dteday ts recorded observed"
+DOMAINS = "domain group"
+HOURS = "hour hours hr"
+"""Names of a column with the hour, beside one with the date."""
+CALENDAR = frozenset((
+    "year", "yr", "month", "mnth", "mo", "day", "weekday", "dow", "hour",
+    "hr", "minute", "second", "week", "season", "holiday", "workingday", "weekend", "quarter",
+))  # fmt: skip
+"""Words in the names of columns that say no more than the time does."""
+DATE = ("year", "month", "day", "hour", "minute", "second")
+ORDERS = "index instant no nr row rownum number id unnamed"
+"""Words in the names of columns."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns as a person names them; None is guessed, "" for none.
+
+    time: a column, or those of a date, divided by commas. features: divided by commas. zone: the time zone in which
+    hours and days are counted; times that name no zone are taken as they are. option: what stands before the name of a
+    role in messages.
+    """
+
+    label: str | None = None
+    client: str | None = None
+    time: str | None = None
+    features: str | None = None
+    zone: str | None = None
+    domain: str | None = ""
+    option: str = "--"
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Columns by role. left: other columns, and why they are no features."""
+
+    label: str
+    client: str | None
+    domain: str | None
+    time: tuple[str, ...]
+    features: tuple[str, ...]
+    left: Mapping[str, str]
+
+
+def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories: bool = False) -> Assigned:
+    """Find out which column is what.
+
+    Args:
+        name: that of the table, for messages.
+        columns: all there are.
+        roles: what a person says of them.
+        categories: whether texts that come again are features, too.
+
+    Raises:
+        FedtideError: a column is not there, has two parts, or none looks like a label.
+    """
+    option = roles.option
+    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label or None,
+             "features": roles.features}  # fmt: skip
+    named = {role: _named(name, columns, said, f"{option}{role}") for role, said in given.items() if said is not None}
+    for one, other in combinations(named, 2):
+        both = [column for column in named[other] if column in named[one]]
+        if both and (one, other) != ("time", "features"):  # an hour is both
+            raise refused(f"{name}: {option}{other}", both[0], "another column", f"{option}{one} names it, too")
+
+    def free(*parts: Sequence[str]) -> dict[str, Column]:
+        return {column: columns[column] for column in columns if not any(column in part for part in parts)}
+
+    when, client, domain, label, features = (named.get(role, ()) for role in given)
+    if "time" not in named:
+        when = guess_time(free(client, domain, label))
+    if roles.zone is not None and not when:
+        raise refused(
+            f"{name}: {option}zone", roles.zone, f"with a column of the time ({option}time)", "no column looks like one"
+        )
+    if "client" not in named:
+        client = guess_client(free(when, domain, label, features))
+    if "domain" not in named:
+        domain = guess_domain(free(when, client, label, features))
+    label = label or guess_label(free(when, client, domain, features))
+    if len(label) != 1:
+        raise FedtideError(
+            f"{name}: no column looks like a label; allowed: {option}label with one of {', '.join(columns)}"
+        )
+    left: dict[str, str] = {}
+    if "features" not in named:
+        features, left = guess_features(free(when, client, domain, label), categories=categories)
+        # Hours and months of a time in several columns tell something of the label, too.
+        features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+    for feature in features:
+        if columns[feature].dated or (columns[feature].numbers is None and not categories):
+            kind = "numbers, or of texts that come again" if categories else "numbers"
+            raise refused(f"{name}: {option}features", feature, f"columns of {kind}")
+    return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left)
+
+
+def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
+    """Read the columns of files with the same header, one below the other; those of numbers as numbers."""
+    numbers, header = numeric_columns(paths[0])
+    while True:
+        texts = [name for name in header if name not in numbers]
+        try:
+            found = [read_cells(path, numbers, texts, "mean") for path in paths]
+            break
+        except NotANumber as error:
+            numbers.remove(error.column)
+    measures = np.concatenate([cells.numbers for cells in found]).T
+    return {
+        name: Column(
+            measures[numbers.index(name)]
+            if name in numbers
+            else np.array([text for cells in found for text in cells.texts[name]], dtype=object)
+        )
+        for name in header
+    }
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name.
+
+    >>> words_of("OwnerUserId"), words_of("station_id"), words_of("PM2.5")
+    (['owner', 'user', 'id'], ['station', 'id'], ['pm2', '5'])
+    """
+    return re.findall(r"[a-z]+[0-9]*|[0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def called(names: Iterable[str], known: str) -> list[str]:
+    """Return the names that are one of the known words, then those with one of them among their words.
+
+    >>> called(["shop_id", "user", "basket"], "user shop")
+    ['user', 'shop_id']
+    """
+    words, names = known.split(), list(names)
+    exact = [name for word in words for name in names if name.strip().lower() == word]
+    return [*exact, *(name for name in names if name not in exact and set(words_of(name)) & set(words))]
+
+
+def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return the column of the time, or those of a date; () if none looks like it."""
+    named = [name for name in called(columns, TIMES) if columns[name].dated]
+    dated = [name for name in columns if columns[name].dated]
+    if named or dated:
+        first = (named or dated)[0]
+        hours = [
+            name for name in called(columns, HOURS) if name.strip().lower() in HOURS.split() and columns[name].whole
+        ]
+        return (first, *hours[:1]) if columns[first].days else (first,)
+    at = {name.strip().lower(): name for name in columns}
+    if all(part in at and columns[at[part]].whole for part in DATE[:3]):
+        rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
+        return tuple(at[part] for part in (*DATE[:3], *rest))
+    return tuple(name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None)[
+        :1
+    ]
+
+
+def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return the column of the client: one with such a name, whose values come twice or more often on average."""
+    for name in called(columns, CLIENTS):
+        column = columns[name]
+        if 2 <= column.distinct <= len(column.values) / 2 and (column.numbers is None or column.whole):
+            return (name,)
+    return ()
+
+
+def guess_domain(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return the column of the domain: one that is called so, with few values."""
+    named = (name for name in columns if name.strip().lower() in DOMAINS.split())
+    return tuple(name for name in named if 2 <= columns[name].distinct <= MOST_CLASSES)[:1]
+
+
+def guess_label(columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Return the column of the label: one with such a name, or else the last whose texts come again."""
+    able = [name for name in columns if columns[name].repeats and not counts_rows(name, columns[name])]
+    return tuple(called(able, LABELS) or able[-1:])[:1]
+
+
+def counts_rows(name: str, column: Column) -> bool:
+    """Tell whether a column numbers the rows: it would tell the time, or the file, and nothing else."""
+    if not column.whole or column.numbers is None or not set(words_of(name) or ["unnamed"]) & set(ORDERS.split()):
+        return False
+    # One by one, or from 1 again in every file.
+    return len(column.numbers) > 1 and bool((np.diff(column.numbers) == 1).mean() > 0.95)
+
+
+def guess_features(
+    columns: Mapping[str, Column], *, categories: bool = False
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the columns of features, and why others are left out."""
+    left = {}
+    for name, column in columns.items():
+        few = categories and column.repeats and column.distinct <= MOST_CLASSES
+        if column.missing.mean() > MOST_MISSING:
+            left[name] = f"{100 * column.missing.mean():.0f} % missing"
+        elif column.numbers is None and (column.dated or not few):
+            left[name] = "dates" if column.dated else "text"
+        elif column.distinct < 2:
+            left[name] = "always the same"
+        elif counts_rows(name, column):
+            left[name] = "numbers the rows"
+    return tuple(name for name in columns if name not in left), left
+
+
+def _named(table: str, columns: Iterable[str], given: str, option: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in given.split(",") if part.strip()) if given not in columns else (given,)
+    for name in names:
+        if name not in columns:
+            raise FedtideError(f"{table}: {option}: no column '{name}'; {nearest(name, list(columns))}")
+    if option.endswith(("client", "label", "domain")) and len(names) > 1:
+        raise refused(f"{table}: {option}", given, "one column")
+    return tuple(dict.fromkeys(names))
+
+
+def when_of(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone: str | None) -> np.ndarray:
+    """Return seconds since 1970 of one column, or of the columns of a date; `rows` are numbers for messages."""
+    if len(columns) == 2:  # a date and an hour
+        date, hour = columns.items()
+        return when_of(name, rows, dict([date]), zone) + 3600.0 * np.array([float(value) for value in hour[1]])
+    if len(columns) > 2:
+        parts = [np.array([int(float(value)) for value in column]) for column in columns.values()]
+        year, month, day, *rest = parts
+        since = np.array(year - 1970, "datetime64[Y]").astype("datetime64[M]") + (month - 1)
+        found = (since.astype("datetime64[D]") + (day - 1)).astype("datetime64[s]").astype(np.float64)
+        return local(found + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone)
+    column, values = next(iter(columns.items()))
+    if values.dtype.kind in "OU" and isinstance(values[0], str):
+        values = np.array([str(value).strip() for value in values.tolist()])
+    found = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
+    # Milliseconds, microseconds and nanoseconds since 1970 lie far apart.
+    size = float(np.median(np.abs(found))) if values.dtype.kind != "M" else 0.0
+    return local(found / (1e9 if size > 1e17 else 1e6 if size > 1e14 else 1e3 if size > 1e11 else 1.0), zone)
+
+
+def local(utc: np.ndarray, zone: str | None) -> np.ndarray:
+    """Return seconds as the clocks of a zone have them; None leaves them.
+
+    >>> (local(np.array([0.0]), "Europe/Berlin") / 3600).tolist()
+    [1.0]
+    """
+    if zone is None:
+        return utc.astype(np.float64)
+    try:
+        there = zone_of(zone)
+    except ValueError as error:
+        raise FedtideError(f"--zone: {error}") from None
+    hours, place = np.unique(np.floor(utc / 3600), return_inverse=True)
+    shifts = [datetime.fromtimestamp(hour * 3600, UTC).astimezone(there).utcoffset() for hour in hours]
+    return utc + np.array([shift.total_seconds() if shift else 0.0 for shift in shifts])[place]

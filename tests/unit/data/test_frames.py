@@ -1,0 +1,166 @@
+"""Data frames and files as tables: columns that are guessed and said, the same bits from each, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date, datetime
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+
+import fedtide as ft
+from fedtide.core.errors import FedtideError
+from fedtide.data import CSV, table
+from fedtide.data.sources import cells
+from helpers.same_rows import same
+
+BERLIN = ZoneInfo("Europe/Berlin")
+N = 40
+SHOPS = {
+    "No": list(range(N)),
+    "when": [datetime(2026, 3, 1 + row // 4, row % 24, 15) for row in range(N)],
+    "shop_id": [f"s{row % 4}" for row in range(N)],
+    "basket": [0.25 * (row % 7) for row in range(N)],
+    "wind": ["N" if row % 3 else "E" for row in range(N)],
+    "country": ["at"] * N,
+    "bought": ["yes" if row % 7 > 3 else "no" for row in range(N)],
+}
+
+
+def written(path, columns=SHOPS):
+    lines = [",".join(columns), *(",".join(map(str, line)) for line in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def frame_of(library: str, columns):
+    if library == "mapping":
+        return {name: np.array(column) for name, column in columns.items()}
+    module = pytest.importorskip(library)
+    return module.table(columns) if library == "pyarrow" else module.DataFrame(columns)
+
+
+LIBRARIES = ["mapping", "pandas", "polars", "pyarrow"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_rows_are_the_same_bits_from_a_frame_and_a_file(tmp_path, library, capsys):
+    source = CSV(
+        str(written(tmp_path / "a.csv")), label="bought", client="shop_id", time="when", features=("basket", "wind"),
+        categories=("wind",), scaled=True,
+    )  # fmt: skip
+    rows = table(frame_of(library, SHOPS), scaled=True)
+    assert same(rows, source.load(None, 0))
+    assert same(table(tmp_path / "a.csv", scaled=True, quiet=True), rows)
+    times = "2026-03-01 00:15 to 2026-03-10 15:15"
+    assert capsys.readouterr().err.splitlines() == [
+        "table: 40 rows",
+        f"label: bought (2 classes); client: shop_id (4 values); domain: none; time: when ({times}); "
+        "features: basket and wind (categories)",
+        "left out: No (numbers the rows) and country (text)",
+    ]
+    people = ft.population(rows)
+    assert people.registered == 4
+
+
+def test_a_parquet_file_is_read_as_a_csv_file_is(tmp_path, monkeypatch):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(SHOPS), tmp_path / "a.parquet")
+    written(tmp_path / "a.csv")
+    settings = {"label": "bought", "client": "shop_id", "time": "when", "features": ("basket", "wind")}
+    settings |= {"categories": ("wind",)}
+    one, other = (CSV(str(tmp_path / name), **settings).load(None, 0) for name in ("a.csv", "a.parquet"))
+    assert same(one, other)
+    assert same(table(tmp_path / "a.parquet", quiet=True), one)
+    assert ft.inspect(tmp_path / "a.parquet").table.columns == ft.inspect(tmp_path / "a.csv").table.columns
+    with pytest.raises(FedtideError, match=r"a.parquet: row 0: wind: found 'E', allowed: a finite number; data"):
+        CSV(str(tmp_path / "a.parquet"), **{**settings, "categories": ()}).load(None, 0)
+    gaps = {**SHOPS, "basket": [None, *SHOPS["basket"][1:]]}
+    parquet.write_table(arrow.table(gaps), tmp_path / "gaps.parquet")
+    with pytest.raises(FedtideError, match=r"gaps.parquet: row 0: basket: found nan, .*missing = 'drop'"):
+        CSV(str(tmp_path / "gaps.parquet"), **settings).load(None, 0)
+    assert len(CSV(str(tmp_path / "gaps.parquet"), **settings, missing="drop").load(None, 0)) == N - 1
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
+    with pytest.raises(FedtideError, match=r"cut.parquet: damaged or not a Parquet file"):
+        CSV(str(tmp_path / "cut.parquet"), **settings).load(None, 0)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FedtideError, match=r'a.parquet: a Parquet file needs pyarrow; pip install "fedtide\[data\]"'):
+        CSV(str(tmp_path / "a.parquet"), **settings).load(None, 0)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("times", [
+    [datetime(2026, 3, 1, 12), datetime(2026, 3, 2, 12)],
+    [datetime(2026, 3, 1, 13, tzinfo=BERLIN), datetime(2026, 3, 2, 13, tzinfo=BERLIN)],
+    ["2026-03-01T12:00:00Z", "2026-03-02T13:00+01:00"],
+    [1772366400, 1772452800],
+    [1772366400000, 1772452800000],
+])  # fmt: skip
+def test_dates_of_any_kind_are_seconds(library, times):
+    rows = table(frame_of(library, {"a": [1.0, 2.0], "when": times, "label": [0, 1]}), time="when", quiet=True)
+    assert rows.time.tolist() == [1772366400.0, 1772452800.0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_days_are_midnight(library):
+    days = [date(2026, 3, 1), date(2026, 3, 2)]
+    rows = table(frame_of(library, {"a": [1.0, 2.0], "when": days, "label": [0, 1]}), quiet=True)
+    assert rows.time.tolist() == [1772323200.0, 1772409600.0]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_gaps_are_an_error_or_left_out_or_filled(library):
+    columns = {"a": [1.0, None, 3.0, 4.0], "w": ["x", "x", None, "y"], "label": ["u", "v", "u", None]}
+    frame = frame_of(library, columns)
+    with pytest.raises(FedtideError, match=r"table: row 3: label: found (None|nan), allowed: a value; missing='drop'"):
+        table(frame, features=("a", "w"), label="label")
+    assert table(frame, features=("a", "w"), label="label", missing="drop", quiet=True).x.tolist() == [[1.0, 1.0]]
+    filled = table(frame, features=("a", "w"), label="label", missing="mean", quiet=True)
+    assert filled.x.tolist() == [[1.0, 1.0], [2.0, 1.0], [3.0, 0.0]]
+    assert filled.said[0] == "table: 4 rows, 1 left out as something is missing"
+
+
+def test_domains_and_cuts():
+    columns = {"a": [1, 2, 3, 4], "group": ["d", "d", "n", "n"], "dust": [3.5, 40.25, 8.0, 90.0]}
+    rows = table(columns, label="dust", cuts=[5, 50], quiet=True)
+    assert (rows.y.tolist(), rows.classes, rows.domain_names) == ([0, 1, 1, 2], 3, ("d", "n"))
+    people = ft.population(rows, partition=ft.data.IID(clients=2), groups=ft.data.ByDomain())
+    assert people.group_names == ("d", "n")
+    assert repr(rows).splitlines()[1].startswith("label: dust (3 classes); client: none; domain: group (2 values)")
+
+
+@pytest.mark.parametrize(("data", "options", "said"), [
+    ({"a": [1, 2], "b": [1, 2]}, {"label": "lable"}, "table: label: no column 'lable'; allowed: a, b"),
+    ({"a": [1.5, 2], "b": [1.5, 2.25]}, {"label": "b"}, "table: label 'b': found 'a measure with 2 values', all"),
+    ({"a": [1.5, 2], "b": ["x", "y"]}, {"label": "b", "cuts": [1]}, "table: label: found 'b', allowed: a column of"),
+    ({"a": [1.5, 2], "b": [0, 1]}, {"label": "b", "missing": "fill"}, "missing: found 'fill', allowed: error, drop"),
+    ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b", "features": ["a"]}, "table: row 1: a: found inf, allowed: a v"),
+    ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b"}, "table: no feature columns left beside b"),
+    ({"a": [None, None], "b": [0, 1]}, {"label": "b", "features": ["a"], "missing": "drop"}, "table: something is"),
+    ({"a": [], "b": []}, {"label": "b"}, "table: no rows"),
+    (7, {}, "table: data: found 'int', allowed: files, a data frame, or a mapping of columns"),
+    ("none.csv", {}, "table: no such file or folder: .*none.csv; name a CSV or Parquet file"),
+    ({"a": [1.5, 2], "t": ["2026-03-01", "2026-03-02"], "b": [0, 1]}, {"label": "b", "time": "", "features": ["t"]},
+     "table: features: found 't', allowed: columns of numbers, or of texts that come again"),
+])  # fmt: skip
+def test_what_is_wrong_is_one_line(data, options, said):
+    with pytest.raises(FedtideError, match=said) as caught:
+        table(data, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_without_labels_and_rows_with_columns_are_refused():
+    rows = table({"a": [1.5, 2.0], "b": [0, 1]}, label="b", quiet=True)
+    with pytest.raises(FedtideError, match=r"population: y: found None, allowed: labels; or rows alone"):
+        ft.population(np.zeros((2, 2)))
+    with pytest.raises(FedtideError, match=r"population: client: found 'a column', allowed: none beside Rows"):
+        ft.population(rows, client=[1, 2])
+
+
+def test_columns_that_stop_being_numbers_are_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "BLOCK", 8)
+    columns = {"a": [*range(30), "x"] * 2, "id": ["007", "7"] * 31, "label": [0, 1] * 31}
+    rows = table(written(tmp_path / "a.csv", columns), client="id", features=["a"], quiet=True)
+    assert rows.client_names == ("007", "7")
+    assert rows.shape == (31,)
