@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice, product
@@ -59,7 +59,7 @@ def read_header(path: Path) -> list[str]:
     return header
 
 
-def _blocks(path: Path, width: int) -> Iterator[Lines]:
+def _blocks(path: Path, width: int) -> Generator[Lines, None, None]:
     """Yield the rows below the header."""
     with _lines(path) as lines:
         next(lines, None)
@@ -167,7 +167,7 @@ def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, need
     keep = ~np.isnan(found).any(1) if missing == "drop" else np.ones(len(found), bool)
     for name in needed:
         keep &= ~np.array([*map(lacks, columns[name])])
-    columns = {name: [*compress(column, keep)] for name, column in columns.items()}
+    columns = {name: [*compress(column, keep.tolist())] for name, column in columns.items()}
     return Cells(path, np.flatnonzero(keep), found[keep], columns)
 
 
@@ -221,10 +221,10 @@ def numeric_columns(path: Path) -> tuple[list[str], list[str]]:
         columns = parquet.read_columns(path, header)
         return [name for name in header if columns[name].numbers is not None], header
     with closing(_blocks(path, len(header))) as blocks:
-        columns = zip(*(line for _, line in next(blocks)), strict=True)
+        cells = list(zip(*(line for _, line in next(blocks)), strict=True))
     # What is written 007, or has more digits than a number holds, is a name.
-    named = lambda cells: any(NAME.fullmatch(cell.strip()) for cell in cells)  # noqa: E731
-    able = [numbers_of(cells) is not None and not named(cells) for cells in columns]
+    named = lambda column: any(NAME.fullmatch(cell.strip()) for cell in column)  # noqa: E731
+    able = [numbers_of(column) is not None and not named(column) for column in cells]
     return [*compress(header, able)], header
 
 

@@ -84,10 +84,11 @@ def table(
     times = {column: columns[column].values[keep] for column in found.time}
     numbers = [column for column in found.features if columns[column].numbers is not None]
     categories = [column for column in found.features if column not in numbers]
-    measures = [np.where(columns[column].missing, np.nan, columns[column].numbers)[keep] for column in numbers]
+    measures = [np.asarray(columns[column].numbers)[keep] for column in numbers]
+    measured = np.stack(measures, 1) if measures else np.empty((len(keep), 0))
     made = Columns(
         found.features,
-        np.stack(measures, 1) if measures else np.empty((len(keep), 0)),
+        np.where(np.isfinite(measured), measured, np.nan),
         {column: np.where(columns[column].missing, "", columns[column].texts)[keep].tolist() for column in categories},
         _label(name, found.label, columns[found.label], keep, cuts),
         client=texts[found.client] if found.client else None,

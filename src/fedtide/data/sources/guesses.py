@@ -108,9 +108,8 @@ def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories
         domain = guess_domain(free(when, client, label, features))
     label = label or guess_label(free(when, client, domain, features))
     if len(label) != 1:
-        raise FedtideError(
-            f"{name}: no column looks like a label; allowed: {option}label with one of {', '.join(columns)}"
-        )
+        allowed = f"{option}label with one of {', '.join(columns)}"
+        raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
     left: dict[str, str] = {}
     if "features" not in named:
         features, left = guess_features(free(when, client, domain, label), categories=categories)

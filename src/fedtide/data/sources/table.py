@@ -1,4 +1,4 @@
-"""CSV tables with a row per sample and columns for label, client, domain and time, in one or several files."""
+"""Tables with a row per sample and columns for label, client, domain and time, in one or several files."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Columns:
 
 @ingredient
 class CSV(Loading):
-    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not.
+    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not, or Parquet files.
 
-    Large files are read several times as fast where pyarrow is installed: `pip install "fedtide[data]"`.
+    Parquet needs pyarrow, with which large CSV files are read several times as fast: `pip install "fedtide[data]"`.
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.

@@ -134,6 +134,7 @@ class Text(Loading):
             "time": np.array([text.time for text in records]) if self.time else None,
             "held_out": held_out if held_out.any() else None,
         }
+        found: dict[str, Any] = {n: None if c is None else torch.from_numpy(c[cut.text]) for n, c in columns.items()}
         return Rows(
             ", ".join(Path(path).name for path in self.path),
             tokens[:, :-1],
@@ -143,8 +144,7 @@ class Text(Loading):
             client_names=tuple(names) if self.client else (),
             padding=PADDING,
             unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
-            label_names=(),
-            **{name: None if c is None else torch.from_numpy(c[cut.text]) for name, c in columns.items()},
+            **found,
         )
 
     def _records(self, directory: Path | None) -> list[_Record]:
