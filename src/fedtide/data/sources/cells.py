@@ -164,10 +164,10 @@ def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, need
     found, columns = whole[0], dict(zip(texts, whole[1], strict=True))
     if missing == "error":
         return Cells(path, np.arange(len(found)), found, columns)
-    keep = ~np.isnan(found).any(1) if missing == "drop" else np.ones(len(found), bool)
+    keep: np.ndarray = ~np.isnan(found).any(1) if missing == "drop" else np.ones(len(found), bool)
     for name in needed:
         keep &= ~np.array([*map(lacks, columns[name])])
-    columns = {name: [*compress(column, keep.tolist())] for name, column in columns.items()}
+    columns = {name: [*compress(column, keep)] for name, column in columns.items()}
     return Cells(path, np.flatnonzero(keep), found[keep], columns)
 
 
