@@ -1,4 +1,4 @@
-"""An independent naive FedAvg, and its FedOpt kin, in plain torch and float64: same weights over 20 rounds to 1e-9.
+"""An independent naive FedAvg, and its FedOpt kin, in plain torch and float64: same weights over 12 rounds to 1e-9.
 
 It shares no code with the package but the population (who is there, who holds what) and the shuffles, which it draws
 from the same keys: everything else is written out with modules, optimizers and state dicts.
@@ -17,7 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from helpers.toys import played, toy
 
-ROUNDS = 20
+ROUNDS = 12
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 

@@ -1,4 +1,4 @@
-"""Independent naive Min Loss, SCSGD, FedEM and Vanilla in numpy float64: every state over 20 rounds to 1e-8.
+"""Independent naive Min Loss, SCSGD, FedEM and Vanilla in numpy float64: every state over 15 rounds to 1e-8.
 
 They share no code with the package but the population (who is there, who holds what) and the keys of the shuffles.
 """
@@ -16,7 +16,7 @@ from fedtide.core.types import Moment
 from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
 from helpers.toys import played, toy
 
-ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 20, 0.1, 4, 2, 7
+ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 15, 0.1, 4, 2, 7
 LOCAL = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS}
 DATA = {
     "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},

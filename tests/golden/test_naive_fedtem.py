@@ -16,7 +16,7 @@ from fedtide.core.types import Moment
 from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
 from helpers.toys import played, toy
 
-ROUNDS, RATE, BATCH, EPOCHS = 20, 0.1, 4, 2
+ROUNDS, RATE, BATCH, EPOCHS = 13, 0.1, 4, 2
 LAM, EPS, BETA, A0, PERIOD = 0.25, 0.5, 0.9, 0.3, 6
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 

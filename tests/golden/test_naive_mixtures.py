@@ -1,4 +1,4 @@
-"""pFedEM and FedGMM against naive numpy in float64: models, Gaussians and blends over 20 rounds to 1e-8."""
+"""pFedEM and FedGMM against naive numpy in float64: models, Gaussians and blends over 12 rounds to 1e-8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.branchnet import as_numpy, close, shard_of
 from helpers.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
 from helpers.toys import played, toy
 
-ROUNDS = 20
+ROUNDS = 12
 DATA = {
     "source": {"kind": "gaussians", "samples": 240, "dims": 4, "classes": 3, "domains": 2},
     "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_samples": 8},

@@ -17,7 +17,7 @@ from fedtide.core.types import Moment
 from helpers.branchnet import as_numpy, close, shard_of
 from helpers.toys import played, toy
 
-ROUNDS, RATE, BATCH, EPOCHS, CLASSES = 20, 0.1, 4, 2, 3
+ROUNDS, RATE, BATCH, EPOCHS, CLASSES = 12, 0.1, 4, 2, 3
 DATA = {
     "partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 0.3, "min_samples": 5},
     "split": {"val": 0.3, "test": 0.25},
