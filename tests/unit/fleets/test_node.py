@@ -21,7 +21,7 @@ from fedtide.fleets.heard import Heard
 from fedtide.fleets.near import NearCarrier, memory_at, near_fleet
 from fedtide.fleets.node import ANSWERED, NoRules
 from fedtide.fleets.node_memory import Judged, MemoryLost, NodeMemory
-from fedtide.fleets.remote import _as_owners_want
+from fedtide.fleets.opening import as_owners_want
 from helpers.carriers import host, told
 
 EVERYONE = {"cohort": {"kind": "everyone"}}
@@ -188,9 +188,9 @@ def test_a_cluster_that_clients_choose_is_a_sum_too():
         return Heard(ANSWERED, {"total": total}, False, ask, 0.0, fewest)
 
     came = {**{client: heard(20.0, 0.0) for client in (0, 1, 4)}, 2: heard(0.0, 20.0), 3: heard(0.0, 20.0, fewest=2)}
-    assert _as_owners_want(set(came), ask, came) == {0, 1, 4}
+    assert as_owners_want(set(came), ask, came) == {0, 1, 4}
     came[2] = heard(0.0, 20.0, fewest=1)
-    assert _as_owners_want(set(came), ask, came) == {0, 1, 2, 3, 4}
+    assert as_owners_want(set(came), ask, came) == {0, 1, 2, 3, 4}
 
 
 def test_an_owner_who_is_left_out_may_leave_too_few_for_another(tmp_path):
