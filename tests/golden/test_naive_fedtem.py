@@ -1,4 +1,4 @@
-"""An independent naive FedTEM in numpy float64, with its gradients by hand: every state over 20 rounds to 1e-8.
+"""An independent naive FedTEM in numpy float64, with its gradients by hand: every state over 13 rounds to 1e-8.
 
 It shares no code with the package but the population (who is there, who holds what) and the keys of the shuffles.
 """

@@ -1,6 +1,6 @@
 """Independent naive SCAFFOLD and FedAvg in numpy float64, with cross-entropy and with the re-weighted softmax.
 
-Gradients by hand, explicit loops; weights, control variates and losses of 20 rounds to 1e-8. It shares no code with the
+Gradients by hand, explicit loops; weights, control variates and losses of 12 rounds to 1e-8. It shares no code with the
 package but the population (who is there, who holds what) and the keys of the shuffles.
 """
 

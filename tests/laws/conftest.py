@@ -49,8 +49,8 @@ MAIN = (
     *DIFFERENT, *SKETCHES,
 )  # fmt: skip
 
-ACTORS = ("scaffold", "fielding")
-"""Memory that travels; several questions and rows: actors take long."""
+APART = ("scaffold", "fielding")
+"""Memory that travels; several questions and rows: other processes take long."""
 
 MASKED = (*ENGINE, "aem", "feddrift window", "fedtkm", "fielding by sums")
 """One of each kind of sums: plain, in slots, both; of one question, of several, of many. Masks see vectors alone."""
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
         processes = [fixture for fixture in ("actors", "pool") if fixture in metafunc.fixturenames]
         if not own:
-            names = ACTORS if "actors" in processes and not metafunc.config.getoption("--thorough") else ENGINE
+            names = APART if processes and not metafunc.config.getoption("--thorough") else ENGINE
             marked = [pytest.param(name, marks=pytest.mark.xdist_group((processes or [name])[0])) for name in names]
             metafunc.parametrize("name", marked)
 

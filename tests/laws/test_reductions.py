@@ -39,19 +39,19 @@ def weights_of(state):
 
 
 @lru_cache(maxsize=8)
-def run_of(name: str, options: str) -> Played:
+def run_of(name: str, options: str, rounds: int) -> Played:
     """Rows per client differ, so that weighting matters. Many become the same other algorithm: it is played once."""
     data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
-    return played(toy(name, {"local": LOCAL, **json.loads(options)}, data=data))
+    return played(toy(name, {"local": LOCAL, **json.loads(options)}, data=data), rounds=rounds)
 
 
 @pytest.mark.parametrize(
     ("left", "options", "right", "others", "tolerance"), REDUCTIONS, ids=[f"{r[0]} is {r[2]}" for r in REDUCTIONS]
 )
-def test_reduction(left, options, right, others, tolerance):
-    # The models start from the same key.
+def test_reduction(left, options, right, others, tolerance, thorough):
+    """Over a period of who is there; with `--thorough` over one and a half. The models start from the same key."""
     each = ((left, options), (right, others))
-    runs = [run_of(name, json.dumps(given, default=dict)) for name, given in each]
+    runs = [run_of(name, json.dumps(given, default=dict), 6 if thorough else 4) for name, given in each]
     ours, theirs = (weights_of(run.state) for run in runs)
     if runs[0].steps[0].received is not None and not same(*(weights_of(run.steps[0].received) for run in runs)):
         pytest.fail("the two start from different weights")

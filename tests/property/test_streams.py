@@ -381,13 +381,16 @@ def test_moments_may_be_asked_for_in_any_order(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_drifted_is_who_has_other_rows_or_labels(kind):
     population = people(**KINDS[kind])
-    total = 0
+    clients = population.clients.tolist()
+
+    def told(r: int) -> list:
+        shards = [[population.shard(client, Moment(r, 100), part) for part in PARTS] for client in clients]
+        return [[(s.ids.tolist(), s.y.tolist()) for s in of] for of in shards]
+
+    total, now = 0, told(-1)
     for r in range(60):
-        truth = []
-        for client in population.clients.tolist():
-            shards = [[population.shard(client, Moment(at, 100), part) for part in PARTS] for at in (r - 1, r)]
-            then, now = ([(s.ids.tolist(), s.y.tolist()) for s in of] for of in shards)
-            truth += [client] if now != then else []
+        then, now = now, told(r)
+        truth = [client for client, one, other in zip(clients, then, now, strict=True) if one != other]
         assert population.changed(Moment(r, 100)).tolist() == truth
         assert bool(truth) <= bool(population.events(Moment(r, 100)))
         total += len(truth)
