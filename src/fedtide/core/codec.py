@@ -13,6 +13,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +69,16 @@ def _encode(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
 
 
 def _below(path: str, key: str | int) -> str:
+    return f"{path}/{_part(key)}" if path else _part(key)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _part(key: str | int) -> str:
+    """Spell a key in the name of an array."""
     if isinstance(key, int):  # an int key and its spelling as a string may stand side by side in one dict
-        part = f"#{key}"
-    else:
-        part = (
-            key.replace("%", "%25").replace("/", "%2F").replace("#", "%23").replace(".", "%2E" if key == "." else ".")
-        )
-    return f"{path}/{part or '%'}" if path else part or "%"
+        return f"#{key}"
+    part = key.replace("%", "%25").replace("/", "%2F").replace("#", "%23").replace(".", "%2E" if key == "." else ".")
+    return part or "%"
 
 
 def decode(arrays: dict[str, Tensor], skeleton: Any) -> Tree:
@@ -132,7 +137,7 @@ def to_bytes(tree: Tree) -> bytes:
         parts.append((raw(array) if array.dtype == torch.bfloat16 else array.contiguous()).numpy().data)
         start, end = end, end + array.nbytes
         entries.append(
-            f'{json.dumps(name)}: {{"dtype": "{NAMES[array.dtype]}", "shape": {list(array.shape)}, '
+            f'{encode_basestring_ascii(name)}: {{"dtype": "{NAMES[array.dtype]}", "shape": {list(array.shape)}, '
             f'"data_offsets": [{start}, {end}]}}'
         )
     text = f"{', '.join(entries)}}}".encode()

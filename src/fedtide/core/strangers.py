@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -88,7 +88,7 @@ class Place:
 
 def _layout(header: bytes) -> tuple[tuple[Place, ...], Any]:
     """Return where the arrays of a message lie, one after the other without gaps, and the skeleton of its tree."""
-    table = _loaded(header, HEADER, "message header")
+    table = _loaded(header, HEADER, "message header", int)  # bounds of its numbers are below
     _only(table["__metadata__"], {"tree"})
     skeleton = _loaded(table.pop("__metadata__")["tree"], HEADER, "message tree")
     places, at = [], 0
@@ -201,14 +201,14 @@ def parse(text: str | bytes, most: int, name: str) -> Any:
     raise FedtideError(f"{name}: nested deeper than allowed: {DEEPEST}")
 
 
-def _loaded(text: str | bytes, most: int, name: str) -> Any:
-    """Return a JSON value, nested as deep as Python reads it."""
+def _loaded(text: str | bytes, most: int, name: str, whole: Callable[[str], int] | None = None) -> Any:
+    """Return a JSON value, nested as deep as Python reads it; whole numbers have 64 bits, or are read by `whole`."""
     if not isinstance(text, str | bytes) or len(text) > most:
         found = f"{len(text)} bytes" if isinstance(text, str | bytes) else type(text).__name__
         raise FedtideError(f"{name}: found {found}, allowed: JSON of at most {most} bytes")
     try:
         return json.loads(
-            text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole, parse_float=_finite
+            text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=whole or _whole, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
         raise FedtideError(f"{name}: not JSON that is allowed ({error})") from None

@@ -252,43 +252,43 @@ def _compare(wanted: Tree, got: Tree, heaviest: float, optional: frozenset[str],
         _compare_value(wanted, got, at)
 
 
-def _compare_value(wanted: Tree, got: Tree, at: str) -> None:
-    """Compare what is summed or revealed: tensors and numbers, with all keys."""
+def _compare_value(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
+    """Compare what is summed or revealed, below `at` by these keys: tensors and numbers, with all keys."""
     if is_node(wanted):
-        _same_type(wanted, got, at)
+        _same_type(wanted, got, at, *keys)
         ours, theirs = dict(children(wanted)), dict(children(got))
-        _no_more_keys(ours, theirs, at)
-        _no_fewer_keys(ours, theirs, at)
+        _no_more_keys(ours, theirs, at, *keys)
+        _no_fewer_keys(ours, theirs, at, *keys)
         for key, child in theirs.items():
-            _compare_value(ours[key], child, _below(at, key))
+            _compare_value(ours[key], child, at, *keys, key)
     elif isinstance(wanted, Tensor):
         if not isinstance(got, Tensor) or got.dtype != wanted.dtype or got.shape != wanted.shape:
-            raise _Misfit(at, _named(got), _named(wanted))
+            raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
         if got.numel() and not -LARGEST <= (ends := got.aminmax()).min.item() <= ends.max.item() <= LARGEST:
             if not all_finite(got):
-                raise _Misfit(at, "a number that is not finite", "finite numbers")
-            raise _Misfit(at, f"a number beyond {LARGEST}", "smaller ones")
+                raise _Misfit(_below(at, *keys), "a number that is not finite", "finite numbers")
+            raise _Misfit(_below(at, *keys), f"a number beyond {LARGEST}", "smaller ones")
     elif not _is_number(got) or not abs(got) < math.inf:
-        raise _Misfit(at, _named(got), "a finite number")
+        raise _Misfit(_below(at, *keys), _named(got), "a finite number")
     elif abs(got) > LARGEST:
-        raise _Misfit(at, _named(got), f"at most {LARGEST}")
+        raise _Misfit(_below(at, *keys), _named(got), f"at most {LARGEST}")
 
 
-def _same_type(wanted: Tree, got: Tree, at: str) -> None:
+def _same_type(wanted: Tree, got: Tree, at: str, *keys: Any) -> None:
     if type(got) is not type(wanted):
-        raise _Misfit(at, _named(got), _named(wanted))
+        raise _Misfit(_below(at, *keys), _named(got), _named(wanted))
 
 
-def _no_more_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str) -> None:
+def _no_more_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
     for key in theirs:
         if key not in ours:
-            raise _Misfit(_below(at, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
+            raise _Misfit(_below(at, *keys, key), "a key", f"none but {', '.join(map(str, ours)) or 'no'}"[:200])
 
 
-def _no_fewer_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str) -> None:
+def _no_fewer_keys(ours: dict[Any, Tree], theirs: dict[Any, Tree], at: str, *keys: Any) -> None:
     for key, child in ours.items():
         if key not in theirs:
-            raise _Misfit(_below(at, key), "nothing", _named(child))
+            raise _Misfit(_below(at, *keys, key), "nothing", _named(child))
 
 
 def _is_number(value: Any) -> bool:
@@ -307,6 +307,6 @@ def _named(value: Any) -> str:
     return type(value).__name__ if is_node(value) else shown(value)
 
 
-def _below(at: str, key: Any) -> str:
-    word = key if isinstance(key, int) else shown(key).strip("'")
-    return f"{at}.{word}" if at else str(word)
+def _below(at: str, *keys: Any) -> str:
+    words = (str(key) if isinstance(key, int) else shown(key).strip("'") for key in keys)
+    return ".".join((at, *words) if at else words)
