@@ -277,6 +277,7 @@ class RemoteFleet:
         if question == "train":
             first = self.first if first is None else first
             deadline = self.deadline if deadline is None else deadline
+        first = len(ask.clients) if first is None else first
         start = self.clock.monotonic()
         self._mail.open()
         seconds = self.patience if deadline is None else min(self.patience, deadline)
@@ -295,7 +296,7 @@ class RemoteFleet:
         elif self._masks is not None and self.vectors is not None and ask.forms is not None:
             mail, known, send = self._mail, self._node, self._send
             sums = MaskedSums(self._masks, mail, self.clock, self.vectors, self.heaviest, known, send, self._offer)
-            opened = sums.open(ask.of(there), payload, seconds, len(ask.clients) if first is None else first)
+            opened = sums.open(ask.of(there), payload, seconds, first)
             self._shut |= opened.shut
             there = torch.zeros_like(there)
         elif began is None:
@@ -305,7 +306,6 @@ class RemoteFleet:
             self._send_again(ask.of(~sent), payload, seconds)
             self._send(ask.of(there & sent), payload, seconds, post)
             there = there | ~sent
-        first = len(ask.clients) if first is None else first
         until = start + seconds if began is None else math.inf  # each question that began has an end of its own
         self._mail.listen(post, ask.clients[there].tolist(), first, until)
         down = bytes_down(payload, ask if sent is None else ask.of(sent))
