@@ -42,6 +42,7 @@ from fedtide.data.sources import (
     Text,
 )
 from fedtide.data.sources.frames import table
+from fedtide.data.sources.items import stack
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 
 __all__ = [
@@ -49,7 +50,7 @@ __all__ = [
     "DayNightCharacters", "DealtBy", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors",
     "Gaussians", "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Majority", "Manifest",
     "Natural", "Normalize", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population", "Prepare", "Resample",
-    "Rotation", "Rows", "Source", "Split", "Standardize", "Text", "table",
+    "Rotation", "Rows", "Source", "Split", "Standardize", "Text", "stack", "table",
 ]  # fmt: skip
 
 

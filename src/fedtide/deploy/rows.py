@@ -6,9 +6,7 @@ and equal rows are never on both sides.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,8 +23,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
-from fedtide.data.sources.cells import places, read_table
-from fedtide.data.sources.files import opened
+from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
@@ -72,9 +69,9 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
     source = about.source_at(path.absolute())
     if not isinstance(source, CSV):
         return ""
-    header, lines = read_table(path)
-    (at,) = places(path, header, [source.label])
-    return next(f"row {row}: " for row, line in lines if line[at].strip() == label)
+    cells = read_cells(path, [], [source.label])
+    where = cells.where(cells.texts[source.label].index(label))
+    return where.removeprefix(f"{path}: ") + ": "
 
 
 def columns_in_words(path: Path, about: RowsAbout) -> str | None:
@@ -82,8 +79,7 @@ def columns_in_words(path: Path, about: RowsAbout) -> str | None:
     source = about.source_at(path.absolute())
     if not isinstance(source, CSV):
         return None
-    with io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        header = [column.strip() for column in next(line for line in csv.reader(file) if line)]
+    header = [column.strip() for column in read_header(path)]
     read = source.named(header)
     rest = [column for column in header if column not in read]
     return f"reads {', '.join(read)}; leaves alone {', '.join(rest) or 'nothing'}"

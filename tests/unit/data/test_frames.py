@@ -8,10 +8,11 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+import torch
 
 import fedtide as ft
 from fedtide.core.errors import FedtideError
-from fedtide.data import CSV, table
+from fedtide.data import CSV, stack, table
 from fedtide.data.sources import cells
 from helpers.same_rows import same
 
@@ -164,3 +165,34 @@ def test_columns_that_stop_being_numbers_are_texts(tmp_path, monkeypatch):
     rows = table(written(tmp_path / "a.csv", columns), client="id", features=["a"], quiet=True)
     assert rows.client_names == ("007", "7")
     assert rows.shape == (31,)
+
+
+# -- items ------------------------------------------------------------------------------------------------------------
+
+
+def test_items_of_a_data_set_are_stacked():
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(2 * 3 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4, 3)
+    pictures = [{"image": image.fromarray(each), "writer": f"w{k}", "label": k} for k, each in enumerate(pixels)]
+    rows = stack(pictures)
+    assert np.array_equal(rows.x, pixels.transpose(0, 3, 1, 2))
+    assert (rows.y.tolist(), rows.client_names) == ([0, 1], ("w0", "w1"))
+    assert stack(pictures, client="").client is None
+    data = torch.utils.data.TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0]))
+    assert torch.equal(stack(data).x, data.tensors[0])
+    assert stack(data).y.tolist() == [0, 1, 0]
+    assert ft.population(stack(data), partition=ft.data.IID(clients=1)).registered == 1
+
+
+@pytest.mark.parametrize(("data", "options", "said"), [
+    (iter([]), {}, "data set: found 'list_iterator', allowed: one with a length"),
+    ([], {}, "list: no items"),
+    ([5], {}, "list: item 0: found 'int', allowed: pairs"),
+    ([([1], 0), ([1, 2], 1)], {}, r"list: item 1: shape: found \(2,\), allowed: \(1,\), as of the first"),
+    ([([1], [0, 1])], {}, r"list: item 0: shape of 1: found \(2,\), allowed: one value"),
+    ([{"a": 1, "b": 2, "label": 0}], {}, "list: found 'items with a, b, label', allowed: one key for the features"),
+    ([{"a": 1, "label": 0}], {"features": "b"}, "list: item 0: found 'b', allowed: one of a, label"),
+])  # fmt: skip
+def test_items_that_are_no_rows_are_one_line(data, options, said):
+    with pytest.raises(FedtideError, match=said):
+        stack(data, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.data.sources.cells import is_number, numbers_of
 
 LIKE = np.array([ord(letter) for letter in "0000-00-00T00:00:00.000000"])
@@ -23,7 +23,10 @@ def seconds(where: str, value: str) -> float:
     >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5")
     (0.0, 12.5)
     """
-    return all_seconds([value], lambda _: where)[0].item()
+    try:
+        return _seconds(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refused(where, value) from None
 
 
 def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
@@ -60,10 +63,14 @@ def _each(cells: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
             try:
                 known[cell] = _seconds(cell)
             except (TypeError, ValueError, OverflowError):
-                parts = isinstance(cell, tuple)
-                allowed = "year, month, day, hour, minute, second" if parts else "seconds or ISO 8601"
-                raise refused(f"{where(row)}: time", " ".join(cell) if parts else cell, allowed) from None
+                raise _refused(where(row), cell) from None
     return np.array([known[cell] for cell in cells], np.float64)
+
+
+def _refused(where: str, cell: Any) -> FedtideError:
+    if isinstance(cell, tuple):
+        return refused(f"{where}: time", " ".join(cell), "year, month, day, hour, minute, second")
+    return refused(f"{where}: time", cell, "seconds or ISO 8601")
 
 
 def _seconds(cell: Any) -> float:
