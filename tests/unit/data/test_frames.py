@@ -177,7 +177,7 @@ def test_items_of_a_data_set_are_stacked():
     rows = stack(pictures)
     assert np.array_equal(rows.x, pixels.transpose(0, 3, 1, 2))
     assert (rows.y.tolist(), rows.client_names) == ([0, 1], ("w0", "w1"))
-    assert stack(pictures, client="").client is None
+    assert stack(pictures, features="image", client="").client is None
     data = torch.utils.data.TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0]))
     assert torch.equal(stack(data).x, data.tensors[0])
     assert stack(data).y.tolist() == [0, 1, 0]

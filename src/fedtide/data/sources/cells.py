@@ -164,7 +164,9 @@ def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, need
     found, columns = whole[0], dict(zip(texts, whole[1], strict=True))
     if missing == "error":
         return Cells(path, np.arange(len(found)), found, columns)
-    keep: np.ndarray = ~np.isnan(found).any(1) if missing == "drop" else np.ones(len(found), bool)
+    keep = np.ones(len(found), bool)
+    if missing == "drop":
+        keep &= ~np.isnan(found).any(1)
     for name in needed:
         keep &= ~np.array([*map(lacks, columns[name])])
     columns = {name: [*compress(column, keep)] for name, column in columns.items()}

@@ -78,6 +78,6 @@ def _keys(name: str, keys: list[str], features: str | None, label: str | None, c
 
 
 def _features(value: Any) -> np.ndarray:
-    made = np.asarray(value)
+    made = np.atleast_1d(np.asarray(value))
     # Pictures of Pillow have their channels last.
     return made.transpose(2, 0, 1) if made.ndim == 3 and hasattr(value, "getbands") else made
