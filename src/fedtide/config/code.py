@@ -10,7 +10,7 @@ from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import refused
-from fedtide.core.user_code import Python, name_of
+from fedtide.core.user_code import name_of
 from fedtide.data.rows import Rows
 
 PARTS = ("cohort", "loss", "model", "partition", "source", "who", "what", "how")
@@ -32,9 +32,6 @@ def named(values: Mapping[str, Any]) -> dict[str, Any]:
 def _named(key: str, value: Any) -> Any:
     if key == "source" and _is_rows(value):
         return _of_kind(lambda: value, "rows")
-    if isinstance(value, Python):
-        options = {"options": value.options} if value.options else {}
-        return value if isinstance(value.function, str) else _of_kind(value.function, key) | options
     if isinstance(value, Mapping):
         algorithm: Any = value.get("algorithm")
         name = {"name": algorithm.__name__} if _is_code(algorithm) else {}

@@ -17,7 +17,7 @@ from itertools import count
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from fedtide.core.config_types import explained, ingredient
 from fedtide.core.errors import FedtideError, refused
@@ -37,6 +37,10 @@ class Python:
     function: Annotated[str | Callable[..., Any], explained("module:function"), Field(description=FUNCTION)]
     options: Annotated[dict[str, Any], Field(description="keyword arguments for it.")] = field(default_factory=dict)
     kind: Literal["python"] = "python"
+
+    @field_serializer("function")
+    def _written(self, function: Any) -> str:
+        return function if isinstance(function, str) else name_of(function, "function")
 
     @property
     def name(self) -> str:

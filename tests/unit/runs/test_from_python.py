@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedtide as ft
+from fedtide.config import from_dict, resolved
 from fedtide.config.code import named
 from fedtide.core.errors import FedtideError
+from fedtide.core.user_code import imported
+from fedtide.runs.build import as_json
+from fedtide.shift import AwakeBy
 from helpers import notebook as cells
 
 TASK = ft.Task(lambda: nn.Linear(3, 2))
@@ -227,6 +232,16 @@ def test_what_a_notebook_cannot_have_is_one_line(notebook, tmp_path, changes, ar
     with pytest.raises(FedtideError, match=f"^{said}"):
         ft.run({**notebook[2], **changes}, tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
+
+
+def test_code_in_an_ingredient_has_a_name_too():
+    def away():
+        return AwakeBy(lambda clients, time: clients % 2 == 0)
+
+    experiment = from_dict({**STUDY, "shift": ft.Shift(who=ft.shift.Python(away))})
+    (name,) = set(re.findall(r"session_\w+:away\w*", as_json(experiment)))
+    assert imported(name, "") is away
+    assert from_dict(resolved(experiment)).shift.who.find("shift.who") is away
 
 
 def test_code_of_a_module_goes_by_its_name():
