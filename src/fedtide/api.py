@@ -23,6 +23,7 @@ from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
+from fedtide.runs.own_code import changed_since
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
 from fedtide.tuning import folder as tunings
@@ -162,7 +163,7 @@ class Finished:
         return list(self.study.summaries)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FinishedTuning:
     """A finished tuning: its folder, the experiment file that it wrote, and its report.
 
@@ -173,6 +174,24 @@ class FinishedTuning:
     tuned: Path
     report: Path
     stages: list[list[tunings.Tuned]]
+
+    def __repr__(self) -> str:
+        best = [(tuned.search.title, tuned.best) for stage in self.stages for tuned in stage if tuned.best is not None]
+        found = [f"{title} {trial.accuracy:.4g}" for title, trial in best if trial.accuracy is not None]
+        return f"FinishedTuning({', '.join([repr(str(self.folder)), *found])})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import tuned
+        from fedtide.report.tuning import found_table
+
+        return tuned(repr(self), found_table(self.stages), self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each trial: its values, and its accuracy on validation rows."""
+        trials = (trial for stage in self.stages for tuned in stage for trial in tuned.trials)
+        columns = "stage", "method", "number", "state", "accuracy"
+        rows = [{name: getattr(trial, name) for name in columns} | dict(trial.values) for trial in trials]
+        return frame(rows, library)
 
 
 def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
@@ -221,9 +240,12 @@ def _workers(settings: Experiment, asked: int | None) -> int | None:
     return 1
 
 
-def _say_session(settings: Experiment, screen: Console) -> None:
-    """Say what is not as in other runs where an experiment has code of a Python session."""
+def _say_code(settings: Experiment, root: Path, screen: Console) -> None:
+    """Say what code of a person's own means for a run: of a Python session, or changed since the run began."""
     from fedtide.terminal import say
+
+    for file in changed_since(root):
+        say(f"{file}: not what it was when {root} was made, and numbers may depend on it", screen)
 
     if code := session_code(as_json(settings)):
         have = "is" if len(code) == 1 else "are"
@@ -267,7 +289,7 @@ def play_shown(settings: Experiment, root: Path, workers: int | None, output: Ou
 
     screen = console(output)
     say(f"run folder: {root}", screen)
-    _say_session(settings, screen)
+    _say_code(settings, root, screen)
     finished = play(settings, root, workers=workers, display=Live(screen))
     if finished is not None:
         print_results(finished.study, screen)
@@ -508,7 +530,7 @@ def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> Fi
 
     screen = console(output)
     say(f"tune folder: {root}", screen)
-    _say_session(tunings.load(root), screen)
+    _say_code(tunings.load(root), root, screen)
     finished = play_tuning(root, workers=workers, display=LiveTuning(screen))
     if finished is not None:
         print_table(found_table(finished.stages), screen)

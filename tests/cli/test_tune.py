@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -107,7 +108,7 @@ def test_a_run_ignores_the_search(here):
     assert first == second
 
 
-def test_from_python(here):
+def test_from_python(here, monkeypatch):
     finished = fedtide.tune(tunable(rounds=2, tune={"trials": 2}), "x", workers=1)
     assert (finished.folder, finished.tuned, finished.report) == (
         Path("x"),
@@ -115,6 +116,10 @@ def test_from_python(here):
         Path("x/report.html"),
     )
     assert finished.stages[0][0].best.accuracy is not None
+    assert repr(finished) == f"FinishedTuning('{finished.folder}', A {finished.stages[0][0].best.accuracy:.4g})"
+    assert "<td" in finished._repr_html_()
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    assert finished.frame()["number"] == list(range(len(finished.stages[0][0].trials)))
 
 
 def test_from_python_with_a_budget_as_on_the_command_line(here):

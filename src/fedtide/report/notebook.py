@@ -30,6 +30,12 @@ def shown(study: Study, page: Path) -> str:
     )
 
 
+def tuned(title: str, found: tables.Table, page: Path) -> str:
+    """Return HTML of what a tuning found."""
+    empty = {"nano": False, "warning": "", "alarms": [], "headline": "", "picture": None}
+    return render("notebook.html", title=title, found=found, page=page, **empty)
+
+
 def simulated(result: Any) -> str:
     """Return HTML of what a simulation found: its line and its curve."""
     picture = Markup(figures.accuracy_of_simulation(result.rounds, result.accuracy)) if result.rounds else None

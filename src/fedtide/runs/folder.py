@@ -29,6 +29,7 @@ from fedtide.config.overrides import seed_list
 from fedtide.core.atomic import making, naming, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
+from fedtide.runs.own_code import code_of
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna", "ray")
 
@@ -145,7 +146,8 @@ def made(root: Path, files: Mapping[str, str], scale: str | None = None) -> None
         FedtideError: there is already something at `root`; it is left as it is.
     """
     free(root)
-    about = environment() | ({"scale": scale} if scale else {})
+    code = code_of(files.values())
+    about = environment() | ({"code": code} if code else {}) | ({"scale": scale} if scale else {})
     told = {**files, "environment.json": json.dumps(about, indent=1) + "\n"}
     try:
         with making(root) as temporary:

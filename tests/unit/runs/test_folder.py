@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import folder
+from fedtide.runs import folder, own_code
 from helpers.studies import MOMENTUM, A, run_of, study
 
 
@@ -26,6 +27,24 @@ def test_a_new_folder_holds_the_whole_configuration_and_what_it_was_made_with(tm
     assert set(about) == {"made", "command", "python", "platform", "processor", "cores", "packages"}
     assert set(about["packages"]) == set(folder.PACKAGES)
     assert about["packages"]["torch"].startswith("2.")
+
+
+def test_code_of_ones_own_is_known_by_file_digest_and_commit(tmp_path, monkeypatch):
+    file = tmp_path / "my_models_for_tests.py"
+    file.write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(4, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(own_code, "_git", lambda file, *arguments: {"rev-parse": "abc\n", "status": ""}[arguments[0]])
+    experiment = study(A, model="python:my_models_for_tests:net")
+    experiment.model.build((4,), 3)
+    folder.create(experiment, tmp_path / "run")
+    code = json.loads((tmp_path / "run" / "environment.json").read_text())["code"]["my_models_for_tests"]
+    assert (code["file"], code["commit"], code["changed"]) == (str(file), "abc", False)
+    assert list(own_code.changed_since(tmp_path / "run")) == []
+    file.write_text("def net(): ...\n")
+    assert list(own_code.changed_since(tmp_path / "run")) == [str(file)]
+    (tmp_path / "run" / "environment.json").write_text("{")
+    assert list(own_code.changed_since(tmp_path / "run")) == list(own_code.changed_since(tmp_path)) == []
+    sys.modules.pop("my_models_for_tests")
 
 
 def test_an_empty_folder_may_be_used(tmp_path):
