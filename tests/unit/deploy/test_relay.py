@@ -53,15 +53,17 @@ class Flower:
         self.pieces = {name: piece for each in messages.values() for name, piece in each.items()}
         self.here: Any = None
         self.meanwhile: dict[str, Any] | None = None
+        self.away = False
         self.confirmed: list[str] = []
         self.asked: list[str] = []
 
     def get_nodes(self) -> list[Any]:
-        """Return nobody, and end the relay after some looks."""
+        """Return the node, unless it is away, and end the relay after some looks."""
         self.rounds -= 1
         if self.rounds < 0:
             raise EOFError
-        return []
+        here = SimpleNamespace(node_id=NODE, public_key=b"key", last_activated_at="now")
+        return [] if self.away else [here]
 
     def push_messages(self, messages: list[Any]) -> list[str]:
         """Take one question."""
@@ -176,6 +178,14 @@ def test_an_answer_whose_pieces_never_come_holds_nobody_up(relayed):
     flower.pieces["a"] = None  # given up by Flower
     ((told, _),) = relayed(flower, lambda *_: Answer())
     assert (told["error"], told["code"], told["own"]) == ("did not send all of its answer", 8, True)
+
+
+def test_flower_is_not_asked_after_a_node_that_is_away(relayed):
+    """It would give the question up, and so the answer of one that was only slow to say that it lives."""
+    flower = Flower({"question": {"a": b"12"}})
+    flower.away = True
+    assert relayed(flower, lambda *_: Answer()) == []
+    assert flower.messages  # still there for when it is back
 
 
 def test_an_answer_to_a_question_that_is_over_is_deleted(relayed):
