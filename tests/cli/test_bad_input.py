@@ -32,7 +32,7 @@ from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDTIDE_DATA", raising=False)
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
     return tmp_path
 
 
@@ -928,14 +928,14 @@ def test_a_run_that_another_process_plays(capsys, here, half):
 ])  # fmt: skip
 def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch, half, name, damage):
     done("report", "x")
-    monkeypatch.setattr(page, "_pictures", lambda record, summary: figures.client_distribution(record) and [])
+    monkeypatch.setattr(page, "pictures_of", lambda record, summary: figures.client_distribution(record) and [])
     (half / name).write_text(damage, encoding="latin-1")
     assert re.search(rf"x/{name}: .*damaged", refused(capsys, here, "report", "x"))
 
 
 @pytest.mark.parametrize("name", ["environment.json", "a/0/timings.jsonl", "a/0/clients.csv"])
 def test_a_first_report_writes_nothing_where_a_file_is_damaged(capsys, here, monkeypatch, half, name):
-    monkeypatch.setattr(page, "_pictures", lambda record, summary: figures.client_distribution(record) and [])
+    monkeypatch.setattr(page, "pictures_of", lambda record, summary: figures.client_distribution(record) and [])
     (half / name).write_text("view,round\nrubbish}\nheld_out_clients\n")
     assert "damaged" in refused(capsys, here, "report", "x")
 

@@ -64,7 +64,7 @@ def test_report_and_verify_import_nothing_that_a_configuration_names(here, monke
     data = {"source": "python:evil:load", "partition": {"kind": "iid", "clients": 6}, "groups": {"by": "none"}}
     changes = {"data": {**data, "held_out_clients": {}}, "shift": {"who": "always"}, "metrics": ["evil:error"]}
     if sweep:  # drawing takes long, and is the same
-        monkeypatch.setattr("fedtide.report.page._pictures", lambda *given: [])
+        monkeypatch.setattr("fedtide.report.page.pictures_of", lambda *given: [])
     for number, (key, values) in enumerate(sweep.items() or [("", ())]):
         root = here / f"out{number}"
         study = written(here / "study.toml", OWN, A, rounds=2, sweep={key: values} if key else {}, **changes)

@@ -48,7 +48,7 @@ def run(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     made = written(root / "study.toml", *METHODS, rounds=2, eval_every=2, title="trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+        patch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
         assert done("run", made, "--out", root / "run", "--workers", 1) == 0
     return root / "run"
 

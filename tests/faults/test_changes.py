@@ -44,7 +44,7 @@ def played(request, tmp_path_factory) -> dict[str, Path]:
     experiment = toy(request.param, title="A toy", checkpoint_every=2, **METHODS[request.param])
     made = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "_pictures", lambda *_: [])
+        patch.setattr(page, "pictures_of", lambda *_: [])
         for name in ("whole", "half"):
             made[name] = home / name
             create(experiment, made[name])
@@ -139,7 +139,7 @@ STATES = ("whole", "half")
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_change_is_named_or_changes_nothing(played, state, seed, tmp_path, monkeypatch, tried: Counter[str]):
-    monkeypatch.setattr(page, "_pictures", lambda *_: [])  # all is read and counted, and only not drawn
+    monkeypatch.setattr(page, "pictures_of", lambda *_: [])  # all is read and counted, and only not drawn
     right = contents(played["whole"])
     for number in range(BATCH):
         draw = random.Random(f"{seed} {number} {state}")

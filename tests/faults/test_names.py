@@ -36,7 +36,7 @@ def try_names(seed: int, tmp_path: Path, monkeypatch, capsys, tried: Counter[str
     written(tmp_path / "study.toml", *methods, rounds=1, title=title, description=tag)
     monkeypatch.chdir(tmp_path)
     if seed % 40:  # pictures take seconds
-        monkeypatch.setattr(page, "_pictures", lambda *_: [])
+        monkeypatch.setattr(page, "pictures_of", lambda *_: [])
     with limited():
         status = done("run", "study.toml", "--out", "x", "--workers", 1)
     out, err = capsys.readouterr()

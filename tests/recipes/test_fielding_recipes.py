@@ -159,7 +159,7 @@ def sized(name: str) -> object:
 def test_the_papers_size_fits_tables_like_those_of_the_page(tables, monkeypatch, name):
     small = [] if name in OWN[:2] else ["data.source.size=32", "data.source.cache=pixels.npz"]
     if name in ("fielding-representations", "fielding-concept-drift"):
-        monkeypatch.setattr("fedtide.report.page._pictures", lambda *given: [])
+        monkeypatch.setattr("fedtide.report.page.pictures_of", lambda *given: [])
         assert done("run", "recipe:fielding-small-model", "--scale", "paper", "--out", "small-model", "--workers", 1,
                     "--set", "rounds=1", "--set", "eval_every=1", "--set", "data.partition.samples=20",
                     *(part for each in small for part in ("--set", each))) == 0  # fmt: skip
@@ -179,7 +179,7 @@ def test_without_the_small_network_the_line_says_where_it_was_looked_for(capsys,
 
 def test_a_small_network_of_the_same_scale_fits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda *given: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda *given: [])
     short = ("--scale", "nano", "--workers", 1, "--seeds", 0, "--set", "rounds=2", "--set", "eval_every=2")
     assert done("run", "recipe:fielding-small-model", *short, "--out", "small-model") == 0
     weights = '{ kind = "gradient", weights = "small-model/central/0" }'

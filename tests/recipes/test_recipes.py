@@ -120,9 +120,9 @@ def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, monke
     less: list[object] = []
     if not thorough and recipe.stem != "demo":
         less = few(recipe)
-        numbers, drawn = count(), page._pictures
+        numbers, drawn = count(), page.pictures_of
         last = 1 if recipe.stem in WHOLE else 0
-        monkeypatch.setattr(page, "_pictures", lambda *given: drawn(*given) if next(numbers) < last else [])
+        monkeypatch.setattr(page, "pictures_of", lambda *given: drawn(*given) if next(numbers) < last else [])
     assert done("run", recipe, "--scale", "nano", "--workers", 1, "--out", tmp_path / "run", *less) == 0
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "run" / "summary.json").is_file()

@@ -31,7 +31,7 @@ def finished(root: Path, *methods: dict, **changes) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without pictures, which take longer than all else."""
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
 
 
 @pytest.fixture(scope="module")

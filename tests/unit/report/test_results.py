@@ -158,7 +158,7 @@ def test_every_picture_of_a_report_is_a_plot(done, monkeypatch):
             monkeypatch.setattr(module, "svg", keeps(found))
 
     listen(known)
-    pages._pictures(done.study.records[0], done.summaries[0])
+    pages.pictures_of(done.study.records[0], done.summaries[0])
     listen(drawn)
     refused = []
     for name in ft.plot.__all__:

@@ -40,7 +40,7 @@ SPACES = [
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
 
 
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
