@@ -18,6 +18,12 @@ def has_learned(run: RunRecord) -> bool:
     return bool(np.isfinite(run.fact("chance")).any())
 
 
+def periods_of(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Return the periods of every round (rounds, longest), NaN where there is none, and whether one is believed."""
+    periods = listed_fact(run, "periods")
+    return periods, np.isfinite(periods[:, 0]) if periods.size else np.zeros(len(run.lines), dtype=bool)
+
+
 def learning(run: RunRecord) -> dict[str, float]:
     """Return the measures of a learned prior; empty where there is none.
 
@@ -25,8 +31,7 @@ def learning(run: RunRecord) -> dict[str, float]:
     """
     if not has_learned(run):
         return {}
-    periods, read = listed_fact(run, "periods"), listed_fact(run, "prior")
-    believed = np.isfinite(periods[:, 0]) if periods.size else np.zeros(len(run.lines), dtype=bool)
+    (periods, believed), read = periods_of(run), listed_fact(run, "prior")
     out = {
         "period_known": float(believed.mean()),
         "period_found": float(believed.any()),

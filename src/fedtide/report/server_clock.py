@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from fedtide.report.figures import GROUP_COLORS, INK, STYLE, Drawn, label, stacked, svg
 from fedtide.report.reading import ExperimentRecord, RunRecord
-from fedtide.report.rhythm import came_to, has_learned, listed_fact, order_of
+from fedtide.report.rhythm import came_to, has_learned, listed_fact, order_of, periods_of
 
 
 def server_clock(record: ExperimentRecord) -> Drawn | None:
@@ -47,8 +47,7 @@ def _draw(axes: Axes, record: ExperimentRecord, name: str, run: RunRecord) -> No
         read, ahead = read[:, order], ahead[:, order] if ahead.size else ahead
     if read.size:
         axes.plot(ends, 100 * read[:, 0], ".", ms=3.5, color="#555555", label="read in the round")
-    periods = listed_fact(run, "periods")
-    believed = np.isfinite(periods[:, 0]) if periods.size else np.zeros(len(ends), dtype=bool)
+    periods, believed = periods_of(run)
     said = "no period is believed"
     if ahead.size:
         axes.plot(ends, 100 * ahead[:, 0], color=GROUP_COLORS[1], lw=1.6, label="forecast before it")

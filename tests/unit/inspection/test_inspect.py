@@ -167,6 +167,8 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
         ({"features": "basket,wind"}, "shop.csv: --features: found 'wind', allowed: columns of numbers"),
         ({"zone": "Berlin"}, "--zone: found 'Berlin'"),
         ({"time": "wind"}, "shop.csv: row 2: wind: time: found 'NNW', allowed: seconds or ISO 8601"),
+        ({"time": "when,wind"}, "shop.csv: --time: found 'wind', allowed: numbers for the parts of a date"),
+        ({"time": "when,basket,No"}, "shop.csv: --time: found 'when', allowed: numbers for the parts of a date"),
         ({"label": "score", "client": "score"}, "shop.csv: --label: found 'score', but --client names it, "
          "too; allowed: another column"),
         ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),

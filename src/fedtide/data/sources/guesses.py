@@ -119,6 +119,9 @@ def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
             raise refused(f"{name}: {option}features", feature, f"columns of {kind}")
+    for part in when[1:] if len(when) == 2 else when if len(when) > 2 else ():
+        if columns[part].numbers is None:
+            raise refused(f"{name}: {option}time", part, "numbers for the parts of a date")
     return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left)
 
 
