@@ -74,9 +74,10 @@ Choices:
     Cityscapes, with ten of forty clients a round, its accuracy was -1.7, -2.6 and 0.0 points from that of Fielding that
     sees its clients over seeds 0 to 4 (standard errors of 1.4, 1.0 and 1.1), +0.5, +0.6 and +0.2 over seeds 11 to 13,
     and for FMoW -2.4 (0.6) on validation samples of seeds 100 to 107. Ten participants for up to ten clusters leave a
-    third of these without any. `cohort = "in-turn"` makes up for that: there it was at +0.7 (1.0) late in the runs and
-    +2.1 (0.5) over all rounds. A lap takes four rounds there, as long as nothing drifts, and Fielding that sees its
-    clients gains by it, too: +2.6 (1.4) and +2.4 (0.7) over seeds 100 to 103. Two sums may differ by one client, whose
+    third of these without any. `cohort = "in-turn"` makes up for that: FMoW was at +1.1 (1.3) late in the runs and at
+    +2.7 (0.5) over all rounds, Open Images (seeds 100 to 103) at -0.4 (1.4) and +2.0 (0.2). A lap takes four rounds
+    there, and samples change after four or eight. Fielding that sees its clients gains by it, too: on FMoW +1.6 (1.0)
+    and +1.9 (0.5), from which by sums it was -0.5 (1.2) and +0.8 (0.4). Two sums may differ by one client, whose
     representation is then their difference: only noise hides that.
 
     With `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along the result.
