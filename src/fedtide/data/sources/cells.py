@@ -166,7 +166,7 @@ def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, need
         return Cells(path, np.arange(len(found)), found, columns)
     keep = np.ones(len(found), bool)
     if missing == "drop":
-        keep &= ~np.isnan(found).any(1)
+        keep[np.isnan(found).any(1)] = False
     for name in needed:
         keep &= ~np.array([*map(lacks, columns[name])])
     columns = {name: [*compress(column, keep)] for name, column in columns.items()}
