@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtide.config import points, read
+from fedtide.config import from_dict, points, read
 from fedtide.config.reading import SCALES
 from fedtide.core.errors import FedtideError
 from fedtide.report import page
@@ -35,7 +35,7 @@ def test_a_recipe_says_what_it_is_and_every_scale_is_sound(recipe):
     assert "\n" not in content["description"]
     assert {"nano", "cpu"} <= set(content["scale"]) <= set(SCALES)
     for scale in content["scale"]:
-        for point in (p.experiment for p in points(read(recipe, scale=scale), recipe.name)):
+        for point in (p.experiment for p in points(from_dict(content, scale=scale), recipe.name)):
             assert point.title
             assert point.baseline is None or point.baseline in [method.name for method in point.method]
     preflight(read(recipe, scale="nano"), recipe.name)

@@ -181,9 +181,12 @@ def embedded_of(experiment: Experiment, method: Method, population: Population) 
     return Embedded(partial(represent, None), embedding.distance)
 
 
-def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore) -> Host:
-    """Build the host, with which a process runs the clients of one run."""
-    population = population_of(experiment, experiment.shift_of(method), seed)
+def host_of(
+    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, population: Population | None = None
+) -> Host:
+    """Build the host, with which a process runs the clients of one run; the population, too, unless it is given."""
+    if population is None:
+        population = population_of(experiment, experiment.shift_of(method), seed)
     task = task_in(experiment, method, population)
     algorithm = algorithm_of(method, task, experiment.data.directory)
     _fits(method, population)

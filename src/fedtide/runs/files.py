@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def located(part: Any, directory: str | None, key: str, found: list[str] | None 
     if isinstance(part, tuple):
         return tuple(located(each, directory, f"{key}[{n}]", found) for n, each in enumerate(part))
     values: dict[str, Any] = {}
-    for name, kind in fields_of(type(part)).items():
+    kind: Any = type(part)
+    for name, mark in _marks(kind).items():
         value, inside = getattr(part, name), f"{key}.{name}"
-        mark = next((mark for mark in ranges(kind) if isinstance(mark, IsFile)), None)
         values[name] = value
         if mark is None:
             values[name] = located(value, directory, inside, found)
@@ -51,3 +52,10 @@ def located(part: Any, directory: str | None, key: str, found: list[str] | None 
                 found.append(values[name])
     changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
     return replace(part, **changed) if changed else part
+
+
+@cache
+def _marks(kind: type) -> dict[str, IsFile | None]:
+    """Return the keys of a table with the mark of those that name files; none for any other type."""
+    marks = {name: ranges(hint) for name, hint in fields_of(kind).items()}
+    return {name: next((mark for mark in found if isinstance(mark, IsFile)), None) for name, found in marks.items()}

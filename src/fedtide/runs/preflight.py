@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 
 from fedtide.cohorts import PickedBy
@@ -10,6 +12,7 @@ from fedtide.core.errors import refused, within
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Scores
+from fedtide.data.population import Population
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import METRICS
@@ -42,11 +45,11 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         build.load_rows.cache_clear()
     _check_ray(experiment, where)
     _try_metrics(experiment)
-    dealt, fitted, sums = set[tuple[str, str]](), set[str](), dict[str, tuple[Form, ...]]()
+    dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
         for method in point.experiment.method:
-            _check_bounds(point.experiment, method, _build(point.experiment, method, fitted), sums)
+            _check_bounds(point.experiment, method, _build(point.experiment, method, tried), sums)
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
@@ -58,14 +61,33 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     return frozenset(form for forms in sums.values() for form in forms)
 
 
-def _build(experiment: Experiment, method: Method, fitted: set[str]) -> Host:
-    """Build a method with the first seed, and run its model on some rows as in training and in evaluation.
+@dataclass(frozen=True)
+class _Tried:
+    """What several methods and points have in common, so that it is built and tried once.
 
-    The latter once for all that train the same model on such rows alike; what they have in common is in `fitted`.
+    fitted: of the model's runs on some rows. populations: the last two, as methods may be with and without a shift.
     """
+
+    fitted: set[str] = field(default_factory=set)
+    populations: dict[tuple[str, str, int], Population] = field(default_factory=dict)
+
+    def population(self, experiment: Experiment, method: Method) -> Population:
+        """Return the population that a method meets with the first seed."""
+        shift, seed = experiment.shift_of(method), experiment.seeds[0]
+        key = experiment.data.model_dump_json(), repr(shift), seed
+        if key not in self.populations:
+            made = build.population_of(experiment, shift, seed)
+            for old in list(self.populations)[:-1]:
+                del self.populations[old]
+            self.populations[key] = made
+        return self.populations[key]
+
+
+def _build(experiment: Experiment, method: Method, tried: _Tried) -> Host:
+    """Build a method with the first seed, and run its model on some rows as in training and in evaluation."""
     seed, rounds = experiment.seeds[0], experiment.rounds
-    host = build.host_of(experiment, method, seed, MemoryStore(None))
-    population = host.population
+    population = tried.population(experiment, method)
+    host = build.host_of(experiment, method, seed, MemoryStore(None), population)
     population.check(rounds)
     build.clock_of(experiment, method, host.algorithm, population)
     local = method.settings().get("local")
@@ -77,9 +99,9 @@ def _build(experiment: Experiment, method: Method, fitted: set[str]) -> Host:
     shard, classes = population.few()
     of_data = shard.x.shape, shard.y.shape, classes, experiment.data.transforms, experiment.data.directory
     of_task = experiment.model, experiment.precision, experiment.fleet, method.loss, method.init_from
-    if (key := repr((of_data, of_task, local))) not in fitted:
+    if (key := repr((of_data, of_task, local))) not in tried.fitted:
         check_fit(task, shard, classes, local, f"method '{method.name}'.local")
-        fitted.add(key)
+        tried.fitted.add(key)
     if experiment.fleet.kind == "stacked":
         stackable(host, f"method '{method.name}': fleet.kind")
     views(population, named=experiment.eval_splits)

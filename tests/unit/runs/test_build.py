@@ -293,6 +293,18 @@ def test_the_model_is_tried_once_for_all_that_train_it_alike(own_models, monkeyp
         preflight(study(A, model=normed, sweep={"data.source.dims": [4, 5], "model": [normed, f"{own_models}:narrow"]}))
 
 
+def test_a_population_is_dealt_once_for_all_methods_and_points_that_meet_it(monkeypatch):
+    dealt = []
+
+    def counted(experiment, shift, seed):
+        dealt.append((shift.who.kind, experiment.data.partition.clients, seed))
+        return population_of(experiment, shift, seed)
+
+    monkeypatch.setattr(build, "population_of", counted)
+    preflight(study(A, STEADY, MOMENTUM, sweep={"rounds": [3, 4], "data.partition.clients": [8, 10]}))
+    assert dealt == [(who, clients, 0) for _ in (3, 4) for clients in (8, 10) for who in ("periodic", "always")]
+
+
 @pytest.mark.parametrize("function", ["narrow", "few"])
 def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_run_begins(own_models, function):
     with pytest.raises(FedtideError, match="model"):
