@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,11 @@ class Federation:
                 self.lines[name].append(line.strip())
 
     def number(self, name: str, process: str) -> int:
-        """Return the process id of a part of a node, or of the server ("")."""
+        """Return the process id of a part of a node, or of the server (""); 0 while it is started again."""
         folder = self.root / name / "run" if name else self.root / "flower" / "server"
-        return int((folder / f"{process}.pid").read_text())
+        with suppress(FileNotFoundError):
+            return int((folder / f"{process}.pid").read_text() or 0)
+        return 0
 
     def stop(self, name: str) -> None:
         """End a node as its owner would."""
