@@ -517,7 +517,7 @@ def test_nothing_is_left_to_do(monkeypatch):
     (["run", "study.toml", "--scale", "nano"], "scale: found 'nano', allowed: none"),
     (["recipes", "dmo"], "recipe: found 'dmo', allowed: .*did you mean 'demo'"),
     (["resume"], "RUN_FOLDER"),
-    (["resume", "nowhere"], r"nowhere: not a run folder \(no config.toml in it\)"),
+    (["resume", "nowhere"], r"nowhere: not a run folder \(there is none\)"),
     (["resume", "study.toml"], "study.toml: not a run folder"),
     (["resume", "nowhere", "--workers", "0"], "--workers: found 0"),
     (["report"], "report|RUN-FOLDERS|required"),

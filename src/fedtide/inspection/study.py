@@ -18,6 +18,8 @@ CUTS = (0.25, 0.5, 0.75)
 """Quantiles that cut a measured label into classes."""
 INTERVALS, MOST_INTERVALS = 20, 200
 """Stretches of time of a study of drift, and the greatest number of a study of the hour."""
+LEAST_ROWS = 20
+"""Rows that there are at any time of a study: some of them are for validation and tests."""
 SIMULATED = 20
 """Clients of rows that name none."""
 
@@ -92,25 +94,41 @@ def _stream(found: Findings) -> tuple[int, float, str] | None:
         name = next(name for name, cycle in found.cycles.items() if name in mix.said)
         length, parts = CYCLES[name][0], {"day": 4, "week": 7, "year": 12}[name]
         intervals = int(np.clip(np.ptp(seconds) / length * parts, 2, MOST_INTERVALS))
-        return intervals, 1, f"{parts} stretches of time a {name}: clients with rows of that time take part"
+        kept = _enough(seconds, intervals)
+        return intervals, kept, f"{parts} stretches of time a {name}: clients with rows of that time take part"
     if drift.found or matter.found:
-        kept = 3 if "recent" in matter.what else INTERVALS
-        why = "a model of recent rows is better than one of all the past" if kept == 3 else "the past helps"
+        recent = "recent" in matter.what
+        kept = max(3 if recent else INTERVALS // 2, _enough(seconds, INTERVALS))
+        why = "a model of recent rows is better than one of all the past" if recent else "the past helps, so they stay"
         return INTERVALS, kept, f"rows arrive in the order of time; {why}"
     return None
+
+
+def _enough(seconds: np.ndarray, intervals: int) -> int:
+    """Return of how many intervals in a row there are always some rows."""
+    rows = np.histogram(seconds, intervals)[0]
+    sums = (np.convolve(rows, np.ones(kept), "valid").min() for kept in range(1, intervals))
+    return next((kept for kept, least in enumerate(sums, 1) if least >= LEAST_ROWS), intervals)
 
 
 def rounds(found: Findings) -> int:
     """Return the number of rounds."""
     stream = _stream(found)
-    return 100 if stream is None else stream[0] * (1 if stream[0] > INTERVALS else 5)
+    if stream is None:
+        return 100
+    intervals, kept, _ = stream
+    return (intervals - kept + 1) * _gap(intervals)  # till the last interval has arrived
+
+
+def _gap(intervals: int) -> int:
+    return 1 if intervals > INTERVALS else 5
 
 
 def _shift(found: Findings) -> Iterator[str]:
     stream = _stream(found)
     if stream is not None:
         intervals, kept, why = stream
-        gap = rounds(found) // intervals
+        gap = _gap(intervals)
         yield f"[shift.what]  # {why}"
         yield 'kind = "stream"'
         yield 'by = "time"'

@@ -194,6 +194,8 @@ def _at(run: Run, point: str | None) -> tuple[ExperimentRecord, Summary]:
     points = [record.point for record in study.records]
     if point is None and len(points) > 1:
         raise refused("point", point, ", ".join(points))
+    if point is not None and points == [""]:
+        raise refused("point", point, "none, as this is no sweep")
     if point is not None and point not in points:
         raise unknown("point", point, points)
     number = 0 if point is None else points.index(point)

@@ -168,7 +168,8 @@ def load(root: Path, sets: Sequence[str] = (), *, imports: bool = True) -> Exper
     """
     check_entries(root)
     if not (root / "config.toml").is_file():
-        raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
+        why = "no config.toml in it" if root.exists() else "there is none"
+        raise FedtideError(f"{root}: not a run folder ({why})")
     return read(root / "config.toml", sets=sets, imports=imports)
 
 

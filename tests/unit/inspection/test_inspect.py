@@ -139,6 +139,21 @@ def test_a_data_frame_is_inspected_and_its_study_can_be_run(tmp_path):
     assert len(prepare(page.parent / STUDY).settings.method) >= 4
 
 
+def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
+    """Clients by day and by night, and hours at which hardly any of them are there."""
+    draw = np.random.default_rng(3)
+    user = np.repeat(range(24), 50)
+    hour = np.where(user < 12, draw.normal(13, 1, 1200), draw.normal(2, 1, 1200)) % 24
+    x, y = draw.normal(size=1200), draw.normal(size=1200)
+    when = 86_400 * (20_000 + draw.integers(40, size=1200)) + 3_600 * hour
+    label = np.where(user < 12, x, -x) + y > 0
+    found = ft.inspect({"x": x, "y": y, "user": user, "time": when, "label": label})
+    assert found["mix"].found
+    folder = found.write(tmp_path / "made").parent
+    assert "intervals = 1" in (folder / STUDY).read_text(encoding="utf-8")
+    assert prepare(folder / STUDY).settings.rounds > 100
+
+
 def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):
     data = table(tmp_path / "shop.csv")
     assert done("inspect", data, "--out", tmp_path / "made", "--json") == 0

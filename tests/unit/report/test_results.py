@@ -127,6 +127,8 @@ def test_a_notebook_shows_the_head_of_the_report(done, root):
 
 
 def test_a_plot_is_the_figure_of_the_report(done, root):
+    with pytest.raises(ft.FedtideError, match=r"^point: found 'lr 1', allowed: none, as this is no sweep"):
+        ft.plot.accuracy(done, "lr 1")
     ours, theirs = ft.plot.accuracy(done), figures.accuracy_over_rounds(done.study.records[0]).figure
     assert isinstance(ours, Figure)
     for one, other in zip(ours.axes, theirs.axes, strict=True):

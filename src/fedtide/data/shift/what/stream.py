@@ -298,7 +298,8 @@ class StreamPlan(Plan):
             own = self._train(self.stream.live(time))[: self.view.registered]
             if not own.any():
                 but = f"no client holds a training row at round {time:g}, of {rounds}"
-                allowed = f"fewer rounds, a larger gap, more intervals (the last one ends at {self.stream.ends[-1]:g})"
+                last = f"the last one ends at {self.stream.ends[-1]:g}"
+                allowed = f"a longer retention, fewer rounds or more intervals ({last})"
                 raise refused("shift.what.kind", self.stream.kind, allowed, but)
             if self.stream.empty == "error" and not own.all():
                 raise _nothing(self.view, int((~own).nonzero()[0][0]), time)
