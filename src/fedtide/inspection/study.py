@@ -84,7 +84,7 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         yield f"clients = {SIMULATED}"
 
 
-def _stream(found: Findings) -> tuple[int, float, str] | None:
+def _stream(found: Findings) -> tuple[int, int, str] | None:
     """Return the number of intervals, how many of them rows are kept, and why; None where nothing comes and goes."""
     mix, drift, matter = found["mix"], found["drift"], found["matter"]
     seconds = found.rows.seconds
