@@ -201,7 +201,7 @@ def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):
         (["export", "RUN", "--format", "safetensors", "--method", "A", "--out", "new/deep/x.bin"],
          "new/deep/x.bin: no such folder: new/deep; allowed: a file in a folder that is there"),
         (["predict", "RUN", "rows.csv", "--method", "A", "--out", "new/x.csv"], "new/x.csv: no such folder: new; "),
-        (["predict", "RUN", ".", "--method", "A"], ".: is no file, allowed: CSV or NPZ"),
+        (["predict", "RUN", ".", "--method", "A"], ".: is no file, allowed: CSV, Parquet or NPZ"),
         (["predict", "RUN", "none.csv", "--method", "A"], "none.csv: no such file"),
         (["predict", "RUN", "narrow.csv", "--method", "A"],
          "narrow.csv: columns of features: found 2, allowed: 4, as in the run"),

@@ -124,7 +124,7 @@ def join(
 
     Args:
         ticket: the file that came from the site.
-        data: a CSV or NPZ file with the rows of the client; as many as the ticket has clients, in order.
+        data: a CSV, Parquet or NPZ file with the rows of the client; as many as the ticket has clients, in order.
         policy: a file with rules of your own: what is never revealed, and which questions are answered; by default that
             of the last time, and "none" drops it.
         home: the node's folder, with its key and what its clients keep; by default one of its name here.

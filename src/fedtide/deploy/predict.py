@@ -44,7 +44,7 @@ class Predicted:
 
 
 def predict_at_node(home: Path, path: Path, out: Path, client: int | None = None) -> Predicted:
-    """Predict the rows of a CSV or NPZ file, and write a CSV file with their classes and probabilities.
+    """Predict the rows of a CSV, Parquet or NPZ file, and write a CSV file with their classes and probabilities.
 
     Args:
         home: the node's folder.

@@ -83,7 +83,7 @@ class RowsAbout(Strict):
         classes: how many there are.
         labels: names of the classes, in order; () where labels are numbers from 0.
         columns: of a CSV file, the features in order.
-        source: how a CSV or NPZ file is read: the study's source without its path.
+        source: how a CSV, Parquet or NPZ file is read: the study's source without its path.
     """
 
     shape: Annotated[tuple[Count, ...], Field(max_length=4)]

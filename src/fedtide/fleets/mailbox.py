@@ -76,7 +76,7 @@ class Mailbox:
                 self._clock.sleep(min(PAUSE, left))
 
     def _pull(self) -> set[tuple[Post, int]]:
-        """Read what came; return of whom it is. What a node said before its key was removed counts no more."""
+        """Read what came, and return its posts and clients; a node whose key was removed has said nothing."""
         came, removed = self.carrier.pull(), self.carrier.removed()
         news = set[tuple[Post, int]]()
         for response in came:

@@ -1,4 +1,4 @@
-"""Tables of a person's own: CSV or NPZ files, a data frame or arrays, whose columns are found by name and type."""
+"""Tables of a person's own: files (CSV, Parquet, NPZ), frames or arrays, whose columns are found by name and type."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def read(data: Any, roles: Roles = Roles()) -> Table:
         return of_rows(data, roles)
     paths = [Path(data)] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
-        found = tuple(find(str(path), None, "inspect", hint="name a CSV or NPZ file").resolve() for path in paths)
+        hint = "name a CSV, Parquet or NPZ file"
+        found = tuple(find(str(path), None, "inspect", hint=hint).resolve() for path in paths)
         name = found[0].name if len(found) == 1 else f"{len(found)} files"
         if found[0].suffix == ".npz":
             if len(found) > 1:

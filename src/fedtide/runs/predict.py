@@ -32,7 +32,7 @@ LABEL = "label"
 def predict_file(
     trained: Trained, path: Path, out: Path, *, client: int | None = None, cluster: int | None = None
 ) -> int:
-    """Predict the rows of a CSV or NPZ file, write a CSV file with their classes and probabilities, count them.
+    """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
 
     Args:
         trained: the run.
@@ -97,7 +97,8 @@ def read_features(path: Path, shape: tuple[int, ...], columns: Sequence[str] = (
 def check_there(path: Path) -> None:
     """Raise where there is no file."""
     if not path.is_file():
-        raise FedtideError(f"{path}: " + ("is no file, allowed: CSV or NPZ" if path.exists() else "no such file"))
+        why = "is no file, allowed: CSV, Parquet or NPZ" if path.exists() else "no such file"
+        raise FedtideError(f"{path}: {why}")
 
 
 def _from_npz(path: Path) -> Tensor:
