@@ -83,7 +83,7 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
 
 def player(host: Host) -> Callable[[], Any]:
     """What plays one round."""
-    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host))
     start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
     return lambda: next(steps)

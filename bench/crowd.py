@@ -59,7 +59,7 @@ def probe(kind: str, clients: int, cohort: int, seconds: float) -> dict[str, Any
     experiment = crowd(kind, clients, cohort)
     before = resident()
     host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
-    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host))
     steps = play(
         host.algorithm, fleet, begin(host.algorithm, fleet, seed=SEED, rounds=1_000_000), seed=SEED, rounds=1_000_000
     )

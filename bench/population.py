@@ -74,7 +74,7 @@ def judged() -> Experiment:
 def ready(experiment: Experiment) -> tuple[Host, SimulatedFleet]:
     """The experiment's only method in this process, on one thread."""
     host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
-    return host, SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    return host, SimulatedFleet(host.population, LocalEngine(host))
 
 
 def population(clients: int, rounds: int, model: str) -> dict[str, Any]:

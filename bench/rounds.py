@@ -94,7 +94,7 @@ def _local(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> En
 
 
 def _workers(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
-    return WorkersEngine(stack.enter_context(Pool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
+    return WorkersEngine(stack.enter_context(Pool(threads)), spec_of(parsed, parsed.method[0], SEED, None), host.memory)
 
 
 def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
@@ -102,7 +102,9 @@ def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> 
 
 
 def _ray(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
-    return WorkersEngine(stack.enter_context(RayPool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
+    return WorkersEngine(
+        stack.enter_context(RayPool(threads)), spec_of(parsed, parsed.method[0], SEED, None), host.memory
+    )
 
 
 ENGINES: dict[str, Callable[[ExitStack, Experiment, Host, int], Engine]] = {
@@ -176,7 +178,7 @@ def player(work: Work, contender: Contender, *, batch: int) -> Iterator[Player]:
 
 def _first(host: Host) -> Weights:
     """Where everybody begins."""
-    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host))
     return begin(host.algorithm, fleet, seed=SEED, rounds=1).state.weights
 
 
@@ -203,7 +205,7 @@ def _naive(work: Work, contender: Contender, host: Host, batch: int) -> Player:
 
 
 def _fedtide(host: Host, engine: Engine) -> Player:
-    fleet = SimulatedFleet(host.population, engine, host.memory)
+    fleet = SimulatedFleet(host.population, engine)
     start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
     state: Any = start.state

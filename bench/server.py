@@ -123,7 +123,7 @@ def hosts(parsed: Experiment) -> Iterator[tuple[Host, SimulatedFleet]]:
     """Each method in this process, on one thread."""
     for method in parsed.method:
         host = host_of(parsed, method, SEED, MemoryStore(None))
-        yield host, SimulatedFleet(host.population, LocalEngine(host), host.memory)
+        yield host, SimulatedFleet(host.population, LocalEngine(host))
 
 
 def server_of(algorithm: Algorithm, state: State, reply: Reply) -> Callable[[], Any]:

@@ -53,7 +53,7 @@ def player(work: Work, count: int) -> tuple[Host, Any]:
     """The host, and what plays one round."""
     parsed = experiment(work, batch=work.batch)
     host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
-    fleet = SimulatedFleet(host.population, LocalEngine(host, count), host.memory)
+    fleet = SimulatedFleet(host.population, LocalEngine(host, count))
     start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
     return host, lambda: next(steps)
