@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from textwrap import dedent
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -241,34 +242,38 @@ FIRST = ("", "data.partition.", "method.local.", "method.cohort.", "method.serve
 """Tables in which a key is looked for, those first that people mean most often."""
 
 
-def places(word: str) -> list[str]:
+def places(word: str, near: bool = False) -> list[str]:
     """The dotted keys that a word may mean, in whichever table, those first that people mean most often.
 
-    >>> places("learning_rate")[:2], places("num_clients")[:1], places("alpha")[0]
+    With `near` also those that it is a misspelling of.
+
+    >>> places("learning_rate")[:2], places("num_clients")[:1], places("alpa", near=True)[0]
     (['method.local.lr', 'method.server.lr'], ['data.partition.clients'], 'data.partition.alpha')
     """
     ends = {place: place.rpartition(".") for place in _places()}
     names = sorted({end for _, _, end in ends.values()})
     meant = [*(name for name in names if folded(name) == folded(word)), *synonyms(word, names)]
+    if near and not meant:
+        meant = get_close_matches(folded(word), names, n=1, cutoff=0.85)
     found = [place for name in meant for place, (_, _, end) in ends.items() if end == name]
     heads = {place: "".join(ends[place][:2]) for place in found}
     return sorted(found, key=lambda place: FIRST.index(heads[place]) if heads[place] in FIRST else len(FIRST))
 
 
-def place(word: str) -> str:
+def place(word: str, near: bool = False) -> str:
     """Say where the key stands that a word may mean; "" where there is none.
 
     >>> place("num_clients"), place("learning_rate"), place("nonsense")
     ("'data.partition.clients'", "'local.lr' in [[method]] or [defaults]", '')
     """
-    found = next(iter(places(word)), "")
+    found = next(iter(places(word, near)), "")
     name = found.removeprefix("method.")
     return "" if not found else f"'{found}'" if name == found else f"'{name}' in [[method]] or [defaults]"
 
 
-def place_beside(word: str) -> str:
+def place_beside(word: str, near: bool = False) -> str:
     """Say where the key stands that a word in a method may mean, if that is no key of methods; else ""."""
-    return next((f"'{found}'" for found in places(word) if not found.startswith("method.")), "")
+    return next((f"'{found}'" for found in places(word, near) if not found.startswith("method.")), "")
 
 
 @dataclasses.dataclass(frozen=True)

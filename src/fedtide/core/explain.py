@@ -30,11 +30,12 @@ NUMBERS = {
 WHOLE = "the file: "
 """Place of a problem that is of no single key."""
 
-Elsewhere = Callable[[str], str]
-"""Finds the key of another table that a person may have meant by a word; "" where there is none."""
+Elsewhere = Callable[[str, bool], str]
+"""Finds the key of another table that a person may have meant by a word, with `True` also by one that is misspelt; ""
+where there is none."""
 
 
-def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word: "") -> str:
+def explained(error: ValidationError, model: type, data: Any, elsewhere: Elsewhere = lambda word, near: "") -> str:
     """The first problem as `key: what was found, what is allowed`, and how many more there are."""
     problems = error.errors()
     # A key that is misspelt is why another one is missing.
@@ -98,10 +99,13 @@ def _unknown(path: str, key: str, kind: Any, elsewhere: Elsewhere) -> str:
     names = names_of(kind)
     tables = {table: bare(hint) for table, hint in fields_of(bare(kind)).items()}
     below = [f"{table}.{name}" for table, hint in tables.items() for name in _meant(key, hint)]
-    other, above = elsewhere(key), path.removesuffix(key)
+    close = get_close_matches(folded(key), names, n=1, cutoff=0.65)
+    other, above = elsewhere(key, not close), path.removesuffix(key)
     here = _meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.85)
     if other == f"'{path}'":
         return f"unknown key with this kind; allowed: {', '.join(names)}"
+    if not here and above and other.startswith(f"'{above}") and "." not in other.removeprefix(f"'{above}"):
+        return f"unknown key; allowed: {', '.join(names)}; did you mean {other}, with another kind?"
     if here or (not other and len(below) not in (1, 2)):
         return f"unknown key; {nearest(here[0] if here else key, names)}"
     inside = not above or other.startswith(f"'{above}")
@@ -129,10 +133,21 @@ def _below(key: str, word: Any, kind: Any) -> str:
 
 
 def _kinds_with(keys: Any, kind: Any, by: str) -> str:
-    """Say which kinds of a choice have all of some keys; "" where many have, or none."""
-    members = get_args(kind) if isinstance(keys, Mapping) and keys else ()
-    meant = [tags(bare(member))[0] for member in members if set(keys) <= set(fields_of(bare(member)))]
-    return f"; did you mean {by} = {' or '.join(map(repr, meant))}?" if 0 < len(meant) <= 3 else ""
+    """Say which kinds of a choice have all of some keys, as they may be meant; "" where many have, or none."""
+    names = names_of(kind)
+    spelled = {key: _near(key, names) for key in keys} if isinstance(keys, Mapping) and keys else {}
+    members = get_args(kind) if spelled else ()
+    meant = [tags(bare(member))[0] for member in members if set(spelled.values()) <= set(fields_of(bare(member)))]
+    other = [repr(name) for key, name in spelled.items() if name != key]
+    says = " and ".join(other)
+    if 0 < len(meant) <= 3:
+        says += f"{' with ' if other else ''}{by} = {' or '.join(map(repr, meant))}"
+    return f"; did you mean {says}?" if says else ""
+
+
+def _near(key: str, names: list[str]) -> str:
+    """Return the name that a key may mean; the key itself where there is none."""
+    return next(iter(_meant(key, names) or get_close_matches(key, names, n=1, cutoff=0.75)), key)
 
 
 def unknown_key(key: str, kind: Any) -> str:
@@ -142,7 +157,7 @@ def unknown_key(key: str, kind: Any) -> str:
         key: the argument.
         kind: the table of those that it has.
     """
-    return f"{key}: {_unknown(key, key, kind, lambda word: '')}"
+    return f"{key}: {_unknown(key, key, kind, lambda word, near: '')}"
 
 
 def _meant(key: str, kind: Any) -> list[str]:

@@ -95,6 +95,30 @@ def test_a_name_in_another_case_or_of_another_library_is_understood(more, meant)
     assert said(study(**more)).endswith(f"; did you mean '{meant}'?")
 
 
+SLIPS = {
+    "data.partition.alpa=1": "'alpha' with kind = 'dirichlet-class' or 'dirichlet' or 'pachinko'",
+    "data.partition.clints=1": "'clients'",
+    "shift.who.perod=3": "'period' with kind = 'periodic' or 'block-cyclic' or 'availability'",
+    "data.alpa=1": "'data.partition.alpha'",
+}
+
+
+@pytest.mark.parametrize("assigned", SLIPS)
+def test_a_misspelt_key_of_a_table_without_its_kind_is_led_to_the_key_and_its_kinds(assigned):
+    line = said(study(), assigned)
+    assert assigned.partition("=")[0].rpartition(".")[2] in line
+    assert line.endswith(f"; did you mean {SLIPS[assigned]}?")
+
+
+def test_a_misspelt_key_of_another_kind_is_said_to_be_one():
+    data = {"source": "gaussians", "partition": {"kind": "iid", "clients": 4}}
+    line = said(study(data=data), "data.partition.alpa=1")
+    assert line == (
+        "study.toml: data.partition.alpa: unknown key; allowed: clients, samples, kind; did you mean "
+        "'data.partition.alpha', with another kind?"
+    )
+
+
 def test_a_method_that_is_not_there_is_not_taken_for_another():
     assert "did you mean" not in said(study(method=[{"algorithm": "fednova"}]))
 
