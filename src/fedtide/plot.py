@@ -27,6 +27,7 @@ from fedtide.report.plots import (
     groups,
     labels,
     local_models,
+    metrics,
     nodes_over_rounds,
     participants,
     period,
@@ -37,5 +38,6 @@ from fedtide.report.plots import (
 __all__ = [
     "accuracy", "accuracy_of_all", "accuracy_over_time", "blend", "branches", "budget_spent", "client_losses",
     "clients", "clusters", "drift", "forgetting", "forgetting_over_rounds", "gate_weights", "gate_weights_over_sweep",
-    "groups", "labels", "local_models", "nodes_over_rounds", "participants", "period", "rhythm", "split_purity",
+    "groups", "labels", "local_models", "metrics", "nodes_over_rounds", "participants", "period", "rhythm",
+    "split_purity",
 ]  # fmt: skip

@@ -19,7 +19,18 @@ from fedtide.config.deploy import Deploy
 from fedtide.config.fleet import FleetSettings, Local
 from fedtide.config.tune import Tune
 from fedtide.config.wire import WireSettings
-from fedtide.core.config_types import Count, Distinct, Finite, Flag, Fraction, Positive, Spelled, Text, Whole
+from fedtide.core.config_types import (
+    Count,
+    Distinct,
+    Finite,
+    Flag,
+    Fraction,
+    Positive,
+    Spelled,
+    Text,
+    Whole,
+    ingredient,
+)
 from fedtide.core.errors import refused, unknown
 from fedtide.core.strict import Strict
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
@@ -29,7 +40,7 @@ from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.transforms import Step
-from fedtide.evaluate.metrics import Unit
+from fedtide.evaluate.metrics import SHIPPED, Unit
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
@@ -138,9 +149,39 @@ def as_target(value: Any) -> Any:
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _function(value: Any) -> Any:
-    """Read `"mine:cost"` or `"python:mine:cost"` as `{function = "mine:cost"}`."""
-    return {"function": value.removeprefix("python:")} if isinstance(value, str) else value
+def _metric(value: Any) -> Any:
+    """Read `"auc"` as `{kind = "auc"}`, and `"mine:cost"` or `"python:mine:cost"` as `{function = "mine:cost"}`."""
+    if isinstance(value, str):
+        value = {"function": value.removeprefix("python:")} if ":" in value else {"kind": value}
+    return {"kind": "python", **value} if isinstance(value, dict) else value
+
+
+@ingredient
+class MacroF1:
+    """F1 = 2 TP / (2 TP + FP + FN) of each class, all rows together, as a mean over classes, however rare."""
+
+    kind: Literal["macro-f1"] = "macro-f1"
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        """Its numbers in records, claims and reports, with their units."""
+        return {each.name: each.unit for each in SHIPPED[self.kind]}
+
+
+@ingredient
+class AUC:
+    """Area under the ROC curve, each class against the rest, all rows together, as a mean over classes.
+
+    Scores are log-odds in 640 bins from -16 to 16, so that sums of clients tell it; `auc_bound` is how far it is off at
+    most, half the share of pairs that one bin holds.
+    """
+
+    kind: Literal["auc"] = "auc"
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        """Its numbers in records, claims and reports, with their units."""
+        return {each.name: each.unit for each in SHIPPED[self.kind]}
 
 
 class OwnMetric(Strict):
@@ -163,6 +204,11 @@ class OwnMetric(Strict):
     def key(self) -> str:
         """Name in records, claims and reports."""
         return self.name or self.function.rpartition(":")[2]
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        """Its number in records, claims and reports, with its unit."""
+        return {self.key: self.unit}
 
 
 class StopAt(Strict):
@@ -240,7 +286,7 @@ class Experiment(Strict):
         eval_splits: who is judged: "train_clients" and "held_out_clients" on test rows, "val" on validation
             rows, by which a sweep chooses, and which cost a training of their own where clients personalize; None
             means all.
-        metrics: of your own, computed at each evaluation beside accuracy and loss.
+        metrics: computed at each evaluation beside accuracy and loss: "macro-f1", "auc", and your own.
         embedding: a network that is never trained; by clients' mean features there those of a cluster are compared at
             each evaluation, as they are by their labels; None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
@@ -273,7 +319,9 @@ class Experiment(Strict):
     eval_every: Count = 8
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
-    metrics: tuple[Annotated[OwnMetric, BeforeValidator(_function)], ...] = ()
+    metrics: tuple[
+        Annotated[MacroF1 | AUC | OwnMetric, Field(discriminator="kind"), BeforeValidator(_metric)], ...
+    ] = ()
     embedding: Annotated[Embedding | None, Spelled] = None
     stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
     checkpoint_every: Count | None = None
@@ -302,6 +350,11 @@ class Experiment(Strict):
     def shift_of(self, method: Method) -> Shift:
         """Return the shift that a method meets."""
         return self.shift if method.shift is None else method.shift
+
+    @property
+    def metric_units(self) -> dict[str, Unit]:
+        """Units of what `metrics` records, by its names."""
+        return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
 
     @property
     def timing(self) -> Devices:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 
@@ -246,6 +246,7 @@ class Scores:
             the method has none.
         group: (clients,) number of each client's true group, in an evaluation that knows it.
         moment: when they were judged, in an evaluation.
+        pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.pooled`.
     """
 
     clients: Tensor
@@ -258,13 +259,15 @@ class Scores:
     density: Tensor | None = None
     group: Tensor | None = None
     moment: Moment | None = None
+    pooled: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""
-        picked: Scores = map_leaves(lambda leaf: leaf[where] if isinstance(leaf, Tensor) else leaf, self)
+        whole = replace(self, pooled={})
+        picked: Scores = map_leaves(lambda leaf: leaf[where] if isinstance(leaf, Tensor) else leaf, whole)
         return picked
 
     @property

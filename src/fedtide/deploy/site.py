@@ -341,6 +341,9 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     if named[method].decide_per == "oracle":
         but = "no server knows true groups of real clients"
         raise refused(f"method '{method}'.decide_per", "oracle", "client, batch, sample", but)
+    for number, metric in enumerate(experiment.metrics):
+        if metric.kind != "python":
+            raise refused(f"metrics[{number}]", metric.kind, "metrics of what real clients send of an evaluation")
     deploy = experiment.deploy or Deploy()
     if address is not None:
         try:

@@ -137,12 +137,14 @@ class Judge:
 
         `other` is the name of another use of the state.
         """
+        pooled = tuple(dict.fromkeys(metric.needs for metric in self.metrics if metric.needs))
+        options: ScoreOptions = {"grouping": self.grouping, "other": other}
+        if pooled:
+            options["pooled"] = pooled
         for whole in self.views:
             view = replace(whole, clients=self.fleet.judged(whole.clients, whole.part))
             payload, slot = self.algorithm.serve(state, view.clients)
-            scores = self.fleet.score(
-                payload, view.clients, slot=slot, part=view.part, grouping=self.grouping, other=other
-            )
+            scores = self.fleet.score(payload, view.clients, **options | {"slot": slot, "part": view.part})
             yield view, scores, slot
 
     def others(self) -> Iterator[tuple[str, Judge]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -31,12 +31,14 @@ class Metric:
         of: scores of all clients of a view -> the value; NaN if there is none.
         unit: unit of the value.
         title: column header in the table over clients; "" for a metric without a column there.
+        needs: name of the sum over all rows that it reads, of `fedtide.fleets.pooled`; "" for none.
     """
 
     name: str
     of: Callable[[Scores], float]
     unit: Unit = "number"
     title: str = ""
+    needs: str = ""
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:
@@ -74,6 +76,63 @@ METRICS = (
 
 NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups", "commonest")
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
+
+
+def macro_f1(counts: np.ndarray) -> float:
+    """Return the mean of F1 = 2 TP / (predicted + rows) over the classes that any row has or is predicted to have.
+
+    Args:
+        counts: (classes, 3) right predictions TP, all predictions, and rows, of each class.
+
+    >>> macro_f1(np.array([[2, 2, 3], [1, 2, 2], [0, 0, 0]]))  # (0.8 + 0.5) / 2
+    0.65
+    """
+    right, predicted, rows = np.asarray(counts, dtype=np.float64).T
+    there = predicted + rows > 0
+    return float((2 * right[there] / (predicted + rows)[there]).mean()) if there.any() else math.nan
+
+
+def auc(counts: np.ndarray) -> tuple[float, float]:
+    """Return the area under the ROC curve, each class against the rest, as a mean over classes; and how far off it is.
+
+    It is the share of pairs, a row of the class and another, of which the row of the class scores higher; equal scores
+    count half (Hanley and McNeil 1982). Pairs in one bin count half, so that it is off by half their share at most.
+
+    Args:
+        counts: (classes, 2, bins) rows of the class, and others, by their score for it, from low to high. A class of
+            all rows, or of none, is left out; NaN without any other.
+
+    >>> auc(np.array([[[0, 1, 2], [1, 1, 0]]]))  # of six pairs five are in order and one is in the middle bin
+    (0.9166666666666666, 0.08333333333333333)
+    """
+    own, others = (np.asarray(counts, dtype=np.float64)[:, side] for side in (0, 1))
+    pairs = own.sum(1) * others.sum(1)
+    tied = (own * others).sum(1)
+    below = (own * (others.cumsum(1) - others)).sum(1)
+    known = pairs > 0
+    if not known.any():
+        return math.nan, math.nan
+    each = (below + tied / 2)[known] / pairs[known]
+    return float(each.mean()), float((tied[known] / pairs[known]).mean() / 2)
+
+
+def _of_pooled(name: str, of: Callable[[np.ndarray], float]) -> Callable[[Scores], float]:
+    """Return a metric of a sum over all rows; NaN where accuracy is, as models say nothing but NaN."""
+    return lambda scores: math.nan if math.isnan(scores.accuracy) else of(scores.pooled[name].numpy())
+
+
+MACRO_F1 = Metric("macro-f1", _of_pooled("confusion", macro_f1), "share", needs="confusion")
+"""Macro-averaged F1 of all rows together."""
+
+AUC = Metric("auc", _of_pooled("odds", lambda counts: auc(counts)[0]), needs="odds")
+"""Area under the ROC curve of all rows together, of scores in bins."""
+
+AUC_BOUND = Metric("auc_bound", _of_pooled("odds", lambda counts: auc(counts)[1]), needs="odds")
+"""How far that is off at most, as scores in one bin are not told apart."""
+
+
+SHIPPED: Mapping[str, tuple[Metric, ...]] = {"macro-f1": (MACRO_F1,), "auc": (AUC, AUC_BOUND)}
+"""Metrics that an experiment may ask for by name, each with what is recorded of it."""
 
 
 def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

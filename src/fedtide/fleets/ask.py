@@ -113,6 +113,7 @@ class Scoring:
         grouping: which rows decide together.
         other: name of the other use of the state that is evaluated; "" is the algorithm's own.
         group: (clients,) the true group of each, for the grouping "oracle" alone; else None.
+        pooled: names of sums over all rows, `fedtide.fleets.pooled`.
     """
 
     ask: Ask
@@ -121,6 +122,7 @@ class Scoring:
     grouping: Grouping = "client"
     other: str = ""
     group: Tensor | None = None
+    pooled: tuple[str, ...] = ()
 
     def of(self, where: Tensor) -> Scoring:
         """Return the scoring of some of its clients, by mask or by position."""
@@ -136,6 +138,7 @@ class ScoreOptions(TypedDict, total=False):
         personal: False evaluates the payload without memory and adaptation.
         grouping: which rows decide together, "client" by default.
         other: name of the other use of the state that is evaluated.
+        pooled: names of sums over all rows, in a simulation alone.
     """
 
     slot: Slot | None
@@ -143,6 +146,7 @@ class ScoreOptions(TypedDict, total=False):
     personal: bool
     grouping: Grouping
     other: str
+    pooled: tuple[str, ...]
 
 
 def put_scoring(
@@ -155,11 +159,12 @@ def put_scoring(
     personal: bool = True,
     grouping: Grouping = "client",
     other: str = "",
+    pooled: tuple[str, ...] = (),
 ) -> Scoring:
     """Return the evaluation of some clients, after so many asks of the round."""
     clients, order = clients.sort()
     ask = Ask("adapt", "adapt", moment, clients, None if slot is None else slot[order], number=number)
-    return Scoring(ask, part, personal, grouping, other)
+    return Scoring(ask, part, personal, grouping, other, pooled=pooled)
 
 
 @dataclass(frozen=True)

@@ -550,6 +550,8 @@ class RemoteFleet:
         scoring = put_scoring(clients, self.moment, len(self.queries), **options)
         if scoring.grouping == "oracle":
             raise refused("decide_per", "oracle", "client, batch, sample: real clients have no true group")
+        if scoring.pooled:
+            raise refused("metrics", ", ".join(scoring.pooled), "what real clients send of an evaluation")
         ids = scoring.ask.clients.tolist()
         self._mail.open()
         self._scored += 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.types import Grouping, Prediction, Scores
+from fedtide.fleets.pooled import POOLED
 from fedtide.learn.task import row_losses
 
 BATCH = 64
@@ -53,7 +54,7 @@ def _first_rows(unit: Tensor) -> Tensor:
 class Tally:
     """Sums of a scoring for each client."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, pooled: Sequence[str] = ()) -> None:
         self.rows = torch.zeros(clients, dtype=torch.float64)
         self.correct = torch.zeros(clients, dtype=torch.float64)
         self.loss = torch.zeros(clients, dtype=torch.float64)
@@ -61,6 +62,8 @@ class Tally:
         self.weights: Tensor | None = None
         self.others: dict[str, Tensor] = {}
         self.density: Tensor | None = None
+        self.wanted = pooled
+        self.pooled: dict[str, Tensor] = {}
 
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
@@ -73,6 +76,9 @@ class Tally:
         for name, other in prediction.others.items():
             correct = _per_row((other == y).double(), scored)
             self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
+        for name in self.wanted:
+            counted = POOLED[name](*_flat(logp, y, scored))
+            self.pooled[name] = self.pooled[name] + counted if name in self.pooled else counted
         if prediction.density is not None:
             self.density = torch.zeros_like(self.rows) if self.density is None else self.density
             self.density.index_add_(0, owner, prediction.density.double() * rows)
@@ -85,12 +91,21 @@ class Tally:
 
     def scores(self, clients: Tensor) -> Scores:
         """Return the scores of the clients."""
-        return Scores(clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density)
+        return Scores(
+            clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density,
+            pooled=self.pooled,
+        )  # fmt: skip
 
 
 def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
     """Sum sequences (rows, steps) over the steps that are scored (rows,); return other rows as they are."""
     return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
+
+
+def _flat(logp: Tensor, y: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return predictions (rows, classes) and labels (rows,) of rows, or of those steps of sequences that are scored."""
+    flat, labels = logp.reshape(-1, logp.shape[-1]), y.reshape(-1)
+    return (flat, labels) if scored is None else (flat[scored.reshape(-1)], labels[scored.reshape(-1)])
 
 
 def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
@@ -121,6 +136,7 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
     clients = [len(part) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part.others)
     density = [part.density for part in parts]
+    pooled = dict.fromkeys(name for part in parts for name in part.pooled)
     return Scores(
         torch.cat([part.clients for part in parts]),
         torch.cat([part.rows for part in parts]),
@@ -130,4 +146,5 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
         _stacked([part.weights for part in parts], clients),
         {name: _filled([part.others.get(name) for part in parts], clients) for name in names},
         None if all(column is None for column in density) else _filled(density, clients),
+        pooled={name: torch.stack([p.pooled[name] for p in parts if name in p.pooled]).sum(0) for name in pooled},
     )

@@ -1,30 +1,14 @@
-"""What a page tells of an experiment: its tables and its pictures, in their order and with their captions."""
+"""Tables of a page about an experiment, in their order and with their captions."""
 
 from __future__ import annotations
 
-from fedtide.report import (
-    budget,
-    clock,
-    cluster_maps,
-    drift_pictures,
-    figures,
-    gating,
-    heatmaps,
-    mixtures,
-    nodes,
-    server_clock,
-    tables,
-)
-from fedtide.report.figures import Drawn
+from fedtide.report import clock, nodes, tables
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
 
 Told = tuple[str, Table | None, str]
 """Title of a table, the table, None where it has no content, and its caption."""
-
-Pictured = tuple[str, str, Drawn | None]
-"""Title of a picture, its caption, and the figure, None where it has nothing to show."""
 
 VERDICTS = (
     "What this study set out to see. A claim holds, or does not, where the 95 % confidence interval of its number over "
@@ -55,13 +39,14 @@ def tables_of(record: ExperimentRecord, summary: Summary, *, nano: bool = False)
 
 def _on_accuracy(record: ExperimentRecord, summary: Summary, *, nano: bool) -> list[Told]:
     """Return tables on claims and accuracy."""
-    span = summary.span
+    span, swings = summary.span, any("swing" in method.measures for method in summary.methods)
     return [
         ("Claims", tables.claims_table(summary.claims, verdicts=not nano) if summary.claims else None,
          "What this study set out to see." if nano else VERDICTS + CUT * any(each.reached for each in summary.claims)),
         ("Accuracy", tables.accuracy_table(summary),
          "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
-         "compare means and worst points. A swing is the highest minus the lowest accuracy within a period."),
+         "compare means and worst points."
+         + (" A swing is the highest minus the lowest accuracy within a period." if swings else "")),
         ("Over groups", tables.groups_table(summary),
          f"Means over {span}, of each group alone."
          + (" The branch of the true group: how many rows are answered by the branch that is their group's, as "
@@ -101,7 +86,9 @@ def _on_clients(summary: Summary) -> list[Told]:
         ("Over clients", tables.clients_table(summary),
          f"Every client counts the same, however many rows it has. Means over the evaluations of {span}. The worst "
          "tenth is the mean accuracy of those clients that are served worst at that evaluation."),
-        ("Your own metrics", tables.metrics_table(summary), f"Means over the evaluations of {span}."),
+        ("More metrics", tables.metrics_table(summary),
+         f"Means over the evaluations of {span}, of all rows together."
+         + (" Of scores in bins the AUC is off by auc_bound at most." if "auc" in summary.metrics else "")),
         ("Forgetting within a round", tables.measured(summary, tables.LOCAL_FORGETTING),
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),
@@ -110,14 +97,14 @@ def _on_clients(summary: Summary) -> list[Told]:
 
 def _on_shift(record: ExperimentRecord, summary: Summary) -> list[Told]:
     """Return tables on clusters, and on what changes with time."""
-    clustered, span = record.clustered, summary.span
+    clustered, span, part = record.clustered, summary.span, summary.window < summary.rounds
     return [
         ("Clusters", tables.measured(summary, tables.CLUSTERS),
          f"{CLIENTS[clustered].capitalize()} by the model or branch that answers for them: means over the evaluations "
-         f"of {span}, but the change of cluster over those of the whole run. The adjusted Rand index is 1 where "
-         "clusters are the known groups and about 0 where they are drawn at random; purity is at least the "
-         "largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients "
-         "are in one cluster, 1 where clusters are equally large."
+         f"of {span}{', but the change of cluster over those of the whole run' if part else ''}. The adjusted Rand "
+         "index is 1 where clusters are the known groups and about 0 where they are drawn at random; purity is at "
+         "least the largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients are in one "
+         "cluster, 1 where clusters are equally large."
          + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
             "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
         ("Known events", tables.measured(summary, tables.EVENTS),
@@ -152,139 +139,7 @@ def _on_cost(record: ExperimentRecord, summary: Summary) -> list[Told]:
     ]  # fmt: skip
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
-
-
-def pictures_of(record: ExperimentRecord, summary: Summary) -> list[Pictured]:
-    """Return all pictures."""
-    return [
-        *_of_courses(record, summary),
-        *_of_blends(record),
-        *_of_models(record, summary),
-        *_of_clients(record),
-    ]
-
-
-def _of_courses(record: ExperimentRecord, summary: Summary) -> list[Pictured]:
-    """Return pictures of how accuracy goes, over rounds, time, budget and a period."""
-    band = _band(record)
-    marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
-    return [
-        ("Accuracy over rounds",
-         f"Accuracy on held-out rows of {record.whose}, {_every(record.experiment.eval_every)}.{band}"
-         + (" The dotted line is what always answering the commonest class gets." if summary.floor else "")
-         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
-         + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
-            f"{marked}." if any(m.drifts for m in record.methods) else "")
-         + (" Below: of which domains participants' training rows were, in the first seed." if record.blended else ""),
-         figures.accuracy_over_rounds(record, summary.at_floor)),
-        ("Accuracy over simulated time",
-         f"The same against the clock of the simulation: how long clients compute and send.{band}",
-         clock.accuracy_over_seconds(record)),
-        ("Privacy budget",
-         "What everybody may see of the run says at most so much of any one client (left), and the accuracy at which "
-         f"that much was spent (right).{band}",
-         budget.epsilon_and_accuracy(record)),
-        ("The server's clock",
-         "What methods that are told nothing find out from sums: the share of the first group among the participants "
-         "as read in each round (dots), between the extremes seen; the forecast that was made before the round (line), "
-         "from when a period is believed (dashes); and that of the next period. The area is the truth. One seed.",
-         server_clock.server_clock(record)),
-        ("One period, hour by hour",
-         f"{record.span.capitalize()}, folded into one period. The background shows whose hour it is: light where "
-         f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
-         figures.one_period(record)),
-    ]  # fmt: skip
-
-
-def _of_blends(record: ExperimentRecord) -> list[Pictured]:
-    """Return pictures of what mixtures make of a blend of domains."""
-    seeds, band = _seeds(record), _band(record)
-    return [
-        ("The blend that was learned",
-         "How large a method takes each component to be (lines), and the true share of the domain that the component "
-         f"matches best over all rounds (dashes of the same color), in the seeds in which it matches one.{band}",
-         mixtures.blend_learned(record)),
-        ("How pure the split is",
-         "Above: training rows that were given to the component of their domain. One matching of components and "
-         "domains holds for all rounds of a run. The gray dashes are what a split is worth that puts everything into "
-         "one component. Below: how undecided methods are about a row, where they say so; 0 is certain, and K "
-         f"components log K is no idea, 0.69 for two and 1.1 for three.{band}",
-         mixtures.split_purity(record)),
-        ("Training loss over clients",
-         "Above: the median over the participants of a round, and their middle half as a band"
-         f"{', means over seeds' if seeds > 1 else ''}. Below: minimum, quartiles and maximum over the participants, "
-         "each as a mean over the rounds of the last cycle. A method's loss is what it trains on, and need not be that "
-         "of another.",
-         mixtures.client_losses(record)),
-    ]  # fmt: skip
-
-
-def _of_models(record: ExperimentRecord, summary: Summary) -> list[Pictured]:
-    """Return pictures of which model answers for which client."""
-    seeds, band = _seeds(record), _band(record)
-    return [
-        ("Which branch or model",
-         f"Above: held-out rows of {record.whose} that the branch or model of their true group answers, as they match "
-         "best; the dotted line is what a single one for all would have. Below: participants that train that of the "
-         f"first group, against the share of that group that was expected, over {record.span}.",
-         figures.branches(record)),
-        ("Drift, round by round", _about_drift(record, band), drift_pictures.following_over_rounds(record)),
-        ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, summary.clustered)),
-        ("Gate weights",
-         f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
-         f"evaluations of {record.span}{', of the first seed' if seeds > 1 else ''}.",
-         gating.gate_weights(record)),
-    ]  # fmt: skip
-
-
-def _of_clients(record: ExperimentRecord) -> list[Pictured]:
-    """Return pictures of participants, groups, nodes and clients."""
-    seeds, band = _seeds(record), _band(record)
-    return [
-        ("What the server sees",
-         f"{_seen(record)} Accuracy of the model as it was sent out, on the participants' own training rows, before "
-         "they train on them: the signal that gives a rhythm away without anyone looking at data. Not of "
-         "methods whose clients choose or train for themselves before they are judged.",
-         figures.participants(record)),
-        ("Groups over all rounds",
-         f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
-         "of a group: the rounds in which more of the participants were expected from it than from any other.",
-         heatmaps.groups_over_rounds(record)),
-        ("What became of each node",
-         "A column is a round, and a cell the worst that happened to the node's clients in it.",
-         nodes.nodes_over_rounds(record)),
-        ("Who holds which labels",
-         "A column is a client: the darker a cell, the more of its training rows belong to that class.",
-         heatmaps.label_shares(record)),
-        ("Local client forgetting", _about_forgetting(record), heatmaps.local_forgetting(record)),
-        ("After local training",
-         "Accuracy of each participant's own model on the rows of every client, in the last of these rounds; below it "
-         "that of the model that all of them received. A model that remembers is as good in every column as that was; "
-         "one that forgets is good at its own rows, the dots, and poor elsewhere. One seed.",
-         heatmaps.after_local_training(record)),
-        ("Local forgetting over rounds",
-         f"The mean over all models and all rows of other clients, at the rounds where it was measured.{band}",
-         heatmaps.forgetting_over_rounds(record)),
-        ("Clients",
-         "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even."
-         + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
-         figures.client_distribution(record)),
-    ]  # fmt: skip
-
-
 # -- captions ----------------------------------------------------------------------------------------------------------
-
-
-def _seeds(record: ExperimentRecord) -> int:
-    """Return the number of seeds that lines are means over."""
-    return max(len(method.runs) for method in record.methods)
-
-
-def _band(record: ExperimentRecord) -> str:
-    """Say what lines and bands are."""
-    seeds = _seeds(record)
-    return f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
 
 
 def _about_arrivals(summary: Summary) -> str:
@@ -297,49 +152,6 @@ def _about_arrivals(summary: Summary) -> str:
     )
 
 
-def _every(rounds: int) -> str:
-    return f"every {rounds} rounds" if rounds > 1 else "every round"
-
-
-def _seen(record: ExperimentRecord) -> str:
-    """Say which rounds the picture of what the server sees has."""
-    span, rounds = figures.seen_rounds(record), record.experiment.rounds
-    if span == rounds:
-        return "The whole run."
-    return f"The last four periods, {span} of {rounds} rounds, so that single turns can be told apart."
-
-
-def _about_clusters(record: ExperimentRecord) -> str:
-    """Return the caption of the maps of clusters."""
-    view = record.clustered
-    regrouped = any(run.regrouped for method in record.methods for run in method.runs)
-    grouped = ", by their true group (black lines part the groups)" if record.groups else ""
-    if regrouped:
-        grouped = ", by their true group at the end (black lines part these) and by those before it"
-    several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
-    evenly = ", evenly over groups" if record.groups or regrouped else ""
-    first = "The first map shows the true groups of the same clients, in colors of their own. " if regrouped else ""
-    return (
-        f"Rows are {CLIENTS[view]}{several}{grouped}; the color is the model or branch that answers for most of a "
-        f"client's data, at each evaluation. {first}At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
-        "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
-        "clients at each model; a single color is a collapse, except where every client holds the same blend of rows."
-    )
-
-
-def _about_drift(record: ExperimentRecord, band: str) -> str:
-    """Return the caption of the curves of drift."""
-    return (
-        "All panels count the rounds done: what a round did or found stands at its end, and an event where it struck, "
-        "between two rounds. Above: how far clients are, on average, from the others of their cluster, by the L1 "
-        "distance of the shares of labels that they really hold; the wide gray line is that of all clients, which "
-        "is what a method without clusters has. Then how many clusters there are, empty ones included: a "
-        "triangle is a round in which a method re-clustered, in any seed. Then clients that were moved to another "
-        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for "
-        f"every method that tells.{band}"
-    )
-
-
 def _about_drift_table(summary: Summary) -> str:
     """Return the caption of the table of drift."""
     own = any("spread" in method.measures for method in summary.methods)
@@ -349,16 +161,4 @@ def _about_drift_table(summary: Summary) -> str:
         + (" By its own measure: the same by what clients report, with the method's own distance." if own else "")
         + " Re-clusterings and moves of clients are those of the whole run, where a method tells. The Rand index is a "
         "mean over all evaluations; where groups drift, it is about those of that moment."
-    )
-
-
-def _about_forgetting(record: ExperimentRecord) -> str:
-    """Return the caption of the maps of local forgetting."""
-    probed = record.experiment.forgetting
-    rounds = 0 if probed is None else len(probed.rounds)
-    some = f" Of {rounds} rounds {heatmaps.ROUNDS} are drawn." if rounds > heatmaps.ROUNDS else ""
-    return (
-        "What a client's training costs: accuracy of the received model minus that of the client's own model, before "
-        "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, gray has no rows; a dot "
-        f"marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
     )

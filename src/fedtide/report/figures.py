@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import matplotlib
@@ -139,6 +140,36 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
         axes.set_ylabel(f"accuracy of {views.pop()}, %" if len(views) == 1 else "accuracy, %")
         over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
         return svg(figure, "accuracy of all methods")
+
+
+def metrics_over_rounds(record: ExperimentRecord) -> Drawn | None:
+    """Draw what the experiment asks for beside accuracy over rounds, a panel each; None where it asks for nothing.
+
+    A metric is recorded with the bound of its error where it has one, which a curve need not show.
+    """
+    units = {name: unit for name, unit in record.experiment.metric_units.items() if not name.endswith("_bound")}
+    found = {
+        name: [
+            (n, m, [run.curve(record.view, itemgetter(name)) for run in m.runs]) for n, m in enumerate(record.methods)
+        ]
+        for name in units
+    }
+    drawn = {name: curves for name, curves in found.items() if any(len(at) for _, _, own in curves for at, _ in own)}
+    if not drawn:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, stacks = stacked(len(drawn), widest=3, heights=[2.6], wide=9.6 if len(drawn) > 1 else 6.4)
+        for (axes,), (name, methods) in zip(stacks, drawn.items(), strict=True):
+            share = units[name] in ("share", "points")
+            for number, method, curves in methods:
+                if any(len(at) for at, _ in curves):
+                    band(axes, curves, label(method.name), look(number), scale=100.0 if share else 1.0)
+            axes.set_ylabel(label(f"{name}, %" if share else name))
+            over_rounds(axes, 0, record.experiment.rounds)
+        handles, labels = stacks[0][0].get_legend_handles_labels()
+        wide = figure.get_size_inches()[0] - 0.6
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns(labels, wide), fontsize=9)
+        return svg(figure, "more metrics over rounds")
 
 
 def accuracy_of_simulation(rounds: Sequence[int], accuracy: Sequence[float]) -> Drawn:
@@ -298,7 +329,7 @@ def _background(axes: Axes, method: MethodRecord, period: float) -> None:
     if method.shifted and len(share):
         axes.imshow(
             1 - share[None, :], extent=(0, period, 0, 1), transform=axes.get_xaxis_transform(), aspect="auto",
-            cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#E69F0024", "#3B4C8A38"]), zorder=-2,
+            cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#E69F0038", "#3B4C8A58"]), zorder=-2,
             interpolation="bilinear", vmin=0, vmax=1,
         )  # fmt: skip
 
@@ -342,7 +373,7 @@ def branches(record: ExperimentRecord) -> Drawn | None:
         rounds = np.arange(1, len(expected) + 1)
         if np.isfinite(expected).any():
             told = f"{label(record.groups[0])}, expected"
-            below.plot(rounds, 100 * expected, color="#777777", lw=4, alpha=0.35, label=told)
+            below.fill_between(rounds, 0, 100 * expected, color=GROUP_COLORS[0], alpha=0.4, lw=0, label=told)
         for number, method in drawn:
             shares = [run.share_of_first(record.window) for run in method.runs]
             curves = [(np.arange(1, len(share) + 1), share) for share in shares]
@@ -417,12 +448,13 @@ def client_distribution(record: ExperimentRecord) -> Drawn | None:
 
 
 def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
-    sums: dict[tuple[int, str], list[float]] = {}
+    means = []
     for run in method.runs:
-        for row in run.client_rows(record.view, len(run.lines) - record.window):
-            if not math.isnan(float(row["accuracy"])):
-                sums.setdefault((run.seed, row["client"]), []).append(float(row["accuracy"]))
-    return np.array([np.mean(values) for values in sums.values()])
+        told = run.columns(record.view)
+        known = (told.round >= len(run.lines) - record.window) & ~np.isnan(told.accuracy)
+        _, place, counts = np.unique(told.client[known], return_inverse=True, return_counts=True)
+        means.append(np.bincount(place, told.accuracy[known], minlength=len(counts)) / counts)
+    return np.concatenate(means) if means else np.empty(0)
 
 
 def band(

@@ -304,9 +304,10 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     """
     own: list[str] = []
     for place, metric in enumerate(experiment.metrics):
-        if metric.key in (*own, *NO_METRICS) or unit_of(metric.key) is not None:
-            raise refused(f"{where}: metrics[{place}].name", metric.key, "a name that no other measure has")
-        own.append(metric.key)
+        for name in metric.units:
+            if name in (*own, *NO_METRICS) or unit_of(name) is not None:
+                raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")
+        own += metric.units
     for place, claim in enumerate(experiment.claim):
         if unit_of(claim.measure) is None and claim.measure not in own:
             known = [*UNITS, *own, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]

@@ -14,8 +14,9 @@ from fedtide.core.errors import refused
 from fedtide.core.prose import listed
 from fedtide.report import figures, gating, narrative, tables
 from fedtide.report.alarms import alarms
-from fedtide.report.contents import VERDICTS, pictures_of, tables_of
+from fedtide.report.contents import VERDICTS, tables_of
 from fedtide.report.environment import NANO, environment_line
+from fedtide.report.pictures import pictures_of
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary

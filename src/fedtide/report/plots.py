@@ -7,7 +7,6 @@ writes it. A run that has nothing of the kind is one clear line.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,19 +15,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.report import (
-    budget,
-    clock,
-    cluster_maps,
-    drift_pictures,
-    figures,
-    gating,
-    heatmaps,
-    mixtures,
-    nodes,
-    server_clock,
-)
+from fedtide.report import figures, gating
 from fedtide.report.figures import STYLE, Drawn
+from fedtide.report.pictures import PICTURES
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Study, Summary, names_of, read_study
 
@@ -66,8 +55,7 @@ def accuracy(run: Run | Simulated, point: str | None = None) -> Figure:
     """Draw accuracy over rounds; below it who took part, what they held and who drifted. Also of a simulation."""
     if isinstance(run, Simulated):
         return _shown(figures.accuracy_of_simulation(run.rounds, run.accuracy))
-    record, summary = _at(run, point)
-    return _shown(figures.accuracy_over_rounds(record, summary.at_floor))
+    return _plot(run, point, "accuracy")
 
 
 def accuracy_of_all(*runs: Run) -> Figure:
@@ -81,58 +69,57 @@ def accuracy_of_all(*runs: Run) -> Figure:
 
 def accuracy_over_time(run: Run, point: str | None = None) -> Figure:
     """Draw accuracy over the simulated clock."""
-    return _plot(run, point, clock.accuracy_over_seconds, "rounds of different lengths")
+    return _plot(run, point, "accuracy_over_time")
 
 
 def blend(run: Run, point: str | None = None) -> Figure:
     """Draw how large a method takes each component to be, and how large its domain is."""
-    return _plot(run, point, mixtures.blend_learned, "a method with components, and clients with a blend of domains")
+    return _plot(run, point, "blend")
 
 
 def branches(run: Run, point: str | None = None) -> Figure:
     """Draw how many rows the branch or model of their true group answers, and who trains the first group's."""
-    return _plot(run, point, figures.branches, "groups of clients, and a method with branches or models")
+    return _plot(run, point, "branches")
 
 
 def budget_spent(run: Run, point: str | None = None) -> Figure:
     """Draw what everybody may see of the run says of any one client, and the accuracy at which it was spent."""
-    return _plot(run, point, budget.epsilon_and_accuracy, "[wire] privacy")
+    return _plot(run, point, "budget_spent")
 
 
 def client_losses(run: Run, point: str | None = None) -> Figure:
     """Draw the training loss over the participants of each round."""
-    return _plot(run, point, mixtures.client_losses, "clients with a blend of domains")
+    return _plot(run, point, "client_losses")
 
 
 def clients(run: Run, point: str | None = None) -> Figure:
     """Draw the share of clients with at most a given accuracy."""
-    return _plot(run, point, figures.client_distribution, "evaluations of clients")
+    return _plot(run, point, "clients")
 
 
 def clusters(run: Run, point: str | None = None) -> Figure:
     """Draw which model or branch answers for each client over time."""
-    record, summary = _at(run, point)
-    return _shown(cluster_maps.clusters_over_time(record, summary.clustered), "clusters of clients")
+    return _plot(run, point, "clusters")
 
 
 def drift(run: Run, point: str | None = None) -> Figure:
     """Draw how unlike clients of a cluster are, how many clusters there are, and how many clients moved."""
-    return _plot(run, point, drift_pictures.following_over_rounds, "clients that drift")
+    return _plot(run, point, "drift")
 
 
 def forgetting(run: Run, point: str | None = None) -> Figure:
     """Draw what each participant's training cost on the rows of others, in each probed round."""
-    return _plot(run, point, heatmaps.local_forgetting, "[forgetting]")
+    return _plot(run, point, "forgetting")
 
 
 def forgetting_over_rounds(run: Run, point: str | None = None) -> Figure:
     """Draw the mean of what local training cost, over the probed rounds."""
-    return _plot(run, point, heatmaps.forgetting_over_rounds, "[forgetting] of several rounds")
+    return _plot(run, point, "forgetting_over_rounds")
 
 
 def gate_weights(run: Run, point: str | None = None) -> Figure:
     """Draw how much of a prediction comes from which expert."""
-    return _plot(run, point, gating.gate_weights, "a method that mixes experts")
+    return _plot(run, point, "gate_weights")
 
 
 def gate_weights_over_sweep(run: Run) -> Figure:
@@ -142,42 +129,47 @@ def gate_weights_over_sweep(run: Run) -> Figure:
 
 def groups(run: Run, point: str | None = None) -> Figure:
     """Draw the accuracy of each group from the first round to the last, and whose turn it was."""
-    return _plot(run, point, heatmaps.groups_over_rounds, "three groups of clients, or no whole period to fold")
+    return _plot(run, point, "groups")
 
 
 def labels(run: Run, point: str | None = None) -> Figure:
     """Draw who holds which labels."""
-    return _plot(run, point, heatmaps.label_shares, "labels that differ between clients")
+    return _plot(run, point, "labels")
 
 
 def local_models(run: Run, point: str | None = None) -> Figure:
     """Draw how good each participant's own model is on everyone's rows, in the last probed round."""
-    return _plot(run, point, heatmaps.after_local_training, "[forgetting]")
+    return _plot(run, point, "local_models")
+
+
+def metrics(run: Run, point: str | None = None) -> Figure:
+    """Draw the metrics that the experiment asks for beside accuracy, over rounds."""
+    return _plot(run, point, "metrics")
 
 
 def nodes_over_rounds(run: Run, point: str | None = None) -> Figure:
     """Draw what became of each node of real clients."""
-    return _plot(run, point, nodes.nodes_over_rounds, "real clients")
+    return _plot(run, point, "nodes_over_rounds")
 
 
 def participants(run: Run, point: str | None = None) -> Figure:
     """Draw the accuracy of the model as it was sent out, on the participants' own training rows."""
-    return _plot(run, point, figures.participants, "a method whose clients take the model as it is")
+    return _plot(run, point, "participants")
 
 
 def period(run: Run, point: str | None = None) -> Figure:
     """Draw the last rounds folded into one period, by group of clients."""
-    return _plot(run, point, figures.one_period, "a whole period in which groups take turns")
+    return _plot(run, point, "period")
 
 
 def rhythm(run: Run, point: str | None = None) -> Figure:
     """Draw the rhythm that a learned prior found, and the true one."""
-    return _plot(run, point, server_clock.server_clock, 'a method with prior = "learned"')
+    return _plot(run, point, "rhythm")
 
 
 def split_purity(run: Run, point: str | None = None) -> Figure:
     """Draw how many rows were given to the component of their domain, and how sure methods were."""
-    return _plot(run, point, mixtures.split_purity, "a method that splits rows, and clients with a blend of domains")
+    return _plot(run, point, "split_purity")
 
 
 def _study(run: Run) -> Study:
@@ -204,8 +196,9 @@ def _at(run: Run, point: str | None) -> tuple[ExperimentRecord, Summary]:
     return study.records[number], study.summaries[number]
 
 
-def _plot(run: Run, point: str | None, draw: Callable[[ExperimentRecord], Drawn | None], needs: str) -> Figure:
-    return _shown(draw(_at(run, point)[0]), needs)
+def _plot(run: Run, point: str | None, name: str) -> Figure:
+    """Return the picture of this name in `PICTURES`."""
+    return _shown(PICTURES[name].draw(*_at(run, point)), PICTURES[name].needs)
 
 
 def _shown(drawn: Drawn | None, needs: str = "") -> Figure:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,29 @@ CLIENTS = {
 
 Clock = Literal["rounds", "seconds"]
 """What times are in: simulated seconds, or rounds where all rounds take equally long."""
+
+
+@dataclass(frozen=True)
+class ClientColumns:
+    """Columns of `clients.csv`, an entry for each client and evaluation.
+
+    slot: NaN where a client has none. group: where groups drift, the number of the current one.
+    """
+
+    round: np.ndarray
+    client: np.ndarray
+    accuracy: np.ndarray
+    slot: np.ndarray
+    group: list[str]
+
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, float, int | None, str]]) -> ClientColumns:
+        """Turn rows into columns."""
+        round_, client, accuracy, slot, group = zip(*rows, strict=True) if rows else ((),) * 5
+        slots = np.array([math.nan if each is None else each for each in slot], dtype=np.float64)
+        return ClientColumns(
+            np.array(round_, np.int64), np.array(client, np.int64), np.array(accuracy), slots, [*group]
+        )
 
 
 @dataclass(frozen=True)
@@ -235,21 +259,41 @@ class RunRecord:
         except UNREADABLE:
             raise FedtideError(f"{path}: a line is damaged") from None
 
-    def client_rows(self, view: str, since: int) -> list[dict[str, str]]:
-        """Return the rows of `clients.csv` of one view, from round `since` on."""
+    def client_rows(self, view: str) -> Iterator[dict[str, str]]:
+        """Yield the rows of `clients.csv` of one view."""
+        called = view_of(view, self.other)
+        return (row for row in self._read_clients() if row["view"] == called)
+
+    def _read_clients(self) -> Iterator[dict[str, str]]:
+        """Yield all rows of `clients.csv`; accuracies that are missing are "nan"."""
         path = self.folder / "clients.csv"
         if not path.is_file():
-            return []
+            return
         with open(path, encoding="utf-8", newline="") as file:
             try:
-                called = view_of(view, self.other)
-                rows = [row for row in csv.DictReader(file) if row["view"] == called and int(row["round"]) >= since]
-                numbered = all(row[TRUTH].isdecimal() for row in rows if TRUTH in row)
-                if not numbered:
-                    raise ValueError
-                return [row | {"accuracy": str(float(row["accuracy"] or "nan"))} for row in rows]
+                for row in csv.DictReader(file):
+                    if TRUTH in row and not row[TRUTH].isdecimal():
+                        raise ValueError
+                    yield row | {"accuracy": str(float(row["accuracy"] or "nan"))}
             except (csv.Error, *UNREADABLE):
                 raise FedtideError(f"{path}: a line is damaged") from None
+
+    @cached_property
+    def _columns(self) -> dict[str, ClientColumns]:
+        """What pictures and tables need of `clients.csv`, by view: it is long, and read once."""
+        found: dict[str, list[tuple[int, int, float, int | None, str]]] = {}
+        try:
+            for row in self._read_clients():
+                slot, group = int(row["slot"]) if row["slot"] else None, sys.intern(row.get(TRUTH, row["group"]))
+                each = (int(row["round"]), int(row["client"]), float(row["accuracy"]), slot, group)
+                found.setdefault(row["view"], []).append(each)
+        except UNREADABLE:
+            raise FedtideError(f"{self.folder / 'clients.csv'}: a line is damaged") from None
+        return {view: ClientColumns.of(rows) for view, rows in found.items()}
+
+    def columns(self, view: str) -> ClientColumns:
+        """Return what is known of each client at each evaluation."""
+        return self._columns.get(view_of(view, self.other), ClientColumns.of([]))
 
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
         """Return for each evaluation round the group and the cluster of each client that has one.
@@ -257,10 +301,12 @@ class RunRecord:
         Where groups drift, the group is the number of the current one.
         """
         out: dict[int, dict[int, tuple[str, int]]] = {}
-        for row in self.client_rows(view, 0):
-            if row["slot"]:
-                group = row.get(TRUTH, row["group"])
-                out.setdefault(int(row["round"]), {})[int(row["client"])] = (group, int(row["slot"]))
+        told = self.columns(view)
+        for number, client, group, slot in zip(
+            told.round.tolist(), told.client.tolist(), told.group, told.slot.tolist(), strict=True
+        ):
+            if not math.isnan(slot):
+                out.setdefault(number, {})[client] = (group, int(slot))
         return out
 
     @cached_property

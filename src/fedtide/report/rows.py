@@ -48,7 +48,7 @@ def clients(study: Study) -> Iterator[Row]:
     """Yield a row for each client, evaluation and view of each run: the cells of `clients.csv`."""
     for about, run in _runs(study):
         for view in dict.fromkeys(view for line in run.judged for view in line["scores"]):
-            for row in run.client_rows(view, 0):
+            for row in run.client_rows(view):
                 yield {**about, **{name: _cell(name, text) for name, text in row.items()}, "view": view}
 
 

@@ -237,7 +237,7 @@ def summarize(record: ExperimentRecord) -> Summary:
         )
         for method in done
     ]
-    experiment, own = record.experiment, {metric.key: metric.unit for metric in record.experiment.metrics}
+    experiment, own = record.experiment, record.experiment.metric_units
     made = Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
         methods, _paired(record, methods), metrics=own, clock=record.clock,
@@ -286,7 +286,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out[f"accuracy_{group}"] = mean_of_last(at, values, window)
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
-    for name in (*(metric.name for metric in METRICS), *(metric.key for metric in record.experiment.metrics)):
+    for name in (*(metric.name for metric in METRICS), *record.experiment.metric_units):
         out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Picking
 from fedtide.config import Data, Experiment, Method, from_dict, maker, resolved
+from fedtide.config.schema import OwnMetric
 from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
@@ -31,7 +32,7 @@ from fedtide.data.rows import Rows, check_classes
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
-from fedtide.evaluate.metrics import METRICS, Metric
+from fedtide.evaluate.metrics import METRICS, SHIPPED, Metric
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
@@ -144,13 +145,16 @@ def _of_method(method: Method) -> Iterator[None]:
 
 
 def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
-    """Return the metrics of each evaluation: the built-in ones, and the person's own.
+    """Return the metrics of each evaluation: those of every experiment, and those that this one asks for.
 
     Raises:
         FedtideError: the module or the function of one cannot be found.
     """
-    made = []
+    made: list[Metric] = []
     for number, said in enumerate(experiment.metrics):
+        if not isinstance(said, OwnMetric):
+            made += SHIPPED[said.kind]
+            continue
         key = f"metrics[{number}]"
         function = imported(said.function, f"{key}.function")
         made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit))

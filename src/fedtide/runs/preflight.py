@@ -138,7 +138,8 @@ def _try_metrics(experiment: Experiment) -> None:
     moment = Moment(0, experiment.rounds, 0.0)
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(METRICS) :]:
-        metric.of(scores)
+        if not metric.needs:
+            metric.of(scores)
 
 
 def _check_ray(experiment: Experiment, where: str) -> None:

@@ -72,13 +72,32 @@ def test_they_are_recorded_summarized_and_shown(tmp_path):
     assert table.rows[0][3].endswith("%")
     assert brief_table(summary).header[-3:] == table.header[1:]
     assert claims_table(summary.claims).rows[1][1].endswith("%")
-    assert "Your own metrics" in finished.report.read_text(encoding="utf-8")
+    assert "More metrics" in finished.report.read_text(encoding="utf-8")
     sys.modules.pop("mine")
     (tmp_path / "mine.py").unlink()  # a report needs none of the person's code
     assert read_study(tmp_path / "run").summaries[0].metrics == {
         "cost": "number", "pricey": "number", "worst client": "share",
     }  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["methods"][0]["measures"]["cost"]["mean"]
+
+
+def test_macro_f1_and_auc_are_metrics_by_name(tmp_path):
+    """What is recorded of a run is what its clients' sums say, in every view; the report has columns and curves."""
+    claim = [{"text": "It ranks.", "method": "toy", "measure": "auc", "bound": 0.0}]
+    experiment = measured("macro-f1", "auc", "mine:cost", eval_every=1, claim=claim)
+    assert from_dict(resolved(experiment)) == experiment
+    finished = ft.run(experiment, tmp_path / "run")
+    for line in read_rounds(tmp_path / "run" / "toy" / "0"):
+        for view in line["scores"].values():
+            assert 0 < view["macro-f1"] <= 1
+            assert 0 < view["auc"] <= 1
+            assert 0 <= view["auc_bound"] < 0.2
+    (summary,) = finished.summaries
+    assert metrics_table(summary).header == ["method", "macro-f1", "auc", "auc_bound", "cost"]
+    page = finished.report.read_text(encoding="utf-8")
+    assert "the AUC is off by auc_bound at most" in page
+    assert [axes.get_ylabel() for axes in ft.plot.metrics(finished).axes] == ["macro-f1, %", "auc", "cost"]
+    assert claims_table(summary.claims).rows[0][0] == "It ranks."
 
 
 def test_it_knows_the_groups_of_clients_and_the_round(tmp_path):
@@ -132,7 +151,8 @@ def test_a_name_that_is_taken_is_refused(name):
 
 
 @pytest.mark.parametrize(("metric", "said"), [
-    ("", "metrics[0]"), (3, "metrics[0]"), ({"function": "mine:cost", "unit": "euro"}, "metrics[0].unit"),
+    ("", "metrics[0]"), (3, "metrics[0]"), ("f1", "found 'f1', allowed: macro-f1, auc, python"),
+    ({"function": "mine:cost", "unit": "euro"}, "metrics[0].unit"),
 ])  # fmt: skip
 def test_what_is_no_metric_is_one_line(metric, said):
     with pytest.raises(FedtideError) as error:

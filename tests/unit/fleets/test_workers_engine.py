@@ -69,8 +69,12 @@ def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
     alone, many = played(experiment), played(experiment, engine=engine_for(pool, experiment, None))
     everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
     for part in ("train", "val", "test"):
-        scores = [run.fleet.score(run.state.weights, everyone, part=part) for run in (alone, many)]
+        scores = [
+            run.fleet.score(run.state.weights, everyone, part=part, pooled=("confusion", "odds"))
+            for run in (alone, many)
+        ]
         assert same(*scores)
+        assert scores[0].pooled["confusion"].sum(0)[1:].tolist() == [float(scores[0].rows.sum())] * 2
 
 
 def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_process_does(pool):
