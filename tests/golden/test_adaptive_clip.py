@@ -14,7 +14,7 @@ import torch
 
 from fedtide.core.types import Weighted
 from fedtide.wire.accounting import Plan
-from fedtide.wire.clip import Adaptive, Clip, bounds_in, clipped
+from fedtide.wire.clip import Adaptive, Clip, adapted, bounds_in, clipped
 from fedtide.wire.ledger import LEDGER, Ledger
 from fedtide.wire.noise import deviations, groups_of
 from fedtide.wire.release import Release
@@ -85,6 +85,23 @@ def test_one_client_in_place_of_zeros_moves_a_release_by_one_over_z():
     )
     lengths = [float(table[:, :-1].norm()) / scale[name] for name, table in form.tables(moved).items()]
     assert math.hypot(*lengths) == pytest.approx(1 / 2.0)
+
+
+def test_a_bound_changes_by_no_more_than_its_rate_whatever_the_noise():
+    """So two rounds after 1 it is at most 2^(2 * 3/4), which clients can know, and at least 2^(-2 * 1/4)."""
+    assert [adapted(1.0, share, 0.75, math.log(2)) for share in (-3.0, 0.0, 1.0, 9.0)] == pytest.approx(
+        [2**0.75, 2**0.75, 2**-0.25, 2**-0.25]
+    )
+    assert CLIENTS.steps[0].reached("delta", 2) == pytest.approx(2**1.5)
+    assert CLIENTS.steps[0].reached("loss", 2) == 9.0
+
+
+def test_an_owners_bound_cuts_more_and_hides_nothing_of_who_was_within():
+    form = Wire(steps=(server(),)).formed(FORM, 0)
+    for length, cut, within in ((0.9, 0.5, 0.5), (3.9, 0.5, -0.5), (0.2, 0.2, 0.5)):
+        tables = form.tables(clipped(as_vector(form, total(length)), form, BOUNDS, HOW, {"delta": 0.5}))
+        assert float(tables["delta"][0, :2].norm()) == pytest.approx(cut)
+        assert float(tables["delta?"][0, 0]) == within
 
 
 def test_a_server_that_goes_on_has_the_same_bounds(tmp_path):

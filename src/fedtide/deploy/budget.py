@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 
 from fedtide.config import Experiment
 from fedtide.core.atomic import flush
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm
 from fedtide.runs.private import ledger_with, plan_without_sampling
-from fedtide.wire.clip import Clip
+from fedtide.wire.clip import SLACK, WHOLE, Clip
 from fedtide.wire.ledger import Ledger, Line, read
 from fedtide.wire.refusals import check_private
 from fedtide.wire.steps import Wire
@@ -47,9 +48,6 @@ def ledger_for(experiment: Experiment, algorithm: Algorithm, path: Path | None =
     privacy = None if experiment.wire is None else experiment.wire.privacy
     if privacy is None:
         return None
-    if privacy.adapt:
-        but = "owners know beforehand to what answers are cut"
-        raise refused("wire.privacy.adapt", sorted(privacy.adapt), "nothing, with real clients", but)
     check_private(privacy.step, algorithm, False, f"method '{experiment.method[0].name}'")
     return ledger_with(privacy, plan_without_sampling(privacy, experiment.rounds, len(algorithm.works)), path)
 
@@ -63,10 +61,12 @@ class Budget:
     Args:
         study: ledger of the study without lines: its plan and noise, as the ticket says.
         folder: of the ledgers.
+        clip: how answers are cut by the ticket.
     """
 
     study: Ledger
     folder: Path
+    clip: Clip = Clip({})
     _ledgers: dict[int, Ledger] = field(default_factory=dict, init=False, repr=False)
     _asked: dict[tuple[int, Place, str], Line] = field(default_factory=dict, init=False, repr=False)
 
@@ -90,6 +90,8 @@ class Budget:
         number, ask = header["version"]
         if number != header["moment"]["round"]:
             return f"it is asked in round {header['moment']['round']} what leaves behind memory of round {number}"
+        if why := self._objection_to_bounds(header, number):
+            return why
         slots, mask, lines = header.get("slot"), header.get("mask"), []
         for client in header["clients"]:
             place = number, ask, None if slots is None else slots[str(client)]
@@ -121,7 +123,8 @@ class Budget:
     def _line(self, header: Mapping[str, Any], client: int, place: Place, model: str) -> Line:
         number, ask, slot = place
         counted = header.get("counted", {}).get(str(client))
-        same = json.dumps([model, *(header.get(key) for key in SAME), counted])
+        bounds = _bounds(header, "0" if slot is None else str(slot))
+        same = json.dumps([model, *(header.get(key) for key in SAME), counted, *([bounds] if bounds else [])])
         return Line(
             round=number,
             ask=ask,
@@ -133,6 +136,15 @@ class Budget:
             epsilon=0.0,
             sha256=hashlib.sha256(same.encode()).hexdigest(),
         )
+
+    def _objection_to_bounds(self, header: Mapping[str, Any], number: int) -> str | None:
+        """Return why a question cannot say the bounds that it says: by the ticket they have not come so far."""
+        for slot in header.get("forms") or ():
+            for name, bound in _bounds(header, slot).items():
+                most = self.clip.reached(name, number) if name in self.clip.adaptive else 0.0
+                if bound > most * (1 + SLACK):
+                    return f"it says a bound of {bound:g} for '{name}'; allowed: {most:.3g} at most, in round {number}"
+        return None
 
     def _objection(self, line: Line, client: int, most: float | None) -> str | None:
         ledger, plan = self.ledger(client), self.study.plan
@@ -154,6 +166,12 @@ class Budget:
 
     def _file(self, client: int) -> Path:
         return self.folder / f"{client}.jsonl"
+
+
+def _bounds(header: Mapping[str, Any], slot: str) -> dict[str, float]:
+    """Return the bounds that a question says for a slot, of leaves whose bound adapts."""
+    form = (header.get("forms") or {}).get(slot, {"leaves": []})
+    return {leaf["name"] or WHOLE: leaf["bound"] for leaf in form["leaves"] if leaf.get("bound") is not None}
 
 
 def in_words(
@@ -178,8 +196,8 @@ def in_words(
         f"privacy: all {plan.rounds} rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a "
         f"client, which answers in {plan.times} of them at most{apart}"
     )
-    clips = [step.bounds for step in ([] if wire is None else wire.steps) if isinstance(step, Clip)]
-    bounds = ", ".join(f"{name} {bound:g}" for each in clips for name, bound in each.items())
+    clips = [step for step in ([] if wire is None else wire.steps) if isinstance(step, Clip)]
+    bounds = ", ".join(_in_words(clip, name, plan.rounds) for clip in clips for name in clip.bounds)
     yield f"privacy: answers are cut here to {bounds}"
     yield f"privacy: the server adds noise to sums (multiplier {z:.3g}), which is its word; score has none"
     for client in clients:
@@ -189,6 +207,13 @@ def in_words(
         answers = plan.times * plan.releases
         enough = next(k for k in range(answers + 1) if k == answers or study.epsilon(more=k + 1) > most)
         yield f"will be refused: all answers of a client after {enough}, as its owner allows epsilon {most:g}"
+
+
+def _in_words(clip: Clip, name: str, rounds: int) -> str:
+    """Say to what length a value is cut."""
+    own = clip.own.get(name, math.inf)
+    first, last = (min(clip.reached(name, number), own) for number in (0, rounds - 1))
+    return f"{name} {first:g}" + (f", which adapts and comes to {last:.3g} at most" if last > first else "")
 
 
 def so_far(ledger: Ledger, client: int) -> str:
@@ -202,10 +227,4 @@ def so_far(ledger: Ledger, client: int) -> str:
 
 def within(wire: Wire, most: Mapping[str, float]) -> Wire:
     """Return a client's wire whose bounds are no larger than its owner's."""
-
-    def step(each: Any) -> Any:
-        if not isinstance(each, Clip):
-            return each
-        return replace(each, bounds={name: min(bound, most.get(name, bound)) for name, bound in each.bounds.items()})
-
-    return replace(wire, steps=[step(each) for each in wire.steps])
+    return replace(wire, steps=[replace(each, own=most) if isinstance(each, Clip) else each for each in wire.steps])

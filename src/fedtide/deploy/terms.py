@@ -5,6 +5,7 @@ They are found by trying it: a few rounds with clients whose rows are made up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -178,8 +179,10 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
 def _cut(name: str, wire: Wire | None) -> str:
     """Say how long a value is at most, where it is cut to a bound."""
     steps = () if wire is None else wire.steps
-    bounds = [step.bounds[name] for step in steps if isinstance(step, Clip) and name in step.bounds]
-    return "".join(f", cut to a length of {bound:g}" for bound in bounds)
+    clips = [step for step in steps if isinstance(step, Clip) and name in step.bounds]
+    bounds = [min(clip.bounds[name], clip.own.get(name, math.inf)) for clip in clips]
+    first = " at first" if any(name in clip.adaptive for clip in clips) else ""
+    return "".join(f", cut to a length of {bound:g}{first}" for bound in bounds)
 
 
 def _bytes(count: int) -> str:

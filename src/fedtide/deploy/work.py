@@ -51,8 +51,9 @@ def node_of(told: Mapping[str, Any]) -> Node:
         seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], policy, home)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
-        study = ledger_for(experiment, algorithm)
-        budget = None if study is None else Budget(study, home / OWN)
+        study, settings = ledger_for(experiment, algorithm), experiment.wire
+        clip = None if settings is None or settings.privacy is None else settings.privacy.step
+        budget = None if study is None or clip is None else Budget(study, home / OWN, clip)
         rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say, budget)
         name, key, clients = seat.ticket.node, seat.key, frozenset(seat.ticket.clients)
         trusts = Peers(home / "peers.json", lambda: owner.policy, say).trusts

@@ -19,7 +19,8 @@ Choices:
     Every client counts once, whatever its number of samples: then the sum of weights of a leaf without slots is the
     number of clients that were asked and there, which is no secret, needs no noise, and is a good divisor. So who has
     nothing to say, or not numbers, sends zeros and counts, too. Buffers are part of their leaf. What fixed point rounds
-    is taken off the bounds.
+    is taken off the bounds. A share with noise counts as 0 to 1, so that a bound changes by no more than e^rate from
+    round to round, and a client knows how large it can have become.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -71,10 +73,12 @@ class Clip:
     Args:
         bounds: C of each leaf, by its name; that of a total which is a single leaf is "total".
         adaptive: of leaves whose bound is the first of several, how it adapts.
+        own: by leaf, how long its values may be by the client's owner, whatever the study says.
     """
 
     bounds: Mapping[str, float]
     adaptive: Mapping[str, Adaptive] = field(default_factory=dict)
+    own: Mapping[str, float] = field(default_factory=dict)
 
     def formed(self, form: Form, number: int) -> Form:
         """Return the form as it is: bounds that adapt are the server's to say."""
@@ -82,19 +86,34 @@ class Clip:
 
     def sent(self, vector: Tensor, form: Form) -> Tensor:
         """Return a client's vector within the bounds."""
-        return clipped(vector, form, self.bounds, self.adaptive)
+        return clipped(vector, form, self.bounds, self.adaptive, self.own)
 
     def fault(self, total: Tensor, form: Form, members: int) -> str | None:
         """Return why the sum of what so many clients sent cannot be; None where it can."""
         return beyond(total, form, members, self.bounds, self.adaptive)
+
+    def reached(self, name: str, number: int) -> float:
+        """Return the largest bound of a leaf to which a study can have come by a round.
+
+        >>> Clip({"delta": 2.0}, {"delta": Adaptive(0.5, math.log(4))}).reached("delta", 3)
+        16.0
+        """
+        bound, how = bound_of(name, self.bounds), self.adaptive.get(name)
+        return bound if how is None else bound * math.exp(min(how.rate * how.quantile * number, 700))
 
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Raise: no sum is read without noise."""
         raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
 
 
-def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float], adaptive: Collection[str] = ()) -> Tensor:
-    """Return a client's vector with every leaf within its bound, and weights that add up to 1.
+def clipped(
+    vector: Tensor,
+    form: Form,
+    bounds: Mapping[str, float],
+    adaptive: Collection[str] = (),
+    own: Mapping[str, float] = MappingProxyType({}),
+) -> Tensor:
+    """Return a client's vector with every leaf within its bound, and its own, and weights that add up to 1.
 
     Raises:
         FedtideError: a leaf has no bound or too large a one, or a weight is negative.
@@ -125,6 +144,7 @@ def clipped(vector: Tensor, form: Form, bounds: Mapping[str, float], adaptive: C
             weights.fill_(1.0)
         most, length = _most(name, values.numel(), form.people, bounds), float(values.norm())
         within[name] = length <= most
+        most = min(most, own.get(name or WHOLE, math.inf))
         if length > most:
             values *= most / length
     return sent
@@ -185,6 +205,8 @@ def _most(name: str, numbers: int, people: int, bounds: Mapping[str, float]) -> 
 def adapted(bound: float, share: float, quantile: float, rate: float) -> float:
     """Return the next bound: C <- C * exp(-rate * (share - quantile)), Andrew et al. 2021, section 2.
 
+    Noise can put the share below 0 or above 1; it counts as that then.
+
     Args:
         bound: C.
         share: share of the clients that were within it, with its noise.
@@ -194,7 +216,7 @@ def adapted(bound: float, share: float, quantile: float, rate: float) -> float:
     >>> adapted(2.0, share=0.5, quantile=0.5, rate=0.2), adapted(1.0, share=1.0, quantile=0.0, rate=math.log(2))
     (2.0, 0.5)
     """
-    return bound * math.exp(-rate * (share - quantile))
+    return bound * math.exp(-rate * (min(max(share, 0.0), 1.0) - quantile))
 
 
 WHOLE = "total"

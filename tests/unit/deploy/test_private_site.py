@@ -29,17 +29,21 @@ from fedtide.runs import folder as run_folders
 from fedtide.runs.build import host_of, wire_of
 from fedtide.runs.private import plan_of
 from fedtide.wire.accounting import Plan, epsilon_of
+from fedtide.wire.clip import Adaptive, Clip, adapted
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.release import release_of
+from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
 from helpers.near_sites import nodes_of, played, site_of, words
 from helpers.toys import toy
 
+HOW = Adaptive(0.5, 2.0)
 PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 2}
 
 
 def private_site(folder: Path, secure: bool = True, **privacy: Any) -> Site:
-    site = site_of(folder, wire={"secure": secure, "privacy": PRIVACY | privacy})
+    settings = {key: value for key, value in (PRIVACY | privacy).items() if value is not None}
+    site = site_of(folder, wire={"secure": secure, "privacy": settings})
     site.record.mkdir(parents=True)
     return site
 
@@ -254,8 +258,11 @@ def test_a_node_that_has_had_enough_is_left_out(tmp_path):
 def test_an_owners_bounds_are_no_larger(tmp_path):
     site = private_site(tmp_path, secure=False)
     node = nodes_of(tmp_path, site, lambda name: "clip = { delta = 0.25, other = 1.0 }\n")["berlin"].node
-    assert node.rules.within(node.wire).steps[0].bounds == {"delta": 0.25, "loss": 5.0}
-    assert within(node.wire, {}).steps[0].bounds == PRIVACY["clip"]
+    form = Form((Leaf("delta", 2), Leaf("loss", 1)), people=3)
+    vector = torch.tensor([3.0, 4.0, 1.0, 9.0, 1.0], dtype=torch.float64)
+    for wire, length in ((node.rules.within(node.wire), 0.25), (within(node.wire, {}), 1.0)):
+        sent = wire.steps[0].sent(vector, form)
+        assert (float(sent[:2].norm()), float(sent[3])) == pytest.approx((length, 5.0))
 
 
 def test_a_private_study_shows_nothing_whatever_the_server_asks(private):
@@ -344,10 +351,53 @@ def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path
     assert not torch.equal(release().draw("train/0/None", 0, 4), made[0])
 
 
-def test_real_clients_have_no_bounds_that_adapt(tmp_path):
-    words = (
-        r"^wire.privacy.adapt: found \['delta'\], but owners know beforehand .*; allowed: nothing, with real clients"
-    )
-    with pytest.raises(FedtideError, match=words):
-        private_site(tmp_path, adapt={"delta": {}})
-    assert not (tmp_path / "site").exists()
+@pytest.fixture(scope="module")
+def adapting(tmp_path_factory) -> tuple[Path, Site]:
+    folder = tmp_path_factory.mktemp("adapting")
+    adapt = {"delta": {"rate": 2.0}}
+    return folder, private_site(folder, adapt=adapt, noise="plain", distance=1, epsilon=None, multiplier=0.01)
+
+
+def test_bounds_adapt_over_masked_sums_and_stay_within_their_owners(adapting):
+    folder, site = adapting
+    rules = "clip = { delta = 1e-6 }\n"
+    fleet = played(site, nodes_of(folder, site, lambda name: rules if name == "oslo" else ""), rounds=4)
+    lines = read(site.record / LEDGER)
+    assert [line.round for line in lines] == [0, 1, 2, 3]
+    for before, after in zip(lines, lines[1:], strict=False):
+        assert after.bounds["delta"] == adapted(before.bounds["delta"], before.within["delta"], 0.5, 2.0)
+    assert fleet.ledger.lines == lines
+    assert lines[0].within["delta"] == pytest.approx(1.0, abs=0.2), "all are within, the one that is cut, too"
+    assert [len(own(folder, name)) for name in NAMES] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("bound", "refused"), [(math.e**2, False), (7.5, True)])
+def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(adapting, bound, refused):
+    """In round 2, where each of the two before has at most let it grow by e."""
+    folder, site = adapting
+    said = []
+    for wrong in (False, True):
+        mine = Budget(budget(folder).study, folder / f"{bound} {wrong}", Clip({"delta": 1.0}, {"delta": HOW}))
+        leaf = {"name": "other" if wrong else "delta", "size": 1, "slots": 1, "bound": bound}
+        forms = {"0": {"leaves": [leaf], "people": 3}}
+        said.append(mine.refuses(header(number=2, forms=forms), "a", None))
+        if not wrong and not refused:
+            forms = {"0": {"leaves": [{**leaf, "bound": 1.0}], "people": 3}}
+            assert mine.refuses(header(number=2, forms=forms), "a", None) == OTHER, "it was cut to another before"
+    assert said[0] == (f"it says a bound of {bound:g} for 'delta'; allowed: 7.39 at most, in round 2" if refused else None)
+    assert "for 'other'; allowed: 0 at most" in said[1]
+
+
+def test_dry_says_how_far_a_bound_may_come(adapting, capsys, monkeypatch):
+    folder, site = adapting
+    monkeypatch.chdir(folder)
+    ticket = site.root / "tickets" / "berlin.ticket"
+    for rules, cut in (
+        ("", "delta 1, which adapts and comes to 20.1 at most, loss 5"),
+        ("clip = { delta = 4.0 }\n", "delta 1, which adapts and comes to 4 at most, loss 5"),
+        ("clip = { delta = 0.5 }\n", "delta 0.5, loss 5"),
+    ):
+        policy = folder / "dry.toml"
+        policy.write_text(rules)
+        assert commands.join(ticket, data=[folder / "berlin.csv"], policy=policy, dry=True) == 0
+        assert f"answers are cut here to {cut} " in " ".join(capsys.readouterr().out.split())
