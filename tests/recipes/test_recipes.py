@@ -77,7 +77,7 @@ WHOLE = ("demo", "wsm-forgetting")
 PLAYED = (
     *WHOLE, "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist", "fedtem-block-cyclic",
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
-    "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
+    "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
     "million-clients", "pfedem-cifar", "private-clusters", "wsm-baselines", "wsm-norms",
 )  # fmt: skip

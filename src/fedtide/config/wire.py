@@ -38,7 +38,7 @@ class Privacy(Strict):
         clip: for each value that is summed its bound, by its name, such as `delta`: the largest length of what one
             client sends. A value of any method without a bound is an error, and so is a bound of no value.
         adapt: how bounds adapt that do, by the name of their value, such as `{ delta = { quantile = 0.5 } }`; `clip`
-            has the bound of round 0 then. In simulation alone.
+            has the bound of round 0 then.
         unit: what is protected: all that a client ever says.
         noise: "plain" noise is fresh in each round; "banded" noise is correlated over the rounds between two answers of
             a client, so that much of it cancels in the model.

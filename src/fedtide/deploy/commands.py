@@ -207,15 +207,27 @@ def rehearse(site: Path, /, *, rounds: int = 3, kills: Kills = True, log_json: b
 def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = None) -> int:  # noqa: B006 - never changed
     """Play a deployment again in simulation, where rows are at hand; exit status 1 where the weights differ.
 
+    A private run takes its sums as they were released, and needs no rows; with them their noise is looked at, too.
+
     Args:
         run_folder: `run` in the folder of a site.
-        data: a file of rows for each client, in the order of their ids; without it the study's own rows are taken.
+        data: a file of rows for each client, in the order of their ids; without it the study's own rows are taken, and
+            none for a private run.
         out: the run folder of the simulation; by default `replay` beside the run folder.
     """
     from fedtide.deploy.replay import replay as play
 
     found = play(run_folder, data, out)
     _say(f"replay: {found.folder}")
+    if found.noise:
+        sizes = [each.deviation for each in found.noise]
+        _say(f"noise: {min(sizes):.3f} to {max(sizes):.3f} times what the ledger says, in {len(sizes)} sums")
+    if unlikely := [each for each in found.noise if not each.likely]:
+        _say(
+            f"what was released in round {unlikely[0].round} is not what these rows' clients answer with the ledger's "
+            f"noise: it is {unlikely[0].deviation:.3g} times as far from that"
+        )
+        return 1
     if found.equal:
         _say(f"after {found.rounds} rounds the weights are those of the deployment, bit for bit")
         return 0

@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from fedtide.core.atomic import flush
 from fedtide.core.types import Algorithm
 from fedtide.deploy.budget import ledger_for, so_far
 from fedtide.deploy.site import Site
 from fedtide.wire.ledger import LEDGER, Ledger, read
-from fedtide.wire.release import stream_of, with_noise
+from fedtide.wire.recorded import Recorded
+from fedtide.wire.release import Release, stream_of, with_noise
 from fedtide.wire.safe import Safe
 from fedtide.wire.steps import Wire
 from fedtide.wire.system_noise import SystemNoise
 
 RELEASED, SEEDS = "released", "noise.jsonl"
-"""What lies in a site's private folder."""
+"""What lies in a site's private folder; sums that were released lie in the record under the same name, later."""
 
 
 def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | None:
@@ -36,15 +39,32 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
     return with_noise(wire, ledger, noise, safe)
 
 
+def recorded_sums(site: Site, algorithm: Algorithm) -> Recorded:
+    """Return what a site's server released, in place of its noise, for a replay; nothing is written."""
+    ledger, settings = ledger_for(site.experiment, algorithm), site.experiment.wire
+    assert ledger is not None
+    assert settings is not None
+    assert settings.privacy is not None
+    whole = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
+    clip, safe = settings.privacy.step, Safe(site.private / RELEASED, site.record / RELEASED)
+    return Recorded(Release(clip.bounds, whole, _no_noise, adaptive=clip.adaptive), safe)
+
+
+def _no_noise(stream: str, number: int, size: int) -> Tensor:
+    raise RuntimeError("a replay draws no noise")
+
+
 def safe_of(site: Site) -> Safe:
     """Make the folder where a site keeps what was released, until a checkpoint counts on it."""
     site.private.mkdir(mode=0o700, exist_ok=True)
     flush(site.private.parent)
-    return Safe(site.private / RELEASED)
+    return Safe(site.private / RELEASED, site.record / RELEASED)
 
 
 def forget(site: Site) -> None:
     """Forget what a run that is over needs no more: with the seeds of its noise sums could be told without it."""
+    if site.private.is_dir():
+        safe_of(site).settle(site.experiment.rounds, read(site.record / LEDGER))
     shutil.rmtree(site.private, ignore_errors=True)
 
 

@@ -2,6 +2,10 @@
 
 The same clients take part and the same answers count, so the weights after each round are those of the deployment, bit
 for bit, on a processor of the same kind with the same versions.
+
+Of a private run nobody knows the noise. Its sums are taken as they were released, so no rows are needed: that the
+weights come out shows that they are made of releases alone, which the budget covers. Where rows are at hand, what a sum
+has beside its clients' answers is looked at, too: it has to be as large as the ledger's noise.
 """
 
 from __future__ import annotations
@@ -16,23 +20,29 @@ import torch
 
 from fedtide.core import checkpoint
 from fedtide.core.atomic import sha256
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, read_rounds
+from fedtide.core.types import Shard
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.data.transforms import Prepare
+from fedtide.deploy.private import recorded_sums
 from fedtide.deploy.rows import PARTS, FileRows
-from fedtide.deploy.seat import algorithm_without_rows
+from fedtide.deploy.seat import algorithm_without_rows, blank
 from fedtide.deploy.site import Site
+from fedtide.deploy.tickets import RowsAbout
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.replay import replayed
+from fedtide.fleets.schema import made_up
 from fedtide.runs import folder
-from fedtide.runs.build import host_of, metrics_of
+from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Run
 from fedtide.runs.verify import verify
+from fedtide.wire.recorded import Noise
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,14 @@ class Replayed:
         equal: whether the server's state after the last is the same to the last bit.
         differs: the first round whose record says something else; None where none does.
         folder: the run folder of the simulation.
+        noise: of a private run whose rows are at hand, what each release had beside its clients' answers.
     """
 
     rounds: int
     equal: bool
     differs: int | None
     folder: Path
+    noise: tuple[Noise, ...] = ()
 
 
 def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Replayed:
@@ -58,7 +70,7 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     Args:
         root: its run folder, `run` in the folder of the site.
         data: a file of rows for each client, in the order of their ids; none takes the study's own rows, as a
-            rehearsal does.
+            rehearsal does, and of a private run none.
         out: the run folder to make; None is `replay` beside the run folder.
 
     Raises:
@@ -71,9 +83,6 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
             raise FedtideError(verdict.wrong)
     settings = folder.load(root)
     run = folder.plan(settings, root)[0]
-    if settings.wire is not None and settings.wire.privacy is not None:
-        but = "noise of real clients is kept nowhere, so no simulation has it; fedtide rehearse has noise that is known"
-        raise refused(f"{root}: wire.privacy", "a table", "none", but)
     lines = read_rounds(run.folder, ASKS)
     if not lines:
         raise FedtideError(f"{root}: its clients were simulated (no {ASKS}); allowed: the run folder of a site")
@@ -81,27 +90,46 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
     place = out or root.parent / "replay"
     again = replace(run, folder=place / run.folder.relative_to(root))
     store = MemoryStore(again.folder / "memory")
-    if data:
+    private = settings.wire is not None and settings.wire.privacy is not None
+    if data or private:
         host = _host(run, Site.read(root.parent), data, store)
     else:
         host = host_of(run.experiment, run.method, run.seed, store)
+    recorded = recorded_sums(Site.read(root.parent), host.algorithm) if private else None
+    wire = None if recorded is None or host.wire is None else replace(host.wire, steps=[recorded])
     folder.create(settings, place)
-    fleet = replayed(host, lines, run.experiment.fleet.threads)
-    judge = Judge(host.algorithm, fleet, views(host.population), run.method.decide_per, metrics_of(run.experiment))
+    fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
+    judged = views(host.population) if data or not private else []
+    judge = Judge(host.algorithm, fleet, judged, run.method.decide_per, metrics_of(run.experiment))
     simulation = Run(again.experiment, again.method, again.seed, again.folder)
     done = count(1)
     for _ in simulation.play(stop=lambda: next(done) >= played, judge_of=lambda _: judge):
         pass
-    return Replayed(played, _state(run, played) == _state(again, played), _differs(run, again, played), place)
+    noise = tuple(recorded.found) if recorded is not None and data else ()
+    equal, differs = _state(run, played) == _state(again, played), _differs(run, again, played)
+    return Replayed(played, equal, differs, place, noise)
 
 
 def _host(run: Planned, site: Site, data: Sequence[Path], store: MemoryStore) -> Host:
-    """Return the host of clients whose rows are in files."""
-    clients = range(site.roster.clients)
-    split, transforms = run.experiment.data.split, run.experiment.data.transforms
-    held = FileRows.read(data, clients, site.about.rows, split, transforms)
-    algorithm = algorithm_without_rows(run.experiment, site.about.rows)
-    return Host(algorithm, population_of_files(held), run.seed, store)
+    """Return the host of clients whose rows are in files; without any they have rows that are made up."""
+    experiment, clients = run.experiment, range(site.roster.clients)
+    split, transforms = experiment.data.split, experiment.data.transforms
+    algorithm = algorithm_without_rows(experiment, site.about.rows)
+    if data:
+        people = population_of_files(FileRows.read(data, clients, site.about.rows, split, transforms))
+    else:
+        people = population_made_up(site.about.rows, len(clients), transforms)
+    wire = wire_of(experiment, run.method, algorithm, len(clients))
+    return Host(algorithm, people, run.seed, store, experiment.timing.partial_work, wire)
+
+
+def population_made_up(about: RowsAbout, clients: int, transforms: Sequence[Prepare]) -> Population:
+    """Return clients that all have the same rows, which nobody holds."""
+    like = blank(about)
+    made = made_up(Shard(like.x, like.y, torch.zeros(1, dtype=torch.int64)), about.classes)
+    lists = {part: Ragged.of([list(range(len(made.y)))] * clients) for part in PARTS}
+    rows = replace(like, x=made.x, y=made.y)
+    return Population(rows, lists, torch.zeros(clients, dtype=torch.int64), ("all",), clients, transforms=transforms)
 
 
 def population_of_files(held: FileRows) -> Population:

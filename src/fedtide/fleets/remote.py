@@ -170,9 +170,9 @@ class RemoteFleet:
 
     def _go_back(self) -> None:
         """Have those present who were, in a round of which a server before this one has released something."""
-        if self.safe is None:
+        if self.safe is None or self.ledger is None:
             return
-        self.safe.forget(self.moment.round)
+        self.safe.settle(self.moment.round, self.ledger.lines)
         if lines := self._released():
             noted = self.safe.noted((lines[0].round, lines[0].ask))
             if noted is not None:

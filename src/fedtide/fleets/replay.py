@@ -25,6 +25,7 @@ from fedtide.fleets.remote import AT_WORK
 from fedtide.fleets.simulated import Race, SimulatedFleet
 from fedtide.fleets.totals import Block
 from fedtide.fleets.vectors import Vectors
+from fedtide.wire.steps import Wire
 
 Lines = Mapping[int, Mapping[str, Any]]
 """Lines of a record by the number of their round."""
@@ -33,13 +34,14 @@ NEVER = 1e12
 """Seconds of an answer that has not come."""
 
 
-def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> RecordedFleet:
+def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wire: Wire | None = None) -> RecordedFleet:
     """Build a simulation in which those take part who took part in a deployment.
 
     Args:
         host: the algorithm, and the clients with their rows.
         lines: of `asks.jsonl`, in their order; where a round was played twice the later one counts.
         count: torch threads of one client's work, as many as the nodes had.
+        wire: as the server knows it; None as clients do.
     """
     by_round = {line["round"]: line for line in lines}
     engine = RecordedEngine(host, count, by_round)
@@ -50,7 +52,7 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1) -> 
         RecordedClock(by_round),
         reveals=reveals,
         adapts=adapts,
-        vectors=Vectors.of(host.wire, host.algorithm, host.population.few()),
+        vectors=Vectors.of(host.wire if wire is None else wire, host.algorithm, host.population.few()),
         lines=by_round,
     )
 

@@ -60,6 +60,19 @@ def correlated(fresh: Vector, before: Iterable[Vector], c: Vector) -> Vector:
     return noise
 
 
+def inverse(bands: int, rounds: int) -> Vector:
+    """Return the first coefficients of 1 / c(x): the noise of a round is the fresh noise of earlier ones by these.
+
+    >>> inverse(2, 4).tolist()
+    [1.0, -0.5, 0.25, -0.125]
+    """
+    c, made = coefficients(bands), np.zeros(rounds)
+    for t in range(rounds):
+        reach = min(t, bands - 1)
+        made[t] = (t == 0) - c[1 : reach + 1] @ made[t - reach : t][::-1]
+    return made
+
+
 def sensitivity(bands: int, rounds: int, times: int, distance: int) -> float:
     """Return how far one client of norm 1 moves C x at most.
 
@@ -93,10 +106,7 @@ def error(bands: int, rounds: int, times: int, distance: int) -> float:
     >>> round(error(1, 256, 8, 32), 1), round(error(32, 256, 8, 32), 1)
     (32.1, 9.0)
     """
-    c, inverse = coefficients(bands), np.zeros(rounds)
-    for t in range(rounds):  # 1 / c(x)
-        reach = min(t, bands - 1)
-        inverse[t] = (t == 0) - c[1 : reach + 1] @ inverse[t - reach : t][::-1]
-    column = np.cumsum(inverse)  # the first column of A C^-1; those that follow are the same, further down
+    # The first column of A C^-1; those that follow are the same, further down.
+    column = np.cumsum(inverse(bands, rounds))
     norm = math.sqrt(float((np.arange(rounds, 0, -1) * column**2).sum()))
     return sensitivity(bands, rounds, times, distance) * norm / math.sqrt(rounds)

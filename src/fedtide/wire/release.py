@@ -90,7 +90,7 @@ class Release:
         if not self.adaptive:
             return form
         names = [leaf.name or WHOLE for leaf in form.leaves]
-        most = ROOM / form.people / 2
+        most = ROOM / max(form.people, 1) / 2
         return with_bounds(
             form, {name: min(self._bound(name, number), most) for name in self.adaptive if name in names}
         )

@@ -1,9 +1,11 @@
-"""What a server of real clients keeps of releases until a checkpoint counts on them.
+"""What a server of real clients keeps of releases.
 
 A server that is killed after a release plays the round once more. By then the sum was seen, so neither a second sum of
 other clients nor the same one with fresh noise may be: the round takes the sum that was released, from here.
 
-The folder is private, and what lies in it is on the disk before the ledger has the line of its release.
+The folder is private, and what lies in it is on the disk before the ledger has the line of its release. Once a
+checkpoint counts on a round its released sums go to the record: they are what the budget covers, and all that
+models are made of.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.atomic import flush, naming, replacing
+from fedtide.core.atomic import flush, naming, replacing, sha256
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import Version
 from fedtide.wire.ledger import Ledger, Line, append, whole_lines
@@ -46,9 +49,11 @@ class Safe:
 
     Args:
         folder: where they lie; it is made when there is something to keep.
+        record: folder for those of rounds that are over; None deletes them.
     """
 
     folder: Path
+    record: Path | None = None
 
     def keep(self, line: Line, released: Tensor) -> None:
         """Keep a noised sum (size,), float64, before its line is written."""
@@ -56,13 +61,11 @@ class Safe:
 
     def found(self, line: Line) -> Tensor | None:
         """Return the noised sum of a line; None where it is gone or damaged."""
-        try:
-            whole = self._sum(line).read_bytes()
-        except OSError:
-            return None
-        if hashlib.sha256(whole).hexdigest() != line.sha256:
-            return None
-        return torch.from_numpy(np.frombuffer(whole, np.float64).copy())
+        for folder in [self.folder, *([] if self.record is None else [self.record])]:
+            path = folder / self._sum(line).name
+            if path.is_file() and sha256(path) == line.sha256:
+                return torch.from_numpy(np.fromfile(path, np.float64))
+        return None
 
     def note(self, version: Version, asked: dict[str, Any]) -> None:
         """Keep, in plain JSON, what else a question that is asked once more needs to know."""
@@ -89,11 +92,22 @@ class Safe:
         except (ValueError, TypeError):
             raise FedtideError(f"{path}: damaged") from None
 
-    def forget(self, before: int) -> None:
-        """Forget the rounds before one, which a checkpoint holds by now."""
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+    def settle(self, before: int, lines: Iterable[Line]) -> None:
+        """Hand the sums of the rounds before one, which a checkpoint holds by now, over to the record.
+
+        Args:
+            before: the round.
+            lines: of the ledger; a sum without one was seen by nobody, and goes.
+        """
+        released = {self._sum(line).name: line.sha256 for line in lines}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             own = OWN.fullmatch(path.name)
-            if own is not None and int(own[1]) < before:
+            if own is None or int(own[1]) >= before:
+                continue
+            if self.record is not None and path.name in released and sha256(path) == released[path.name]:
+                self.record.mkdir(parents=True, exist_ok=True)
+                os.replace(path, self.record / path.name)
+            else:
                 path.unlink(missing_ok=True)
 
     def count(self, lines: int) -> None:

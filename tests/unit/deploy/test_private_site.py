@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -21,11 +22,9 @@ from fedtide.deploy import commands
 from fedtide.deploy.budget import OTHER, Budget, ledger_for, within
 from fedtide.deploy.policy import Owner
 from fedtide.deploy.private import SEEDS, forget, private_wire
-from fedtide.deploy.replay import replay
 from fedtide.deploy.seat import Seat, algorithm_without_rows
 from fedtide.deploy.site import Site
 from fedtide.deploy.status import lines
-from fedtide.runs import folder as run_folders
 from fedtide.runs.build import host_of, wire_of
 from fedtide.runs.private import plan_of
 from fedtide.wire.accounting import Plan, epsilon_of
@@ -320,13 +319,6 @@ def test_status_and_dry_say_what_was_spent(private, capsys, monkeypatch):
         assert words_ in said
 
 
-def test_no_simulation_has_the_noise_of_a_site(private, tmp_path):
-    _, site, _ = private
-    run_folders.create(site.experiment, tmp_path / "run")
-    with pytest.raises(FedtideError, match=r"wire.privacy: .*noise of real clients is kept nowhere"):
-        replay(tmp_path / "run")
-
-
 def test_a_server_that_goes_on_draws_anew_what_its_ledger_does_not_know(tmp_path):
     """An older ledger was put back, or the run began anew: of later sums no noise comes again."""
     site = private_site(tmp_path)
@@ -364,7 +356,7 @@ def test_bounds_adapt_over_masked_sums_and_stay_within_their_owners(adapting):
     fleet = played(site, nodes_of(folder, site, lambda name: rules if name == "oslo" else ""), rounds=4)
     lines = read(site.record / LEDGER)
     assert [line.round for line in lines] == [0, 1, 2, 3]
-    for before, after in zip(lines, lines[1:], strict=False):
+    for before, after in itertools.pairwise(lines):
         assert after.bounds["delta"] == adapted(before.bounds["delta"], before.within["delta"], 0.5, 2.0)
     assert fleet.ledger.lines == lines
     assert lines[0].within["delta"] == pytest.approx(1.0, abs=0.2), "all are within, the one that is cut, too"
@@ -374,7 +366,7 @@ def test_bounds_adapt_over_masked_sums_and_stay_within_their_owners(adapting):
 @pytest.mark.parametrize(("bound", "refused"), [(math.e**2, False), (7.5, True)])
 def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(adapting, bound, refused):
     """In round 2, where each of the two before has at most let it grow by e."""
-    folder, site = adapting
+    folder, _ = adapting
     said = []
     for wrong in (False, True):
         mine = Budget(budget(folder).study, folder / f"{bound} {wrong}", Clip({"delta": 1.0}, {"delta": HOW}))
@@ -384,7 +376,8 @@ def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(adapting, bound,
         if not wrong and not refused:
             forms = {"0": {"leaves": [{**leaf, "bound": 1.0}], "people": 3}}
             assert mine.refuses(header(number=2, forms=forms), "a", None) == OTHER, "it was cut to another before"
-    assert said[0] == (f"it says a bound of {bound:g} for 'delta'; allowed: 7.39 at most, in round 2" if refused else None)
+    why = f"it says a bound of {bound:g} for 'delta'; allowed: 7.39 at most, in round 2"
+    assert said[0] == (why if refused else None)
     assert "for 'other'; allowed: 0 at most" in said[1]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,28 +13,34 @@ from fedtide.config import read
 from fedtide.core.atomic import sha256
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
+from fedtide.deploy.private import forget, private_wire
 from fedtide.deploy.replay import population_of_files, replay
 from fedtide.deploy.rows import FileRows
-from fedtide.deploy.seat import Seat, algorithm_without_rows
+from fedtide.deploy.seat import Seat, algorithm_without_rows, like
+from fedtide.deploy.serve import fleet_of
 from fedtide.deploy.site import Roster, Site, invite, make_site
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.near import NearCarrier
 from fedtide.fleets.node import Node
 from fedtide.fleets.presence import Present
+from fedtide.fleets.real_clock import RoundClock
 from fedtide.fleets.remote import RemoteFleet
+from fedtide.fleets.schema import made_up
 from fedtide.report.page import write_report
 from fedtide.runs import folder
+from fedtide.runs.build import wire_of
 from fedtide.runs.runner import Run
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
-from helpers.shell import refused
+from helpers.near_sites import nodes_of
+from helpers.shell import done, refused
 
 pytest.importorskip("cryptography")
 
 
-def made(place: Path, method: str) -> Site:
+def made(place: Path, method: str, **changes: Any) -> Site:
     """A site, and a file of rows for each of its nodes."""
-    study = read(hospitals(place, rows=90))
+    study = read(hospitals(place, rows=90, **changes))
     return make_site(study, method, Roster.of(",".join(NAMES)), place / "site", None, "study.toml")
 
 
@@ -62,6 +70,20 @@ def play(site: Site, place: Path, carrier=NearCarrier, stop=lambda: False) -> in
     return [step.round for step in run.play(stop, lambda _: judge)][-1]
 
 
+def served(place: Path, method: str, **changes: Any) -> Site:
+    """A site whose sums pass over a wire, after its last round."""
+    site = made(place, method, **changes)
+    folder.create(site.experiment, site.run)
+    about, algorithm = site.about.rows, algorithm_without_rows(site.experiment, site.about.rows)
+    wire = private_wire(site, algorithm, wire_of(site.experiment, site.method, algorithm, 3))
+    carrier, rows = NearCarrier(nodes_of(place, site, lambda name: "")), made_up(like(about, ()), about.classes)
+    fleet = fleet_of(site, carrier, algorithm, Present(site.seed), RoundClock(), rows, wire)
+    judge = Judge(algorithm, fleet, views(population_of_files(rows_of(site, place))), site.method.decide_per)
+    list(Run(site.experiment, site.method, site.seed, site.record).play(judge_of=lambda _: judge))
+    forget(site)
+    return site
+
+
 def rows_of(site: Site, place: Path) -> FileRows:
     files = [place / f"{node.name}.csv" for node in site.roster.node]
     return FileRows.read(files, range(len(files)), site.about.rows, site.experiment.data.split)
@@ -74,6 +96,50 @@ def test_nodes_with_files_are_played_again_with_the_same_bits(tmp_path, method):
     assert (found.rounds, found.equal, found.differs) == (site.experiment.rounds, True, None)
     other = replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES[::-1]], tmp_path / "other")
     assert not other.equal
+
+
+def test_masked_sums_are_played_again_with_the_same_bits(tmp_path):
+    site = served(tmp_path, "SCAFFOLD", wire={"secure": True})
+    found = replay(site.run, [tmp_path / f"{name}.csv" for name in NAMES])
+    assert (found.rounds, found.equal, found.differs) == (site.experiment.rounds, True, None)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> tuple[Path, Site]:
+    place, clip = tmp_path_factory.mktemp("private"), {"delta": 1.0, "loss": 5.0}
+    privacy = {"multiplier": 0.001, "clip": clip, "adapt": {"delta": {}}, "noise": "banded", "distance": 2}
+    return place, served(place, "FedAvg", wire={"secure": True, "privacy": privacy})
+
+
+def test_the_models_of_a_private_run_are_made_of_what_was_released(private, tmp_path, capsys):
+    """Whatever rows are at hand, none with them."""
+    _, site = private
+    found = replay(site.run, out=tmp_path / "replay")
+    assert (found.rounds, found.equal, found.differs, found.noise) == (4, True, None, ())
+    assert done("replay", site.run, "--out", tmp_path / "again") == 0
+    assert "after 4 rounds the weights are those of the deployment, bit for bit" in capsys.readouterr().out
+
+
+def test_what_was_released_has_the_noise_that_the_ledger_says(private, tmp_path, capsys):
+    place, site = private
+    rows = [place / f"{name}.csv" for name in NAMES]
+    found = replay(site.run, rows, tmp_path / "replay")
+    assert (found.equal, found.differs) == (True, None)
+    assert [each.round for each in found.noise] == [0, 2]
+    assert all(each.likely and each.numbers == 40 for each in found.noise)
+    other = ["--data", place / "pilot.csv"] * 3
+    assert done("replay", site.run, *other, "--out", tmp_path / "other") == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "what was released in round 0 is not what these rows' clients answer with the ledger's noise" in said
+
+
+def test_a_release_that_is_gone_is_said(private, tmp_path):
+    _, site = private
+    shutil.copytree(site.root, tmp_path / "site")
+    (sums,) = (tmp_path / "site").glob("run/*/*/released/2.0.all")
+    sums.write_bytes(bytes(sums.stat().st_size))
+    with pytest.raises(FedtideError, match=r"released: the sum released in round 2 is gone or damaged; without it"):
+        replay(tmp_path / "site" / "run")
 
 
 def test_what_was_lost_is_lost_again(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ from fedtide.wire import ledger as ledger_module
 from fedtide.wire.accounting import Plan
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.release import simulated_noise
-from fedtide.wire.safe import Safe
+from fedtide.wire.safe import Safe, digest
 from fedtide.wire.system_noise import SystemNoise, normal
 
 BOUNDS = {
@@ -283,6 +283,22 @@ def test_words_of_a_question_break_no_line_of_a_ledger(tmp_path):
     assert list(Ledger(Plan(3, 3), 1.0, 1e-5, tmp_path / LEDGER).lines) == list(ledger.lines)
 
 
+def test_released_sums_of_rounds_that_are_over_go_to_the_record(tmp_path):
+    """One without a line in the ledger was seen by nobody, as its server was killed before, and goes."""
+    safe, sums = (
+        Safe(tmp_path / "private", tmp_path / "record"),
+        [torch.full((2,), float(n)).double() for n in range(3)],
+    )
+    line = {"ask": 0, "question": "train", "slot": None, "z": 1.0, "bounds": {}, "clients": (0,), "epsilon": 0.0}
+    lines = [Line(round=number, sha256=digest(made), **line) for number, made in enumerate(sums)]
+    for each, made in zip(lines, sums, strict=True):
+        safe.keep(each, made)
+    safe.settle(2, lines[1:])
+    assert [path.name for path in sorted(tmp_path.glob("*/*.all"))] == ["2.0.all", "1.0.all"]
+    assert safe.found(lines[0]) is None
+    assert [safe.found(each).tolist() for each in lines[1:]] == [[1.0, 1.0], [2.0, 2.0]]
+
+
 def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):
     safe = Safe(tmp_path / "private" / "released")
     assert safe.offered() == []
@@ -291,7 +307,7 @@ def test_who_was_asked_to_open_a_sum_is_known_after_a_restart(tmp_path):
     with open(safe.folder / "offered", "a") as file:
         file.write("[4, [0")
     assert Safe(safe.folder).offered() == [(0, [0, 2]), (3, [1])]
-    safe.forget(9)
+    safe.settle(9, [])
     assert len(safe.offered()) == 2
     ledger = Ledger(Plan(9, 2, 2), 1.0, 1e-5)
     assert [ledger.offer(*each) for each in [*safe.offered(), (0, [2])]] == [True, True, False]
