@@ -10,15 +10,15 @@ from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotat
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
 from fedtide.data.shift.python import Python
 from fedtide.data.shift.replay import Replay
-from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
+from fedtide.data.shift.what import Calendar, ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
 from fedtide.data.shift.what.change_points import Domains, Drawn, File, LabelShares
 from fedtide.data.shift.what.cluster_drift import MassEvents
 from fedtide.data.shift.what.stream import Labels, Order, Time
-from fedtide.data.shift.who import Always, BlockCyclic, Periodic, Who
+from fedtide.data.shift.who import Always, BlockCyclic, Data, Periodic, Who
 
 __all__ = [
-    "Always", "Availability", "AwakeBy", "BlockCyclic", "ChangePoints", "ClusterDrift", "DomainMixture", "Domains",
-    "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels", "MassEvents", "Order",
-    "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Static", "Stream", "Time", "What",
-    "Who",
+    "Always", "Availability", "AwakeBy", "BlockCyclic", "Calendar", "ChangePoints", "ClusterDrift", "Data",
+    "DomainMixture", "Domains", "Drawn", "File", "HeldBy", "How", "Identity", "LabelShares", "LabelSwaps", "Labels",
+    "MassEvents", "Order", "Periodic", "Permutation", "Python", "ReadBy", "Replay", "Rotation", "Static", "Stream",
+    "Time", "What", "Who",
 ]  # fmt: skip

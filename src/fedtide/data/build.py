@@ -74,7 +74,10 @@ def build(
     if isinstance(made, Saved):
         return replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms)
     rng = Rng(seed if dealing is None else dealing).at("partition")
-    if made.shares_rows and rows.held_out is None:
+    ahead = getattr(shift.what, "ahead", False)
+    if ahead:
+        rows, split = _without_test(rows, split, shift)
+    if made.shares_rows and not ahead and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(made, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(made.angles))
@@ -95,8 +98,8 @@ def build(
         but = f"{rows.name} has a test set of its own, which is dealt to the clients"
         raise refused("data.split.test", fraction, "0, or data.held_out_clients.clients of 1 or more", but)
     train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
-    if len(dealt.test.rows):
-        test = dealt.test
+    if len(dealt.test.rows) or ahead:
+        test = dealt.seen if ahead else dealt.test
     outside, labeled = dealt.held_out_clients, held_out_clients.labeled
     known, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
     if labeled:
@@ -105,6 +108,17 @@ def build(
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
     return Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public)
+
+
+def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:
+    """Return rows and split where rows to come are the test, so that none are divided off."""
+    kind = getattr(shift.what, "kind", "")
+    but = f"shift.what is '{kind}', which tests on all rows as they come"
+    if split.test:
+        raise refused("data.split.test", split.test, "0, or another kind of shift.what", but)
+    if rows.held_out is not None and bool(rows.held_out.any()):
+        raise refused("data.source", rows.name, "a source without a test set of its own", but)
+    return replace(rows, held_out=None), replace(split, test=0.0)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import html_table
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
@@ -22,7 +22,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import Reading, RowTransform
-from fedtide.data.shift.what import Holding, Plan, PopulationView
+from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 
@@ -87,11 +87,15 @@ class Population:
         self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
         self._what.check(self._view)
+        if self._by_rows and not self._ahead:
+            kind = getattr(self.shift.what, "kind", type(self.shift.what).__name__)
+            raise refused("shift.who.kind", "data", "what = 'calendar', or who = 'always'", f"what is '{kind}'")
 
     def check(self, rounds: int) -> None:
         """Raise if the shift does not fit a number of rounds, as far as this is known in advance."""
-        if self.shift.clock == "rounds":
+        if self.shift.clock == "rounds" or self._ahead:
             self.plan.check(rounds)
+        if self.shift.clock == "rounds":
             self.row_transform.events(float(rounds), 0.0)  # counts the events and raises if there are too many
 
     @property
@@ -113,6 +117,15 @@ class Population:
     @cached_property
     def _how(self) -> Reading:
         return cast(Reading, own(self.shift.how, "shift.how", ("check", "plan")))
+
+    # A user's own kinds need not inherit from ours.
+    @property
+    def _ahead(self) -> bool:
+        return getattr(self._what, "ahead", False)
+
+    @property
+    def _by_rows(self) -> bool:
+        return getattr(self._who, "by_rows", False)
 
     @cached_property
     def plan(self) -> Plan:
@@ -145,10 +158,20 @@ class Population:
         # Arrivals of another run are replayed unchanged; clients without rows are removed from them later.
         there = None if self._who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
-        if there is None and awake is None:
+        fresh = self.plan.fresh(moment) if self._by_rows else None
+        known = [each for each in (there, awake, fresh) if each is not None]
+        if not known:
             return self._members
-        here = torch.stack([each for each in (there, awake) if each is not None]).all(0)
+        here = torch.stack(known).all(0)
         return [members[here[members]] for members in self._members]
+
+    def window(self, moment: Moment) -> Window | None:
+        """Return the window of wall-clock time of a round; None where rounds have none."""
+        return self.plan.window(moment) if self._ahead else None
+
+    def clock(self, number: int) -> float | None:
+        """Return the time at which a round begins on the clock of the run; None where this is up to the devices."""
+        return self.plan.clock(number) if self._ahead else None
 
     def wait(self, moment: Moment) -> float:
         """Return the seconds until a client is awake, on the clock of seconds; 0 where one is."""
@@ -168,7 +191,8 @@ class Population:
 
     def expected(self, moment: Moment) -> np.ndarray:
         """Return q(t), the expected share of each group among the arrivals (groups,)."""
-        members = self._members if self.availability is None else self._members_at(moment)
+        limited = self.availability is not None or self._by_rows
+        members = self._members_at(moment) if limited else self._members
         if not any(len(some) for some in members):  # if no client is awake, all clients count
             members = self._members
         sizes = np.array([len(some) for some in members])
@@ -234,9 +258,12 @@ class Population:
         return self.counts(clients, part, moment) * (self.rows.steps or 1)
 
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
-        """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part."""
+        """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part.
+
+        Where test rows are to come, whoever has some is judged, and has perhaps nothing yet to train on.
+        """
         counted = self.counts(clients, part, moment) > 0
-        there = self.there(moment)
+        there = None if self._ahead else self.there(moment)  # what is to come is judged, whoever has nothing yet
         if there is not None:
             seen = clients < self.registered
             counted &= ~seen | there[torch.where(seen, clients, 0)]

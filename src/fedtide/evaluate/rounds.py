@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ def describe(step: Step, judge: Judge, cost: Cost) -> dict[str, Any]:
         **blends(truth, step, trained),
         **losses(trained),
         **drifts(truth, step),
+        **windows(truth, step),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
@@ -137,6 +138,12 @@ def drifts(truth: Population | None, step: Step) -> dict[str, Any]:
     now = step.moment
     then = replace(now, round=now.round - 1, seconds=step.before)
     return {"drifted": len(truth.changed(now, then)), "events": list(truth.events(now, then))}
+
+
+def windows(truth: Population | None, step: Step) -> dict[str, Any]:
+    """Return the window of wall-clock time of the round, where it is one."""
+    window = None if truth is None else truth.window(step.moment)
+    return {} if window is None else {"window": asdict(window)}
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:

@@ -139,7 +139,13 @@ class SimulatedFleet:
         self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
 
     def elapsed(self) -> float:
-        """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0."""
+        """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0.
+
+        Where rounds are windows of wall-clock time, the next one begins at its time, and the first one at that of the
+        day.
+        """
+        if (begins := self.population.clock(self.moment.round + 1)) is not None:
+            return begins - self.moment.seconds if self.moment.round >= -1 else 0.0
         if self.moment.round < 0:
             return 0.0
         took = self.clock.round([query.seconds for query in self.queries], self.server_seconds)

@@ -20,6 +20,8 @@ class Arriving(Protocol):
     """Share of the asked clients that never answer."""
     changes: ClassVar[bool] = True
     """Tell whether availability depends on the time."""
+    by_rows: ClassVar[bool] = False
+    """Tell whether only clients to which rows come in the round arrive."""
     recorded: ClassVar[bool] = False
     """Tell whether arrivals are those of another run, from which clients without rows are removed afterwards."""
 

@@ -39,6 +39,22 @@ class Always(Arriving):
     changes: ClassVar[bool] = False
 
 
+@ingredient
+class Data(Arriving):
+    """Clients to which rows came in the window of the round, with uniform arrivals without replacement.
+
+    The mix of those who arrive is that of the data: who is active by day, and who at night. A round in whose window no
+    row came is played without participants. It needs a calendar, as no other kind of `what` knows when rows come.
+
+    Args:
+        dropout_rate: share of the asked clients that never answer.
+    """
+
+    dropout_rate: OpenFraction = 0.0
+    kind: Literal["data"] = "data"
+    by_rows: ClassVar[bool] = True
+
+
 class Turns(Arriving):
     """Groups that take turns: what all kinds of turns share."""
 
@@ -174,7 +190,7 @@ class BlockCyclic(Turns):
         return periodic_shares("block", time - self.phase, self.period, 1.0, len(sizes))
 
 
-Who = Annotated[Always | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
+Who = Annotated[Always | Data | Periodic | BlockCyclic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
 def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ class Gaussians(Loading):
         separation: standard deviation of class centers.
         offset: standard deviation of domain offsets.
         noise: standard deviation within a blob.
+        every: seconds from each row of a domain to the next, from the beginning of 1970; None gives rows no time.
     """
 
     samples: Count = 2000
@@ -40,6 +41,7 @@ class Gaussians(Loading):
     separation: NonNegative = 1.5
     offset: NonNegative = 1.0
     noise: Positive = 1.0
+    every: Positive | None = None
     kind: Literal["gaussians"] = "gaussians"
     drawn: ClassVar[bool] = True
 
@@ -61,5 +63,6 @@ class Gaussians(Loading):
             self.classes,
             torch.from_numpy(domain),
             names,
+            time=None if self.every is None else torch.arange(each).repeat(self.domains).double() * self.every,
             held_out=torch.from_numpy(held_out) if self.test_samples else None,
         )

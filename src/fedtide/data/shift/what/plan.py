@@ -71,6 +71,19 @@ class PopulationView:
             yield key.at(name), draw, first + draw.permutation(last - first)
 
 
+@dataclass(frozen=True)
+class Window:
+    """The window of wall-clock time of a round.
+
+    begin: its beginning, in ISO 8601 by the clocks of the zone. next: that of the next one, whose rows are the test.
+    came: number of registered clients to which rows came.
+    """
+
+    begin: str
+    next: str
+    came: int
+
+
 class Holding(Protocol):
     """Settings of the rows that a client holds, which make a plan once for a population."""
 
@@ -81,6 +94,8 @@ class Holding(Protocol):
 
     exact: ClassVar[bool] = False
     """Tell whether its plan's `changed` names every client that holds other rows."""
+    ahead: ClassVar[bool] = False
+    """Tell whether test rows are those to come: all rows are for testing, and later for training."""
 
     def check(self, view: PopulationView) -> None:
         """Raise if the settings do not fit the rows."""
@@ -120,6 +135,18 @@ class Plan(Protocol):
 
     def there(self, moment: Moment) -> Tensor | None:
         """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
+        return None
+
+    def fresh(self, moment: Moment) -> Tensor | None:
+        """Return the mask (registered,) of the clients to which rows came in a round; None where rows do not come."""
+        return None
+
+    def window(self, moment: Moment) -> Window | None:
+        """Return the window of a round; None where rounds are not of wall-clock time."""
+        return None
+
+    def clock(self, number: int) -> float | None:
+        """Return the time at which a round begins, in seconds on the clock of the run; None leaves it to devices."""
         return None
 
     def group(self, moment: Moment) -> Tensor | None:

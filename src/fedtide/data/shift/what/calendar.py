@@ -1,0 +1,262 @@
+"""Real time: a round is a window of wall-clock time, rows arrive at their times, and the next window is the test.
+
+Test, then train: Gama, Sebastião, Rodrigues: *On evaluating stream learning algorithms*, Machine Learning 90, 2013.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.config_types import explained, ingredient
+from fedtide.core.durations import Duration, Zone, kept_if, seconds_of, zone_of
+from fedtide.core.errors import refused, shown
+from fedtide.core.types import Moment
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
+
+PARTS = ("train", "val", "test")
+
+MOST = 1_000_000
+"""Maximum number of windows, as of rounds."""
+
+
+def _date(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"found {shown(text)}, allowed: ISO 8601, such as '2013-03-01' or '2013-03-01T06:00'") from None
+
+
+@ingredient
+class Calendar(Holding):
+    """Rows of each client by their times: a round is a window of wall-clock time, and its end is now.
+
+    Round r is the window from `begin` + r `window` to the beginning of the next. At its end a client trains on its rows
+    of the last `hold`, and is then tested on those of the next window, before any of these is trained on. So all rows
+    are for testing once and for training later, and no test set is divided off; validation rows are some of those held.
+    Windows are by the clocks of the zone: one of a day is from midnight to midnight, however many hours that has, and
+    where clocks are set back the hour that comes twice is in one window. On the clock of a run a window takes as long as
+    it does on other days, and the run begins at its time of the day.
+
+    Args:
+        window: length of a round.
+        hold: time for which rows are kept from when they may be trained on, at least a window, or "all".
+        delay: time until the label of a row is known, before which no client trains on it; None means at once.
+        begin: beginning of round 0, in ISO 8601, on the clocks of the zone where it names none; None means the first
+            midnight after the earliest tenth of the rows, of which sources learn their scales. Earlier rows have come.
+        zone: time zone of the windows.
+
+    >>> Calendar(window="1d", hold="28d", delay="12h").window
+    '1d'
+    """
+
+    window: Duration = "1d"
+    hold: Annotated[Duration | Literal["all"], explained("a time of a window or more such as '28d', or 'all'")] = "all"
+    delay: Duration | None = None
+    begin: Annotated[str, kept_if(_date)] | None = None
+    zone: Zone = "UTC"
+    kind: Literal["calendar"] = "calendar"
+    drifts: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    ahead: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.hold != "all" and seconds_of(self.hold) < seconds_of(self.window):
+            raise ValueError(
+                f"found hold {self.hold} and window {self.window}, allowed: a hold of a window or more, as the rows of "
+                "a window would be gone before its end"
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Length of a window, by the clocks."""
+        return seconds_of(self.window)
+
+    def starts(self, rows: np.ndarray) -> datetime:
+        """Return the beginning of round 0, by the clocks of the zone.
+
+        Args:
+            rows: (rows,) times in seconds since 1970.
+        """
+        zone = zone_of(self.zone)
+        if self.begin is not None:
+            said = _date(self.begin)
+            return said if said.tzinfo is None else said.astimezone(zone).replace(tzinfo=None)
+        tenth = np.partition(rows, (len(rows) - 1) // 10)[(len(rows) - 1) // 10]
+        known = _when(float(tenth), zone).replace(tzinfo=None)
+        return known.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+
+    def check(self, view: PopulationView) -> None:
+        """Raise if the calendar does not fit the rows."""
+        time = view.rows.time
+        if time is None or bool((time == time[0]).all()):
+            but = f"rows of {view.rows.name} have {'no time' if time is None else 'all the same time'}"
+            raise refused("shift.what.kind", self.kind, "a source with a column of times", but)
+        years = [_year(float(at)) for at in (time.min(), time.max())]
+        if None in years:
+            but = f"times of {view.rows.name} go from {float(time.min()):g} to {float(time.max()):g}"
+            raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but)
+        self.plan(view).edges  # noqa: B018 - whether there are any
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Describe windows, hold and delay."""
+        clocks = "" if self.zone == "UTC" else f" by the clocks of {self.zone}"
+        kept = "for good" if self.hold == "all" else f"for {self.hold}"
+        late = "" if self.delay is None else f" Labels are known {self.delay} after their rows."
+        return (
+            f"A round is a window of {self.window}{clocks}: rows arrive at their times and are kept {kept}, and every "
+            f"model is tested on the rows of the next window before it is trained on them.{late} "
+        )
+
+    def plan(self, view: PopulationView) -> CalendarPlan:
+        """Build the plan of the rows that each client holds over time."""
+        return CalendarPlan(view, self)
+
+
+@dataclass(frozen=True)
+class CalendarPlan(Plan):
+    """Times of the rows of each client, and the beginnings of the windows."""
+
+    view: PopulationView
+    calendar: Calendar
+
+    # -- windows ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _begin(self) -> datetime:
+        assert self.view.rows.time is not None
+        return self.calendar.starts(self.view.rows.time.numpy())
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Beginnings of the windows and the end of the last one (windows + 1,), in seconds since 1970."""
+        assert self.view.rows.time is not None
+        first, last = float(self.view.rows.time.min()), float(self.view.rows.time.max())
+        zone, length, begin = zone_of(self.calendar.zone), self.calendar.seconds, self._begin
+        span = last - begin.replace(tzinfo=zone).timestamp()
+        count = int((span + 86400) // length) + 2  # clocks may be set forward meanwhile
+        if span < 0:
+            found = begin.isoformat(" ", "minutes")
+            there = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
+            raise refused("shift.what.begin", found, f"{there}, as rows are", "no row comes after it")
+        if count > MOST:
+            raise refused("shift.what.window", self.calendar.window, f"at most {MOST} windows, not {count}")
+        local = [begin + timedelta(seconds=length * k) for k in range(count + 1)]
+        stamps = np.array([each.replace(tzinfo=zone).timestamp() for each in local])
+        # A time that clocks leave out is that at which they are set forward.
+        stamps = np.minimum.accumulate(stamps[::-1])[::-1]
+        return stamps[: int(np.searchsorted(stamps, last, side="right")) + 1]
+
+    @property
+    def windows(self) -> int:
+        """Number of windows, of which the last one has the last row."""
+        return len(self.edges) - 1
+
+    def edge(self, number: int) -> float:
+        """Return the beginning of a window; those that there are not are as long as on other days."""
+        last = len(self.edges) - 1
+        beyond = number - min(max(number, 0), last)
+        return float(self.edges[number - beyond]) + beyond * self.calendar.seconds
+
+    def span(self, part: str, moment: Moment) -> tuple[float, float]:
+        """Return from when to when the rows of a part are, the second not included."""
+        end = self.edge(moment.round + 1)
+        if part == "test":
+            return end, self.edge(moment.round + 2)
+        delay = 0.0 if self.calendar.delay is None else seconds_of(self.calendar.delay)
+        if self.calendar.hold == "all":
+            return -np.inf, end - delay
+        # A day on which clocks are set back is longer than its name.
+        return min(end - seconds_of(self.calendar.hold), self.edge(moment.round)) - delay, end - delay
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _sorted(self) -> dict[str, tuple[Tensor, np.ndarray, np.ndarray]]:
+        """Rows of each part client by client in the order of their times, these times, and the owners."""
+        assert self.view.rows.time is not None
+        found = {}
+        for part in PARTS:
+            ragged = self.view.parts[part]
+            owner, time = ragged.owner.numpy(), self.view.rows.time.numpy()[ragged.rows.long().numpy()]
+            order = np.lexsort((time, owner))
+            found[part] = ragged.rows[torch.from_numpy(order)], time[order], owner[order]
+        return found
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """Return the rows that a client holds, sorted; of "test" those that it will have in the next window."""
+        rows, time, _ = self._sorted[part]
+        start = self.view.parts[part].start
+        first, last = int(start[client]), int(start[client + 1])
+        here = first + np.searchsorted(time[first:last], self.span(part, moment), side="left")
+        return rows[here[0] : here[1]].sort().values
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
+        if moment is None:
+            return self.view.parts[part].sizes(clients)
+        return torch.from_numpy(self._within(part, *self.span(part, moment)))[clients]
+
+    def _within(self, part: str, begin: float, end: float) -> np.ndarray:
+        """Count the rows of each client (clients,) from `begin` on and before `end`."""
+        _, time, owner = self._sorted[part]
+        return np.bincount(owner[(begin <= time) & (time < end)], minlength=len(self.view.parts[part]))
+
+    def there(self, moment: Moment) -> Tensor:
+        """Return the mask (registered,) of the clients that hold training rows."""
+        return self.counts(self.view.everyone, "train", moment) > 0
+
+    def fresh(self, moment: Moment) -> Tensor:
+        """Return the mask (registered,) of the clients to which rows came in the round's window."""
+        return torch.from_numpy(self._came(moment)[: self.view.registered] > 0)
+
+    def _came(self, moment: Moment) -> np.ndarray:
+        return self._within("test", self.edge(moment.round), self.edge(moment.round + 1))
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """Return the registered clients to which rows came, or whose rows expired, since `before`."""
+        moved = np.zeros(len(self.view.group), dtype=bool)
+        for part in PARTS:
+            now, then = self.span(part, moment), self.span(part, before)
+            _, time, owner = self._sorted[part]
+            inside = [(begin <= time) & (time < end) for begin, end in (now, then)]
+            moved |= np.bincount(owner[inside[0] != inside[1]], minlength=len(moved)) > 0
+        return torch.from_numpy(moved[: self.view.registered].nonzero()[0])
+
+    def window(self, moment: Moment) -> Window:
+        """Return the window of a round."""
+        zone = zone_of(self.calendar.zone)
+        begin, after = (_when(self.edge(moment.round + step), zone).isoformat() for step in (0, 1))
+        return Window(begin, after, int(self.fresh(moment).sum()))
+
+    def clock(self, number: int) -> float:
+        """Return the time at which a round begins, in seconds since the midnight before the first one."""
+        midnight = self._begin.replace(hour=0, minute=0, second=0, microsecond=0)
+        return (self._begin - midnight) / timedelta(seconds=1) + number * self.calendar.seconds
+
+    def check(self, rounds: int) -> None:
+        """Raise if there is no next window to be tested on in the last of `rounds`, or if no round has rows."""
+        if rounds >= self.windows:
+            zone = zone_of(self.calendar.zone)
+            last = f"{_when(self.edges[0], zone):%Y-%m-%d %H:%M} to {_when(self.edges[-1], zone):%Y-%m-%d %H:%M}"
+            but = f"there are {self.windows} windows of {self.calendar.window}, {last}, and each is tested on the next"
+            raise refused("rounds", rounds, f"at most {self.windows - 1}" if self.windows > 1 else "shorter windows", but)
+
+
+def _when(seconds: float, zone: object) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC).astimezone(zone)  # type: ignore[arg-type]
+
+
+def _year(seconds: float) -> int | None:
+    """Return the year of a time; None where it is no date."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).year
+    except (OverflowError, OSError, ValueError):
+        return None
