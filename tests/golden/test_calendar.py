@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
 import torch
 
 import fedtide as ft
-from fedtide.core.types import Moment
+from fedtide.core.types import Algorithm, Answer, Moment, Prediction, Weighted, to_everyone
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
@@ -42,8 +42,8 @@ def held(population: Population, number: int, part: str = "train") -> list[list[
     return [population.held(client, at(number), part).tolist() for client in (0, 1)]
 
 
-# In Berlin clocks are set forward on 29 March 2026 at 2:00 (1:00 UTC), to 3:00. The days there begin, in UTC, on 28 March
-# at 23:00 of the 27th, on 29 March at 23:00 of the 28th, and on 30 March at 22:00 of the 29th: the 29th has 23 hours.
+# In Berlin clocks are set forward on 29 March 2026 at 2:00 (1:00 UTC), to 3:00. In UTC the 28th begins there at 23:00
+# of the 27th, the 29th at 23:00 of the 28th, and the 30th at 22:00 of the 29th: the 29th has 23 hours.
 SPRING = log(
     ("2026-03-27 12:00", "ann", 0),  # 0  before the first window
     ("2026-03-27 22:59", "bob", 1),  # 1  a minute before it
@@ -86,10 +86,10 @@ def test_what_came_before_the_first_window_is_held_as_long_as_any():
 def test_labels_that_are_late_are_trained_on_later_and_tested_on_at_once():
     """Labels half a day late: held is what would be without, half a day earlier.
 
-        round 0    from 11:00 on the 27th until 11:00 on the 28th: rows 0, 1, 2
-        round 1    from 10:00 on the 28th until 10:00 on the 29th: rows 3, 4
-        round 2    from 10:00 on the 29th until 10:00 on the 30th: rows 5, 6
-        round 3    from 10:00 on the 30th until 10:00 on the 31st: none, as row 7 comes at noon
+    round 0    from 11:00 on the 27th until 11:00 on the 28th: rows 0, 1, 2
+    round 1    from 10:00 on the 28th until 10:00 on the 29th: rows 3, 4
+    round 2    from 10:00 on the 29th until 10:00 on the 30th: rows 5, 6
+    round 3    from 10:00 on the 30th until 10:00 on the 31st: none, as row 7 comes at noon
     """
     calendar = Calendar(window="1d", hold="1d", delay="12h", begin="2026-03-28", zone="Europe/Berlin")
     population = people(SPRING, calendar)
@@ -146,7 +146,7 @@ def test_a_window_is_said_in_the_time_of_its_zone():
 
 @pytest.mark.parametrize(("begin", "first"), [(None, "28 23:00"), ("2026-03-28T23:00:00+00:00", "28 23:00")])
 def test_the_first_window_begins_at_the_midnight_after_the_earliest_tenth(begin, first):
-    """With rows 0 and 1 a day later the earliest is row 2, at 0:00 on the 28th: the next midnight is that of the 29th."""
+    """With rows 0 and 1 a day later the earliest is row 2, at 0:00 on the 28th: the next midnight is of the 29th."""
     rows = SPRING
     if begin is None:
         later = rows.time.clone()
@@ -154,3 +154,65 @@ def test_the_first_window_begins_at_the_midnight_after_the_earliest_tenth(begin,
         rows = replace(rows, time=later)
     plan = people(rows, Calendar(begin=begin, zone="Europe/Berlin")).plan
     assert datetime.fromtimestamp(plan.edges[0], UTC).strftime("%d %H:%M") == first
+
+
+# -- test, then train -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Most:
+    """The commonest label among what participants held."""
+
+    label: torch.Tensor
+
+
+def commonest() -> Algorithm[Most]:
+    """A method whose scores can be counted: it answers the commonest label of the last round that had participants."""
+
+    def count(payload, memory, shard, moment, rng):
+        return Answer({"labels": Weighted(torch.bincount(shard.y, minlength=2).double())}) if len(shard) else None
+
+    def play(state, fleet, rng):
+        reply = fleet.ask("train", fleet.reachable, {})
+        return (state if reply.total is None else Most(reply.total["labels"].value.argmax())), {}
+
+    def predict(payload, memories, x, owner):
+        sure = torch.nn.functional.one_hot(payload["label"].expand(len(x)), 2)
+        return Prediction((0.9 * sure + 0.05).log().float())
+
+    return Algorithm(
+        "commonest", lambda fleet, rng: Most(torch.tensor(0)), {"train": count}, play,
+        to_everyone(lambda state: {"label": state.label}), predict,
+    )  # fmt: skip
+
+
+DAYS = log(
+    ("2026-06-01 10:00", "ann", 0), ("2026-06-01 20:00", "bob", 0),
+    ("2026-06-02 10:00", "ann", 1), ("2026-06-02 11:00", "ann", 1), ("2026-06-02 12:00", "bob", 0),
+    ("2026-06-04 10:00", "ann", 0), ("2026-06-04 11:00", "bob", 0), ("2026-06-04 12:00", "bob", 1),
+    ("2026-06-05 10:00", "ann", 1), ("2026-06-05 11:00", "bob", 0), ("2026-06-05 12:00", "bob", 0),
+    ("2026-06-06 10:00", "bob", 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("delay", "scores"),
+    [
+        # Trained on the 1st: 0, and on the 2nd one of three is 0. Trained on the 2nd: 1, and on the 3rd there is no
+        # row. On the 3rd nothing is trained on: still 1, which is one of three on the 4th. Trained on the 4th: 0, two
+        # of three on the 5th. Trained on the 5th: 0, none on the 6th.
+        (None, {1: 1 / 3, 3: 1 / 3, 4: 2 / 3, 5: 0.0}),
+        # A day late. Nothing is known on the 1st: 0, as at the start. On the 3rd, the 2nd: 1. On the 4th, the 3rd, so
+        # nothing: still 1, which is one of three on the 5th. On the 5th, the 4th: 0.
+        ("1d", {1: 1 / 3, 3: 1 / 3, 4: 1 / 3, 5: 0.0}),
+    ],
+)
+@pytest.mark.parametrize("who", [ft.shift.Always(), ft.shift.Data()])
+def test_a_model_is_tested_on_each_window_before_it_is_trained_on_it(delay, scores, who):
+    population = people(DAYS, Calendar(window="1d", hold="1d", delay=delay, begin="2026-06-01"), who)
+    result = ft.simulate(commonest(), population, rounds=5, eval_every=1)
+    assert dict(zip(result.rounds, result.accuracy, strict=True)) == pytest.approx(scores)
+    empty = result.lines[3 if delay else 2]  # on the 4th the labels of the 3rd would come
+    assert (empty["window"]["begin"][:10], empty["window"]["came"]) == (f"2026-06-0{4 if delay else 3}", 0)
+    assert (empty["asked"], empty["answered"]) == (0, 0)
+    assert [line["seconds"] for line in result.lines] == [86400.0 * (number + 1) for number in range(5)]

@@ -31,7 +31,7 @@ def _date(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"found {shown(text)}, allowed: ISO 8601, such as '2013-03-01' or '2013-03-01T06:00'") from None
+        raise ValueError(f"found {shown(text)}, allowed: ISO 8601, such as '2013-03-01T06:00'") from None
 
 
 @ingredient
@@ -42,8 +42,8 @@ class Calendar(Holding):
     of the last `hold`, and is then tested on those of the next window, before any of these is trained on. So all rows
     are for testing once and for training later, and no test set is divided off; validation rows are some of those held.
     Windows are by the clocks of the zone: one of a day is from midnight to midnight, however many hours that has, and
-    where clocks are set back the hour that comes twice is in one window. On the clock of a run a window takes as long as
-    it does on other days, and the run begins at its time of the day.
+    where clocks are set back the hour that comes twice is in one window. On the clock of the run all windows are
+    equally long, and the run begins at its time of the day.
 
     Args:
         window: length of a round.
@@ -165,12 +165,16 @@ class CalendarPlan(Plan):
         beyond = number - min(max(number, 0), last)
         return float(self.edges[number - beyond]) + beyond * self.calendar.seconds
 
+    @property
+    def _delay(self) -> float:
+        return 0.0 if self.calendar.delay is None else seconds_of(self.calendar.delay)
+
     def span(self, part: str, moment: Moment) -> tuple[float, float]:
         """Return from when to when the rows of a part are, the second not included."""
         end = self.edge(moment.round + 1)
         if part == "test":
             return end, self.edge(moment.round + 2)
-        delay = 0.0 if self.calendar.delay is None else seconds_of(self.calendar.delay)
+        delay = self._delay
         if self.calendar.hold == "all":
             return -np.inf, end - delay
         # A day on which clocks are set back is longer than its name.
@@ -214,11 +218,9 @@ class CalendarPlan(Plan):
         return self.counts(self.view.everyone, "train", moment) > 0
 
     def fresh(self, moment: Moment) -> Tensor:
-        """Return the mask (registered,) of the clients to which rows came in the round's window."""
-        return torch.from_numpy(self._came(moment)[: self.view.registered] > 0)
-
-    def _came(self, moment: Moment) -> np.ndarray:
-        return self._within("test", self.edge(moment.round), self.edge(moment.round + 1))
+        """Return the mask (registered,) of the clients to which rows, or labels that were late, came in the window."""
+        begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
+        return torch.from_numpy(self._within("test", begin, end)[: self.view.registered] > 0)
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients to which rows came, or whose rows expired, since `before`."""
@@ -247,7 +249,9 @@ class CalendarPlan(Plan):
             zone = zone_of(self.calendar.zone)
             last = f"{_when(self.edges[0], zone):%Y-%m-%d %H:%M} to {_when(self.edges[-1], zone):%Y-%m-%d %H:%M}"
             but = f"there are {self.windows} windows of {self.calendar.window}, {last}, and each is tested on the next"
-            raise refused("rounds", rounds, f"at most {self.windows - 1}" if self.windows > 1 else "shorter windows", but)
+            raise refused(
+                "rounds", rounds, f"at most {self.windows - 1}" if self.windows > 1 else "shorter windows", but
+            )
 
 
 def _when(seconds: float, zone: object) -> datetime:

@@ -76,7 +76,7 @@ class Window:
     """The window of wall-clock time of a round.
 
     begin: its beginning, in ISO 8601 by the clocks of the zone. next: that of the next one, whose rows are the test.
-    came: number of registered clients to which rows came.
+    came: number of registered clients that have new rows.
     """
 
     begin: str
@@ -138,7 +138,7 @@ class Plan(Protocol):
         return None
 
     def fresh(self, moment: Moment) -> Tensor | None:
-        """Return the mask (registered,) of the clients to which rows came in a round; None where rows do not come."""
+        """Return the mask (registered,) of the clients that have new rows in a round; None where rows do not come."""
         return None
 
     def window(self, moment: Moment) -> Window | None:
