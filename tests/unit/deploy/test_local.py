@@ -76,6 +76,26 @@ def test_a_program_is_served_at_its_socket_and_found_there(served, tmp_path):
     assert "Connection refused" in refused.stderr
 
 
+def test_what_a_program_deletes_from_its_databases_is_overwritten(tmp_path):
+    text = """
+import sqlite3.dbapi2
+made = sqlite3.dbapi2.connect("kept.db")
+made.execute("PRAGMA journal_mode = WAL")
+made.execute("CREATE TABLE messages (content BLOB)")
+made.execute("INSERT INTO messages VALUES (?)", (b"masked" * 9999,))
+made.commit()
+made.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+made.execute("DELETE FROM messages")
+made.commit()
+made.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+print([made.execute(f"PRAGMA {name}").fetchone()[0] for name in ("secure_delete", "journal_size_limit")])
+"""
+    command = at_socket(tmp_path / "s", program(tmp_path / "program", text))
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert said.stdout == "[1, 0]\n", said.stderr
+    assert b"masked" not in (tmp_path / "kept.db").read_bytes()
+
+
 def error_of(user: int, path: Path) -> int:
     """Connect as another user; the number of the error, or 0."""
     child = os.fork()

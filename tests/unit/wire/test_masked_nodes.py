@@ -24,6 +24,7 @@ from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.node import REFUSED
 from fedtide.fleets.presence import Present
 from fedtide.fleets.real_clock import RoundClock
+from fedtide.fleets.remote import Shut
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of
@@ -125,9 +126,22 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
         assert fleet.reachable.tolist() == there
         assert fleet.arrivals(len(everybody)).tolist() == there
         assert asked(host, fleet, torch.arange(6)).total is not None
-    fleet._shut = set(everybody[1:])
+    fleet._shut = {client: Shut(2, 1) for client in everybody[1:]}
     fleet.begin(replace(fleet.moment, round=3))
     assert fleet.reachable.tolist() == everybody, "else too few were left"
+
+
+def test_a_node_that_never_opens_costs_fewer_and_fewer_rounds(tmp_path):
+    """It is named each time, and left out for twice as long: of ten rounds it costs three, and not every second one."""
+    host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node == "node-2")
+    fleet.who, lost = Present(0), []
+    for number in range(10):
+        fleet.begin(replace(fleet.moment, round=number))
+        if asked(host, fleet, fleet.reachable).total is None:
+            lost.append(number)
+            word = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+            assert word == "lost: its node did not open the sum: lost: lost"
+    assert lost == [0, 2, 5]
 
 
 def test_a_sum_that_is_not_opened_ends_within_three_deadlines(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ nor Flower. Its arguments are the socket, the address HOST:PORT that stands for 
 
 import os
 import runpy
+import sqlite3.dbapi2
 import subprocess
 import sys
 import threading
@@ -56,6 +57,19 @@ def serve(socket: str) -> None:
     subprocess.Popen.__init__ = starts  # type: ignore[assignment, method-assign]
 
 
+def wipe() -> None:
+    """Have what this process deletes from databases overwritten, as messages may have what opens a masked sum."""
+    connect = sqlite3.dbapi2.connect
+
+    def connects(*args: Any, **options: Any) -> Any:
+        made = connect(*args, **options)
+        made.execute("PRAGMA secure_delete = ON")
+        made.execute("PRAGMA journal_size_limit = 0")  # the journal is cut off once it is in the database
+        return made
+
+    sqlite3.dbapi2.connect = connects
+
+
 def _end_without(started: list[subprocess.Popen[bytes]]) -> None:
     """End once what hands out tasks is gone, which Flower starts but once: both are started again together."""
     while all(child.poll() is None for child in started):
@@ -96,6 +110,7 @@ def main() -> None:
     socket, address, *sys.argv = sys.argv[1:]
     reach(socket, address)
     serve(socket)
+    wipe()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
