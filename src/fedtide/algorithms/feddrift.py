@@ -89,11 +89,11 @@ from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.clusters import (
     check_layer,
+    errors_of,
     find_model,
     mean_losses,
     mix_models,
     predict_by_cluster,
-    predicts_right,
     receive_models,
     replace_at,
     send_models,
@@ -341,7 +341,7 @@ def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion:
     """Return the loss of each model on a client's samples (M,), float64, in evaluation mode; at most 1e6."""
     if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
-    return torch.stack([(~predicts_right(task, weights, shard)).double().mean() for weights in models])
+    return torch.stack([errors_of(task, weights, shard).mean() for weights in models])
 
 
 def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int, Shard]:

@@ -65,7 +65,7 @@ from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
-from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -110,6 +110,7 @@ def fedem(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedEM")
+    needs_likelihood(task, "algorithm", "fedem")
     refuse_equal_start(task, components)
     beside = Anchoring(anchor, task, local, server, weighting)
     plain, task = task, with_branches(task, component_layer, components, key="component_layer")

@@ -82,7 +82,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
-from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -139,6 +139,7 @@ def fedgmm(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedGMM")
+    needs_likelihood(task, "algorithm", "fedgmm")
     refuse_equal_start(task, components)
     beside = Anchoring(anchor, task, local, server, weighting)
     whole = with_branches(task, component_layer, components, key="component_layer")

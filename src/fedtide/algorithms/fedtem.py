@@ -234,7 +234,7 @@ def fedtem(
     def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
         gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
-        return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
+        return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1), task.target)
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
     made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, reveals=reveals)

@@ -224,7 +224,7 @@ def fedtkm(
 
     def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = logits_and_features(task, payload["weights"], x)
-        return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
+        return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner], task.target)
 
     def at_inference(payload: Payload) -> Payload:
         return payload if rescale else {**payload, "log_alpha": torch.zeros_like(payload["log_alpha"])}

@@ -148,7 +148,7 @@ def tshot(
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = logits_and_features(task, payload["weights"], x)
-        return predict_chosen(logits, nearest(x.flatten(1), payload["centers"]))
+        return predict_chosen(logits, nearest(x.flatten(1), payload["centers"]), task.target)
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")

@@ -43,6 +43,7 @@ from fedtide.data.transforms import Step
 from fedtide.evaluate.metrics import SHIPPED, Unit
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.target import CLASSES, Setting
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 from fedtide.multi.personal import OTHERS, names_of
@@ -66,6 +67,7 @@ class Data(Strict):
             methods that need a common view of the data; as many of each domain of the source, if it has them.
         transforms: what is done to images before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
+        target: what rows are labeled with: classes, a number, its quantiles, a count, or several labels at once.
     """
 
     source: Annotated[Source, Spelled] = DayNightCharacters()
@@ -77,6 +79,7 @@ class Data(Strict):
     public_samples: Whole = 0
     transforms: tuple[Step, ...] = ()
     seed: Whole | None = None
+    target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
 
 
 class Method(Strict):
@@ -86,7 +89,7 @@ class Method(Strict):
         name: how the report calls it.
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
-        loss: what local training minimizes.
+        loss: what local training minimizes; "cross-entropy" is the target's own loss where rows have no classes.
         init_from: a file of safetensors with the weights that the method's model begins with, by their names, or the
             folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
             draws them.

@@ -77,11 +77,13 @@ class Shard:
 
     Args:
         x: (rows, ...) features.
-        y: (rows,) labels, or (rows, steps) of sequences.
+        y: (rows,) labels, or (rows, steps) of sequences; of numbers their values (rows,), of several labels at once
+            (rows, labels).
         ids: (rows,) stable sample ids.
         time: (rows,) seconds, or None.
         mask: (rows, steps) which steps count, for sequences; else None.
         fetch_val: fetches the client's validation rows; see `val`.
+        bins: (rows,) what reads labels is given where `y` are no classes; else None.
     """
 
     x: Tensor
@@ -90,18 +92,21 @@ class Shard:
     time: Tensor | None = None
     mask: Tensor | None = None
     fetch_val: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
+    bins: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
     def pick(self, where: Tensor | slice) -> Shard:
         """Some of the rows, by mask, position or slice; the validation rows stay what they are."""
-        time, mask = (None if column is None else column[where] for column in (self.time, self.mask))
-        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val)
+        time, mask, bins = (None if column is None else column[where] for column in (self.time, self.mask, self.bins))
+        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val, bins)
 
     @property
     def labels(self) -> Tensor:
-        """The labels that count (labels,): of every row, or of the steps of the mask."""
+        """The classes that count (labels,): of every row, or of the steps of the mask; of numbers their bins."""
+        if self.bins is not None:
+            return self.bins
         return (self.y if self.mask is None else self.y[self.mask]).flatten()
 
     @cached_property
@@ -214,11 +219,12 @@ class Prediction:
     """Predictions for some rows.
 
     Args:
-        logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
+        logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes); of other targets what they tell
+            of each row (rows, width), as a number in the units of the data (`fedtide.learn.target`).
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
         others: by name, the labels (rows,) that other ways to put the same models together would predict, to be
-            reported beside; of sequences (rows, steps).
+            reported beside; of sequences (rows, steps), of other targets what they would tell.
         density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 
@@ -237,13 +243,14 @@ class Scores:
         clients: (clients,) ids.
         rows: (clients,) how many rows were judged. Of sequences these are steps: no padding, and no label that the
             source leaves out (ends, unknown words).
-        correct: (clients,) how many of them were right.
-        loss: (clients,) their summed cross-entropy.
+        correct: (clients,) how many of them were right; of numbers their skill, summed (see `credited`).
+        loss: (clients,) their summed cross-entropy, or plain loss.
         choice: (clients, K) rows predicted by each branch or model, None where there is only one.
         weights: (clients, experts) mixture or gate weights, summed over rows; None where nothing is mixed.
         others: (clients,) how many rows each other way to predict gets right, by its name.
         density: (clients,) log-densities summed over rows, that of a sequence once for each of its steps; None where
             the method has none.
+        sums: by name, what the target sums over rows beside: (clients,) or (clients, k).
         group: (clients,) number of each client's true group, in an evaluation that knows it.
         moment: when they were judged, in an evaluation.
         pooled: sums over the rows of all these clients, by their names in `fedtide.fleets.pooled`.
@@ -260,9 +267,29 @@ class Scores:
     group: Tensor | None = None
     moment: Moment | None = None
     pooled: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def credited(self) -> Scores:
+        """Scores of numbers whose `correct` is minus an error, as sums of skill; others as they are.
+
+        The skill of a row is 1 - error / mean error of a constant on all of these rows ("reference" among the sums):
+        so the skill of clients, weighted by rows, is that of all rows, and no client's is measured by a rival that
+        hardly errs.
+        """
+        if "reference" not in self.sums:
+            return self
+        unit = self.rows.sum() / self.sums["reference"].sum()
+
+        def credit(errors: Tensor) -> Tensor:
+            skill = self.rows + errors * unit
+            return skill.masked_fill(~skill.isfinite(), math.nan)
+
+        others = {name: credit(errors) for name, errors in self.others.items()}
+        return replace(self, correct=credit(self.correct), others=others)
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""

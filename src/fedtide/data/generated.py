@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtide.learn.target import CLASSES
+
 
 @dataclass(frozen=True)
 class GeneratedRows:
@@ -36,6 +38,17 @@ class GeneratedRows:
     domain = time = steps = padding = held_out = None
     domain_names = ("all",)
     unscored = ()
+    value = None
+    target = CLASSES
+
+    @property
+    def labeled(self) -> str:
+        """What rows are labeled with, in words."""
+        return f"{self.classes} classes"
+
+    def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, None]:
+        """Return what models learn of some rows, which are classes."""
+        return y, None
 
     def __len__(self) -> int:
         return self.clients * self.each

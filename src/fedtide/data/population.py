@@ -25,6 +25,7 @@ from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
+from fedtide.learn.target import Target
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +64,7 @@ class Population:
         rows = self.rows
         aside = len(self.group) - self.registered
         counts = [f"{self.registered} clients", *([f"{aside} held out"] if aside else []), f"{len(rows)} rows"]
-        return f"Population({', '.join(counts)} of shape {tuple(rows.shape)}, {rows.classes} classes)"
+        return f"Population({', '.join(counts)} of shape {tuple(rows.shape)}, {rows.labeled})"
 
     def _repr_html_(self) -> str:
         """Return who is there, what they hold and what changes, for a notebook."""
@@ -97,6 +98,11 @@ class Population:
             self.plan.check(rounds)
         if self.shift.clock == "rounds":
             self.row_transform.events(float(rounds), 0.0)  # counts the events and raises if there are too many
+
+    @property
+    def target(self) -> Target:
+        """What rows are labeled with."""
+        return self.rows.target
 
     @property
     def _view(self) -> PopulationView:
@@ -327,12 +333,15 @@ class Population:
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
     def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:
-        """Return the share of the commonest class among the rows of clients; None without rows, and of sequences."""
+        """Return the share of the commonest class among the rows of clients; None without rows, and of sequences.
+
+        Of other targets it is the headline of always saying the same (`Target.best_constant`).
+        """
         rows, owner = self.pooled(clients, moment, part)
         if self.rows.steps is not None or not len(rows):
             return None
         labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
-        return float(torch.bincount(labels).max()) / len(rows)
+        return self.target.best_constant(self.rows.targets(rows, labels)[0])
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
         """Return the names of events since the previous round or `before`: "arrival", "drift", "swap", ..."""
@@ -354,11 +363,17 @@ class Population:
         x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return apply_transforms(self.transforms, x), y
 
+    def shard_of(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> Shard:
+        """Return some rows as a model sees them at `moment`; `clients` (one, or one per row) hold them."""
+        x, labels = self.fetch(rows, clients, moment)
+        y, bins = self.rows.targets(rows, labels)
+        time = None if self.rows.time is None else self.rows.time[rows.long()]
+        return Shard(x, y, rows, time, self.rows.mask(y), bins=bins)
+
     def few(self) -> tuple[Shard, int]:
         """Return some rows as a model sees them, and the number of classes of all."""
         rows = torch.arange(min(2, len(self.rows)))
-        x, y = self.fetch(rows, 0, Moment(0, 1))
-        return Shard(x, y, rows, mask=self.rows.mask(y)), self.rows.classes
+        return replace(self.shard_of(rows, 0, Moment(0, 1)), time=None), self.rows.classes
 
     def public_features(self) -> Tensor:
         """Return x of the public rows as a model sees them, without shift, since they belong to no group."""
@@ -367,22 +382,20 @@ class Population:
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""
         rows = self.held(client, moment, part)
-        x, y = self.fetch(rows, client, moment)
-        time = None if self.rows.time is None else self.rows.time[rows.long()]
         fetch_val = None
         if part == "train" and self.has_val:
             fetch_val = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
-        return Shard(x, y, rows, time, self.rows.mask(y), fetch_val)
+        return replace(self.shard_of(rows, client, moment), fetch_val=fetch_val)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
         """Return the training rows of several clients at `moment`, fetched at once: equal to `shard` of each client."""
         rows, owner = self.pooled(clients, moment, "train")
-        x, y = self.fetch(rows, clients[owner], moment)
-        mask, sizes = self.rows.mask(y), torch.bincount(owner, minlength=len(clients)).tolist()
-        columns = (x, y, rows, None if self.rows.time is None else self.rows.time[rows.long()], mask)
-        parts = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
+        joined = self.shard_of(rows, clients[owner], moment)
+        sizes = torch.bincount(owner, minlength=len(clients)).tolist()
+        columns = (joined.x, joined.y, joined.ids, joined.time, joined.mask, joined.bins)
+        *parts, bins = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
         fetch = [partial(self.shard, client, moment, "val") if self.has_val else None for client in clients.tolist()]
-        return [Shard(*own) for own in zip(*parts, fetch, strict=True)]
+        return [Shard(*own) for own in zip(*parts, fetch, bins, strict=True)]
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:
         """Return the concatenated rows of several clients, and for each row its owner's position in `clients`."""
@@ -395,7 +408,8 @@ class Population:
         """Return the rows of several clients with their owners, as `pooled`; a mask tells which steps are scored."""
         rows, owner = self.pooled(clients, moment, part)
         x, y = self.fetch(rows, clients[owner], moment)
-        return Shard(x, y, rows, mask=self.rows.scored(y)), owner
+        y, bins = self.rows.targets(rows, y)
+        return Shard(x, y, rows, mask=self.rows.scored(y), bins=bins), owner
 
     @cached_property
     def has_val(self) -> bool:

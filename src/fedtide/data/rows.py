@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,10 @@ from torch import Tensor
 from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
+from fedtide.learn.target import CLASSES, Classes, CountTarget, Labels, NumberTarget, QuantileTarget, Setting, Target
+
+COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
+"""Columns of rows beside their features."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,8 +28,9 @@ class Rows:
         name: name of the source, for messages.
         x: (rows, ...) features; uint8 images (rows, channels, height, width) are scaled to 0..1, others stay as they
             are.
-        y: (rows,) labels 0..classes-1; (rows, steps) for sequences.
-        classes: number of classes.
+        y: (rows,) labels 0..classes-1; (rows, steps) for sequences. Of values that are no classes it is their bin, for
+            whatever reads labels.
+        classes: number of classes, or of bins.
         domain: (rows,) the data set or mode of each row; None means one.
         domain_names: names of the domains.
         client: (rows,) the natural client of a row (writer, user, station); None where the source has none.
@@ -35,6 +41,8 @@ class Rows:
         unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
         label_names: names of the classes, in order; () where labels were numbers.
         said: which column of a table is what, for people.
+        value: (rows,) numbers, or (rows, labels) of several labels at once; None where rows have classes.
+        target: what rows are labeled with.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -54,19 +62,21 @@ class Rows:
     unscored: tuple[int, ...] = ()
     label_names: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    value: Tensor | None = None
+    target: Target = CLASSES
 
     def __repr__(self) -> str:
         clients = "" if self.client is None else f", {len(self.client_names)} clients"
-        about = f"Rows({self.name}: {len(self)} rows of shape {self.shape}, {self.classes} classes{clients})"
+        about = f"Rows({self.name}: {len(self)} rows of shape {self.shape}, {self.labeled}{clients})"
         return "\n".join([about, *self.said[1:]])
 
     def __post_init__(self) -> None:
         n = len(self.x)
-        for name in ("y", "domain", "client", "time", "held_out"):
+        for name in COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise refused(f"{self.name}: rows of {name}", len(column), f"{n}, as in x")
-            if column is not None and name != "y" and column.dim() != 1:
+            if column is not None and name not in ("y", "value") and column.dim() != 1:
                 raise refused(f"{self.name}: shape of {name}", tuple(column.shape), "(rows,)")
         if n == 0:
             raise FedtideError(f"{self.name}: no rows")
@@ -77,12 +87,14 @@ class Rows:
         if self.time is not None and not torch.isfinite(self.time).all():
             row = int((~torch.isfinite(self.time)).nonzero()[0])
             raise refused(f"{self.name}: row {row}: time", float(self.time[row]), "a finite number")
+        if self.value is not None:
+            _check_values(self.name, self.value)
 
     @cached_property
     def digest(self) -> str:
         """Short hash of features and labels, to detect other rows."""
         found = hashlib.blake2b(digest_size=8)
-        for values in (self.x, self.y):
+        for values in (self.x, self.y) if self.value is None else (self.x, self.y, self.value):
             found.update(str((values.dtype, tuple(values.shape))).encode())
             flat = raw(values)
             # Very large arrays are hashed in part: enough to notice another file, not a proof.
@@ -91,6 +103,14 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def labeled(self) -> str:
+        """What rows are labeled with, in words."""
+        if self.value is None:
+            return f"{self.classes} classes"
+        kinds = {NumberTarget: "numbers", QuantileTarget: "numbers, of which quantiles", CountTarget: "counts"}
+        return kinds.get(type(self.target), f"{self.value.shape[-1]} labels at once")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,6 +130,10 @@ class Rows:
         """Return y of some rows, by position."""
         return torch.index_select(self.y, 0, rows)
 
+    def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what models learn of some rows, by position, and their bins where that is no class; `y` are theirs."""
+        return (y, None) if self.value is None else (torch.index_select(self.value, 0, rows), y)
+
     def mask(self, y: Tensor) -> Tensor | None:
         """Return the mask (rows, steps) of the steps that count; None where a row has one label."""
         if self.steps is None:
@@ -126,13 +150,50 @@ class Rows:
 
     def pick(self, where: Tensor) -> Rows:
         """Return some of the rows, by mask or by position."""
-        columns = {name: getattr(self, name) for name in ("x", "y", "domain", "client", "time", "held_out")}
+        columns = {name: getattr(self, name) for name in ("x", *COLUMNS)}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         return replace(self, **picked)
 
 
+def known_rows(rows: Rows) -> Tensor:
+    """Return positions of the rows by which values are standardized: no test rows; of times the earliest tenth."""
+    known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
+    return known if rows.time is None else known[earliest(rows.time[known])]
+
+
+def earliest(time: Tensor) -> Tensor:
+    """Return positions of the earliest tenth.
+
+    >>> earliest(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([1])
+    """
+    return time.argsort(stable=True)[: math.ceil(len(time) / 10)]
+
+
+def with_target(rows: Rows, setting: Setting) -> Rows:
+    """Return rows whose values are read as a setting says, with a bin for each.
+
+    Raises:
+        FedtideError: the values are not of that kind.
+    """
+    if isinstance(setting, Classes) or rows.value is None:
+        return rows
+    if (rows.value.dim() == 2) != isinstance(setting, Labels):
+        wanted = "(rows, labels)" if isinstance(setting, Labels) else "(rows,)"
+        raise refused(f"{rows.name}: shape of y", tuple(rows.value.shape), f"{wanted} with target '{setting.kind}'")
+    seen = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
+    target, bins = setting.fitted(rows.value, known_rows(rows), seen, rows.name)
+    return replace(rows, y=bins, classes=max(target.bins, 1), target=target)
+
+
 def check_classes(rows: Rows) -> None:
     """Raise if every row has the same label, as there is nothing to learn."""
+    if rows.value is not None:
+        if bool((rows.value == rows.value[0]).all()):
+            raise refused(
+                f"{rows.name}: labels", rows.value[0].tolist(), "two or more", "that is the label of every row"
+            )
+        return
     if rows.steps is None and bool((rows.y == rows.y[0]).all()):
         label = int(rows.y[0])
         found = rows.label_names[label] if rows.label_names else label
@@ -146,6 +207,15 @@ def _check_labels(name: str, y: Tensor, classes: int) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0, 0])
         raise refused(f"{name}: row {row}: label", int(y[wrong][0]), f"0 to {classes - 1}")
+
+
+def _check_values(name: str, value: Tensor) -> None:
+    if not value.is_floating_point() or value.dim() not in (1, 2) or not value.shape[1:].numel():
+        raise refused(f"{name}: y", f"{value.dtype} of shape {tuple(value.shape)}", "numbers (rows,) or (rows, labels)")
+    wrong = ~(value.reshape(len(value), -1).abs() <= LARGEST).all(1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise refused(f"{name}: row {row}: label", value[row].tolist(), "a finite number")
 
 
 def _check_steps(name: str, y: Tensor, padding: int | None) -> None:

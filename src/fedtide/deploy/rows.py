@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
+from fedtide.learn.target import CLASSES, Target
 
 PARTS = ("train", "val", "test")
 
@@ -69,8 +71,9 @@ def _first_row(path: Path, about: RowsAbout, label: str) -> str:
     source = about.source_at(path.absolute())
     if not isinstance(source, CSV):
         return ""
-    cells = read_cells(path, [], [source.label])
-    where = cells.where(cells.texts[source.label].index(label))
+    column = str(source.label)
+    cells = read_cells(path, [], [column])
+    where = cells.where(cells.texts[column].index(label))
     return where.removeprefix(f"{path}: ") + ": "
 
 
@@ -131,6 +134,7 @@ class FileRows:
     held: Mapping[int, Held]
     transforms: tuple[Prepare, ...] = ()
     val: bool = False
+    target: ClassVar[Target] = CLASSES
 
     @staticmethod
     def read(

@@ -411,6 +411,9 @@ def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> Ro
     source = experiment.data.source
     if rows.steps is not None:
         raise FedtideError(f"data.source: rows of {rows.name} are sequences, which nodes cannot read from files yet")
+    if rows.value is not None:
+        but = "nodes read classes alone, and what numbers are standardized by is that of all rows"
+        raise refused("data.target.kind", experiment.data.target.kind, "'classes'", but)
     if getattr(source, "scaled", False):
         but = "each node would scale by rows of its own"
         raise refused("data.source.scaled", True, "false, with features that are scaled before", but)

@@ -15,10 +15,15 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
 from fedtide.fleets.ask import Ask
+from fedtide.learn.target import Target
 
 
 class ClientRows(Protocol):
     """The rows of some clients."""
+
+    @property
+    def target(self) -> Target:
+        """What they are labeled with."""
 
     def shard(self, client: int, moment: Moment) -> Shard:
         """Return the training rows of one client; its validation rows are fetched when they are used."""

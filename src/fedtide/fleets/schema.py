@@ -68,10 +68,11 @@ def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     x = like.x[again]
     if x.is_floating_point():
         x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x.dtype)
-    y = like.y[again] if like.y.dim() > 1 else (torch.arange(rows) % classes).to(like.y.dtype)
+    labels = torch.arange(rows) % classes
+    y = like.y[again] if like.y.dim() > 1 or like.bins is not None else labels.to(like.y.dtype)
     time = None if like.time is None else like.time[again]
     mask = None if like.mask is None else like.mask[again]
-    made = Shard(x, y, torch.arange(rows), time, mask)
+    made = Shard(x, y, torch.arange(rows), time, mask, bins=None if like.bins is None else labels)
     return replace(made, fetch_val=lambda: made)
 
 

@@ -27,7 +27,7 @@ def score(clients: Clients, scoring: Scoring, payload: Payload) -> Scores:
         return score(replace(clients, algorithm=algorithm), replace(scoring, other=""), payload)
     ask = scoring.ask
     slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
-    tally = Tally(len(ask.clients), scoring.pooled)
+    tally = Tally(len(ask.clients), scoring.pooled, clients.rows.target)
     for slot in slots.unique().tolist():
         received = payload if ask.slot is None else payload[slot]
         for places in _batches(clients, scoring, (slots == slot).nonzero().flatten()):

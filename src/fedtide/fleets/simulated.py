@@ -210,10 +210,9 @@ class SimulatedFleet:
     def all_rows(self) -> Shard:
         """Training rows of all reachable clients now (see `fedtide.core.types.Simulation.all_rows`)."""
         self._refuse_on_real("all_rows", "all clients' rows are")
-        clients, held = self.reachable, self.population.rows
+        clients = self.reachable
         rows, owner = self.population.pooled(clients, self.moment, "train")
-        x, y = self.population.fetch(rows, clients[owner], self.moment)
-        return Shard(x, y, rows, None if held.time is None else held.time[rows.long()], held.mask(y))
+        return self.population.shard_of(rows, clients[owner], self.moment)
 
     def _refuse_on_real(self, name: str, what: str) -> None:
         if self.reveals is not None and name not in self.reveals:

@@ -14,7 +14,7 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
+from fedtide.core.types import Algorithm, Moment, Notes, Slotted, Sum, Weights
 from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
@@ -53,8 +53,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
     algorithm, population = host.algorithm, host.population
     check(algorithm, where, host.partial_work, host.wire)
     now = Moment(0, 1)
-    x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, now)
-    shard = Shard(x, y, torch.arange(len(x)), mask=population.rows.mask(y))
+    shard, _ = population.few()
     for work in algorithm.works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.core.types import Grouping, Prediction, Scores
 from fedtide.fleets.pooled import POOLED
-from fedtide.learn.task import row_losses
+from fedtide.learn.target import CLASSES, Target
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
@@ -54,7 +54,8 @@ def _first_rows(unit: Tensor) -> Tensor:
 class Tally:
     """Sums of a scoring for each client."""
 
-    def __init__(self, clients: int, pooled: Sequence[str] = ()) -> None:
+    def __init__(self, clients: int, pooled: Sequence[str] = (), target: Target = CLASSES) -> None:
+        self.target = target
         self.rows = torch.zeros(clients, dtype=torch.float64)
         self.correct = torch.zeros(clients, dtype=torch.float64)
         self.loss = torch.zeros(clients, dtype=torch.float64)
@@ -62,20 +63,26 @@ class Tally:
         self.weights: Tensor | None = None
         self.others: dict[str, Tensor] = {}
         self.density: Tensor | None = None
+        self.sums: dict[str, Tensor] = {}
         self.wanted = pooled
         self.pooled: dict[str, Tensor] = {}
 
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
-        logp, choice, weights = prediction.logp, prediction.choice, prediction.weights
-        right = ((logp.argmax(-1) == y) & ~logp.isnan().any(-1)).double()  # of NaN, argmax is one of them
+        logp, choice, weights, target = prediction.logp, prediction.choice, prediction.weights, self.target
+        right = target.right(target.says(logp), y)
+        if target == CLASSES:
+            right = right.masked_fill(logp.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
         self.rows.index_add_(0, owner, rows)
         self.correct.index_add_(0, owner, _per_row(right, scored))
-        self.loss.index_add_(0, owner, _per_row(row_losses(logp, y).double(), scored))
+        self.loss.index_add_(0, owner, _per_row(target.losses(logp, y).double(), scored))
         for name, other in prediction.others.items():
-            correct = _per_row((other == y).double(), scored)
+            correct = _per_row(target.right(other, y), scored)
             self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
+        for name, summed in target.sums(logp, y).items():
+            known = self.sums.setdefault(name, summed.new_zeros(len(self.rows), *summed.shape[1:]))
+            known.index_add_(0, owner, summed)
         for name in self.wanted:
             counted = POOLED[name](*_flat(logp, y, scored))
             self.pooled[name] = self.pooled[name] + counted if name in self.pooled else counted
@@ -93,7 +100,7 @@ class Tally:
         """Return the scores of the clients."""
         return Scores(
             clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density,
-            pooled=self.pooled,
+            pooled=self.pooled, sums=self.sums,
         )  # fmt: skip
 
 
@@ -125,16 +132,20 @@ def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor 
 
 def _filled(columns: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor:
     """Concatenate the columns of several blocks, with zeros for a block in which no client had rows."""
+    inner = next((tuple(column.shape[1:]) for column in columns if column is not None), ())
     zeros = partial(torch.zeros, dtype=torch.float64)
-    return torch.cat([zeros(n) if column is None else column for column, n in zip(columns, clients, strict=True)])
+    return torch.cat(
+        [zeros(n, *inner) if column is None else column for column, n in zip(columns, clients, strict=True)]
+    )
 
 
 def concat_scores(blocks: Iterable[Scores]) -> Scores:
-    """Concatenate the scores of several blocks."""
+    """Concatenate the scores of several blocks of one evaluation."""
     none = torch.empty(0, dtype=torch.float64)
     parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
     clients = [len(part) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part.others)
+    summed = dict.fromkeys(name for part in parts for name in part.sums)
     density = [part.density for part in parts]
     pooled = dict.fromkeys(name for part in parts for name in part.pooled)
     return Scores(
@@ -147,4 +158,5 @@ def concat_scores(blocks: Iterable[Scores]) -> Scores:
         {name: _filled([part.others.get(name) for part in parts], clients) for name in names},
         None if all(column is None for column in density) else _filled(density, clients),
         pooled={name: torch.stack([p.pooled[name] for p in parts if name in p.pooled]).sum(0) for name in pooled},
-    )
+        sums={name: _filled([part.sums.get(name) for part in parts], clients) for name in summed},
+    ).credited

@@ -5,7 +5,8 @@ fractions), and a tuple of tensors with an entry for each sample (posteriors, ma
 columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
 `each(outputs, y, shared)`, for methods that weight samples; one that supports label smoothing has
 `smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches. Decisions (best
-model, posteriors, utilities) use plain cross-entropy, whatever the training loss.
+model, posteriors, utilities) use plain cross-entropy, whatever the training loss; those of numbers are in
+`fedtide.learn.target`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def mask_of(shard: Shard) -> Columns:
 
 
 def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return outputs (labels, classes) and labels (labels,) of a batch, restricted to the mask if there is one."""
+    """Return outputs (labels, classes) and labels (labels,) of a batch, restricted to the mask if there is one.
+
+    Values that are no classes stay as they are.
+    """
+    if y.is_floating_point():
+        return outputs, y
     if not columns:
         return outputs.flatten(0, -2), y.flatten()
     (mask,) = columns

@@ -17,7 +17,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Fleet, Memory, Moment, Payload, Reply, S, Shard, Slot, Work
 from fedtide.learn.local import LocalTrainer, training_cost
-from fedtide.learn.task import Task, classes_of, label_shares, row_losses
+from fedtide.learn.target import Target
+from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.training import Training, training_loss
 
 P = TypeVar("P", bound=Any)
@@ -63,7 +64,7 @@ def with_cohort(
     if "labels" in asks:
         works["labels"] = label_question(classes_of(task))
     if "loss" in asks:
-        works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None))
+        works["loss"] = loss_question(algorithm if adapt else replace(algorithm, adapt=None), task.target)
     if "utility" in cohort.reveals:
         works["train"] = replace(train, utility=True) if isinstance(train, Training) else with_utility(train, local)
     looked = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
@@ -137,8 +138,8 @@ def label_question(classes: int) -> Work:
     return labels
 
 
-def loss_question(algorithm: Algorithm) -> Work:
-    """Build the question "loss": mean cross-entropy of the algorithm's predictions on a client's training samples."""
+def loss_question(algorithm: Algorithm, target: Target) -> Work:
+    """Build the question "loss": mean plain loss of the algorithm's predictions on a client's training samples."""
 
     def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
@@ -146,7 +147,7 @@ def loss_question(algorithm: Algorithm) -> Work:
         made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
         kept = memory if made is None or made.memory is None else made.memory
         owner = torch.zeros(len(shard), dtype=torch.int64)
-        losses = row_losses(algorithm.predict(payload, [kept], shard.x, owner).logp, shard.y).double()
+        losses = target.losses(algorithm.predict(payload, [kept], shard.x, owner).logp, shard.y).double()
         losses = losses if shard.mask is None else losses[shard.mask]
         return Answer({}, {"loss": losses.mean().reshape(1)})
 

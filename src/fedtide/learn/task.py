@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.errors import refused
@@ -17,6 +16,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
+from fedtide.learn.target import CLASSES, Target
 
 ROWS = 2048
 """Samples evaluated in one pass; for sequences, steps."""
@@ -92,8 +92,8 @@ class Task:
     """A model and its training objective.
 
     Args:
-        build: returns a fresh module with logits (samples, classes), for sequences (samples, steps, classes); any
-            `nn.Module` class or function.
+        build: returns a fresh module with logits (samples, classes), for sequences (samples, steps, classes), of other
+            targets with their outputs (samples, width); any `nn.Module` class or function.
         loss: the loss that local training minimizes: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels)
             such as `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: number type of parameters and activations.
@@ -106,6 +106,8 @@ class Task:
             that they were built with.
         bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and outputs stay
             in `dtype`, which must be float32.
+        target: what rows are labeled with, and how outputs are read. Of other targets than classes the default loss is
+            their own.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -122,6 +124,7 @@ class Task:
     begin: Weights | None = field(default=None, compare=False)
     init_layers: Callable[[nn.Module], None] | None = None
     bfloat: bool = False
+    target: Target = CLASSES
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
@@ -131,7 +134,13 @@ class Task:
             raise refused("Task.build", type(self.build).__name__, allowed)
         if self.bfloat and self.dtype != torch.float32:
             raise refused("Task.dtype", self.dtype, "torch.float32, with bfloat")
-        object.__setattr__(self, "loss", as_loss(self.loss))
+        loss = as_loss(self.loss)
+        if self.target != CLASSES and getattr(loss, "kind", None) is not None:
+            if not isinstance(loss, CrossEntropy):
+                allowed = "'cross-entropy', which is then the loss of data.target, or your own"
+                raise refused("loss", loss.kind, allowed, "rows have no classes")
+            loss = self.target.loss
+        object.__setattr__(self, "loss", loss)
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -200,10 +209,15 @@ class Task:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
         return concat_passes(self.outputs(weights, x), len(x))
 
+    def told(self, weights: Weights, x: Tensor, *, double: bool = False) -> Tensor:
+        """Return what the model says of samples: log-probabilities in the shape of the logits (`Target.told`)."""
+        logits = self.logits(weights, x)
+        return self.target.told(logits.double() if double else logits)
+
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
-        """Return the plain cross-entropy of each sample (samples,), in evaluation mode; for sequences the mean."""
-        logp = F.log_softmax(self.logits(weights, shard.x), -1)
-        return row_losses(logp, shard.y, shard.mask) if len(shard) else logp.new_empty(0)
+        """Return the plain loss of each sample (samples,), in evaluation mode; for sequences the mean."""
+        told = self.told(weights, shard.x)
+        return self.target.losses(told, shard.y, shard.mask) if len(shard) else told.new_empty(0)
 
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
@@ -251,7 +265,7 @@ class Task:
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""
         del memories, owner
-        return Prediction(F.log_softmax(self.logits(payload, x), dim=-1))
+        return Prediction(self.told(payload, x))
 
 
 def parts(rows: int, steps: int = 1) -> Iterator[slice]:
@@ -295,21 +309,11 @@ def example_of(task: Task, purpose: str) -> Tensor:
 
 
 def classes_of(task: Task) -> int:
-    """Return the number of classes of a task."""
+    """Return the number of classes of a task, or of the bins of its numbers."""
+    if task.target.bins:
+        return task.target.bins
     made = next(iter(task.outputs(task.scratch.weights, example_of(task, "labels"))))
     return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # branch networks also return features
-
-
-def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the cross-entropy of each label from log-probabilities, in the shape of `y`.
-
-    With `mask`, return that of each sequence (samples,): the mean over the steps that count.
-    """
-    losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    if mask is None:
-        return losses
-    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
-    return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:

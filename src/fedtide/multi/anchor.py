@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -24,7 +23,8 @@ from fedtide.core.trees import detached
 from fedtide.core.types import Algorithm, Holdings, Memory, Moment, Prediction, Shard, Sum, Weighted, Weights
 from fedtide.learn.local import LocalTrainer, LocalUpdate, Term, local_update
 from fedtide.learn.server import Server
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.target import CLASSES, Target
+from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
 WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -135,7 +135,8 @@ class Anchoring:
         val = shard.val
         if val is not None and len(val):
             own = predict(payload, [memory], val.x, torch.zeros(len(val), dtype=torch.int64)).logp
-            total["likelihoods"] = likelihoods_of(own, log_probabilities(self.task, weights, val.x), val)
+            anchor = self.task.told(weights, val.x, double=True)
+            total["likelihoods"] = likelihoods_of(own, anchor, val, self.task.target)
         return total
 
     def step(self, state: S, total: dict[str, Any]) -> tuple[S, dict[str, Any]]:
@@ -165,14 +166,14 @@ class Anchoring:
 
         def mixing(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
             found, share = predict(payload, memories, x, owner), payload["anchor"]["share"]
-            other = log_probabilities(self.task, payload["anchor"]["weights"], x)
+            other, says = self.task.told(payload["anchor"]["weights"], x, double=True), self.task.target.says
             choice, weights = found.choice, found.weights
             if weights is not None:
                 last = torch.full((len(x), 1), share, dtype=torch.float64)
                 weights = torch.cat([weights * (1 - share), last], 1)
                 choice = weights.argmax(1)
-            labels = {**found.others, "components": found.logp.argmax(-1), "anchor": other.argmax(-1)}
-            logp = mix(found.logp.double(), other, share)
+            labels = {**found.others, "components": says(found.logp), "anchor": says(other)}
+            logp = mix(found.logp.double(), other, share, self.task.target)
             return replace(found, logp=logp, choice=choice, weights=weights, others=labels)
 
         return mixing if self.on else predict
@@ -187,13 +188,8 @@ class Anchoring:
         return lambda rows: (own or once)(rows) + self.on * once(rows)
 
 
-def log_probabilities(task: Task, weights: Weights, x: Tensor) -> Tensor:
-    """Return the log-probabilities (rows, ..., classes) of a model, in float64."""
-    return F.log_softmax(task.logits(weights, x).double(), -1)
-
-
-def mix(logp: Tensor, anchor: Tensor, share: float) -> Tensor:
-    """Return log((1 - share) p + share p_anchor); at share 0 or 1 one of the two, unchanged.
+def mix(logp: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) -> Tensor:
+    """Return log((1 - share) p + share p_anchor), or what a target makes of both; at share 0 or 1 one, unchanged.
 
     >>> mix(torch.tensor([0.2]).log(), torch.tensor([0.6]).log(), 0.5).exp()
     tensor([0.4000])
@@ -201,19 +197,26 @@ def mix(logp: Tensor, anchor: Tensor, share: float) -> Tensor:
     if share in (0.0, 1.0):
         return anchor if share else logp
     parts = torch.stack([logp, anchor])
-    return (parts + torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * logp.dim())).logsumexp(0)
+    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * logp.dim()))
 
 
-def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard) -> Weighted:
+def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
     """Return the mean log-likelihood (11,) of a client's validation labels at each of `WEIGHTS`.
+
+    Of other targets it is minus the plain loss of what the mixture tells.
 
     Args:
         logp: log-probabilities of the mixture without the anchor (rows, ..., classes).
         anchor: those of the anchor.
         val: the samples.
+        target: what rows are labeled with.
     """
-    told = [-row_losses(each, val.y).double() for each in (logp, anchor)]
-    ours, theirs = (each if val.mask is None else each[val.mask] for each in told)
-    found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
+    if target != CLASSES:
+        blends = (mix(logp.double(), anchor, share, target) for share in WEIGHTS.tolist())
+        found = torch.stack([-target.losses(blend, val.y).double() for blend in blends])
+    else:
+        told = [-target.losses(each, val.y).double() for each in (logp, anchor)]
+        ours, theirs = (each if val.mask is None else each[val.mask] for each in told)
+        found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
     rows = found.shape[1]
     return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)

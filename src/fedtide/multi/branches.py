@@ -23,7 +23,8 @@ from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
 from fedtide.learn.server import S, Server
-from fedtide.learn.task import Task, concat_passes, example_of, parts, row_losses
+from fedtide.learn.target import CLASSES, Target
+from fedtide.learn.task import Task, concat_passes, example_of, parts
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import join_models
 from fedtide.parts.weighting import Weighting, client_weight
@@ -150,7 +151,8 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
     for logits, _ in task.outputs(weights, shard.x):
         rows = slice(done, done + logits.shape[1])
         mask = None if shard.mask is None else shard.mask[rows]
-        losses.append(branch_losses(logits, Shard(shard.x[rows], shard.y[rows], shard.ids[rows], mask=mask)))
+        some = Shard(shard.x[rows], shard.y[rows], shard.ids[rows], mask=mask)
+        losses.append(branch_losses(logits, some, task.target))
         done = rows.stop
     return torch.cat(losses, 1)
 
@@ -159,6 +161,8 @@ def blend_branches(
     task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels predicted under other shares.
+
+    Of other targets return what a mixture tells of them (`Target.mixed`).
 
     Computed pass by pass, so that no other array is as large as the predictions.
 
@@ -178,12 +182,12 @@ def blend_branches(
             made = torch.empty(logits.shape[1:], dtype=torch.float64)
             # float64 copies of all branches, twice: parts are smaller by that factor.
             for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
-                logp = F.log_softmax(logits[:, rows].double(), -1)
+                told = task.target.told(logits[:, rows].double())
                 for name, shares in ways.items():
                     share = shares[done : done + len(made)][rows].clamp(min=1e-12).log().T
-                    found = torch.logsumexp(logp + share.reshape(*share.shape, *[1] * (made.dim() - 1)), 0)
+                    found = task.target.mixed(told, share.reshape(*share.shape, *[1] * (made.dim() - 1)))
                     if name:
-                        labels[name].append(found.argmax(-1))
+                        labels[name].append(task.target.says(found))
                     else:
                         made[rows] = found
             done += len(made)
@@ -192,9 +196,9 @@ def blend_branches(
     return concat_passes(mixed(), len(x)), {name: torch.cat(found) for name, found in labels.items()}
 
 
-def branch_losses(logits: Tensor, shard: Shard) -> Tensor:
-    """Return the plain cross-entropy (K, rows) of each branch, given logits (K, rows, ..., classes)."""
-    return torch.stack([row_losses(F.log_softmax(z, -1), shard.y, shard.mask) for z in logits])
+def branch_losses(logits: Tensor, shard: Shard, target: Target = CLASSES) -> Tensor:
+    """Return the plain loss (K, rows) of each branch, given logits (K, rows, ..., classes)."""
+    return torch.stack([target.losses(target.told(z), shard.y, shard.mask) for z in logits])
 
 
 def certainty(logits: Tensor) -> Tensor:
@@ -234,11 +238,11 @@ def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
     return total / torch.bincount(owner, minlength=owners).clamp(min=1)[:, None]
 
 
-def predict_chosen(logits: Tensor, choice: Tensor) -> Prediction:
+def predict_chosen(logits: Tensor, choice: Tensor, target: Target = CLASSES) -> Prediction:
     """Predict each row by its chosen branch (rows,)."""
     logp, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
-        logp[rows] = F.log_softmax(logits[choice[rows], place[rows]], -1)
+        logp[rows] = target.told(logits[choice[rows], place[rows]])
     return Prediction(logp, choice)
 
 
@@ -317,7 +321,14 @@ def step_branches(
 
 
 def predict_by_certainty(task: Task, choose_per: ChoosePer) -> Any:
-    """Build the `predict` of methods that choose a branch by the certainty of its predictions."""
+    """Build the `predict` of methods that choose a branch by the certainty of its predictions.
+
+    Raises:
+        FedtideError: rows have no classes, of which a branch could be certain.
+    """
+    if task.target != CLASSES:
+        but = "it answers by the branch that is more certain of a class"
+        raise refused("algorithm", "one that chooses by certainty", "another one where rows have no classes", but)
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = logits_and_features(task, payload, x)

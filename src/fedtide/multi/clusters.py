@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Cohort
@@ -38,7 +37,8 @@ from fedtide.core.types import (
 from fedtide.core.weights import renamed, united, zeros_like
 from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.pooling import pool_updates
 
@@ -219,16 +219,21 @@ def accuracy_question(task: Task) -> Work:
         rows = shard.val if len(shard) else None
         if rows is None or not len(rows.labels):
             return None
-        right = predicts_right(task, payload, rows)
-        return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
+        right = 1 - errors_of(task, payload, rows)
+        return Answer({"right": Weighted(float(right.mean()), right.numel())})
 
     return val
 
 
-def predicts_right(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """Return the mask of labels that a model predicts (labels,), among those that count; in evaluation mode."""
-    right = task.logits(weights, task.inputs(shard.x)).argmax(-1) == shard.y
-    return right if shard.mask is None else right[shard.mask]
+def errors_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """Return 1 for each label that counts and that a model does not predict, else 0 (labels,), float64.
+
+    Of other targets return the plain losses of the rows, which of numbers is about 1 for a model that says the mean.
+    """
+    if task.target != CLASSES:
+        return task.losses(weights, shard).double()
+    wrong = (task.logits(weights, task.inputs(shard.x)).argmax(-1) != shard.y).double()
+    return wrong if shard.mask is None else wrong[shard.mask]
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
@@ -260,8 +265,7 @@ def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
     """
     x, found = task.inputs(shard.x), []
     for weights in models:
-        logp = F.log_softmax(task.logits(weights, x).double(), -1)
-        found.append(row_losses(logp, shard.y, shard.mask).mean())
+        found.append(task.target.losses(task.told(weights, x, double=True), shard.y, shard.mask).mean())
     losses = torch.stack(found)
     return torch.where(losses.isfinite(), losses, torch.inf)
 
@@ -572,7 +576,7 @@ def predict_by_cluster(task: Task) -> Any:
         logp: Tensor | None = None
         for k in own.unique().tolist():
             rows = own == k
-            made = F.log_softmax(task.logits(payload["models"][k], x[rows]), -1)
+            made = task.told(payload["models"][k], x[rows])
             logp = made.new_empty(len(x), *made.shape[1:]) if logp is None else logp
             logp[rows] = made
         assert logp is not None

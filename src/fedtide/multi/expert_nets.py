@@ -14,6 +14,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.bfloat import to_float32
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
 from fedtide.multi.early_stopping import train_early_stopping
@@ -55,8 +56,9 @@ class Networks:
         shape = tuple(example.shape[1:])
         outputs = task.logits(task.init(Rng(0)), example).shape[-1] if classes is None else classes
         made = Task(
-            lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, example, bfloat=task.bfloat
-        )
+            lambda: model.build(shape, outputs), task.loss if classes is None else CrossEntropy(), task.dtype,
+            task.channels_last, example, bfloat=task.bfloat, target=task.target if classes is None else CLASSES,
+        )  # fmt: skip
         with within("personal"):  # a network refuses rows as the federation's model
             try:
                 made.logits(made.init(Rng(0)), example)

@@ -16,17 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.config_types import Flag, OpenFraction, Spelled, ingredient
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.core.weights import renamed, united
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Columns
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.target import CLASSES
+from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.images import MLP
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
+from fedtide.multi.mixture_loss import needs_likelihood
 
 GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-3)
 
@@ -59,6 +62,9 @@ class Mixture:
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the gate, the local expert and, with `tune`, the merged network, once."""
+        needs_likelihood(nets.task, "personal", self.kind)
+        if self.tune and nets.task.target != CLASSES:
+            raise refused("personal.tune", True, "false where rows have no classes")
         nets.check(self.gate, self.gating, "personal.gating", models + 1)
         nets.check(self.model, self.solver, "personal.solver")
         if self.tune:
@@ -99,9 +105,9 @@ class Mixture:
         else:
             gate_weights, own = kept["gate"], kept["own"]
         log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
-        logits = [nets.of(self.model).logits(own, x), *(nets.task.logits(each, x) for each in models)]
-        logp = torch.stack([F.log_softmax(each.double(), -1) for each in logits], 1)
-        mixed = torch.logsumexp(log_gate[:, :, None] + logp, 1)
+        told = [nets.of(self.model).told(own, x, double=True)]
+        told += [nets.task.told(each, x, double=True) for each in models]
+        mixed = nets.task.target.mixed(torch.stack(told, 1), log_gate[:, :, None], 1)
         return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
 
 
@@ -145,4 +151,4 @@ def split_networks(weights: Weights, parts: int) -> list[Weights]:
 
 def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
     """Return log p(y | x) (rows,) of one model, in float64."""
-    return -row_losses(F.log_softmax(task.logits(weights, x).double(), -1), y)
+    return -task.target.losses(task.told(weights, x, double=True), y)

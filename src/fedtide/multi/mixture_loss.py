@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtide.core.errors import refused
 from fedtide.core.types import Shard, Weighted
 from fedtide.learn.loss import Columns, CrossEntropy, mask_of
+from fedtide.learn.task import Task
 
 LEAST = 1e-12
 """Smallest share of a component, so that a vanished one can come back."""
@@ -21,6 +22,13 @@ def weighs_rows(loss: Any, method: str) -> None:
     if not hasattr(loss, "each"):
         allowed = f"CrossEntropy, WSM, or one with `each`, as {method} weights samples"
         raise refused("loss", type(loss).__name__, allowed)
+
+
+def needs_likelihood(task: Task, key: str, found: str) -> None:
+    """Refuse a target whose losses are no likelihoods, for what weighs models by posteriors."""
+    if not task.target.likelihood:
+        allowed = "one that needs no likelihood; or data.target = { kind = 'number', loss = 'gaussian' }, or counts"
+        raise refused(key, found, allowed)
 
 
 def mixture_notes(posteriors: Tensor, joints: Tensor) -> dict[str, Weighted]:

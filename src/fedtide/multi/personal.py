@@ -20,9 +20,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Spelled, changed, ingredient
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, decision_rows, mean_losses
@@ -73,8 +75,7 @@ class Choice(Personalization):
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the chosen model."""
         k = int(kept["model"])
-        logp = F.log_softmax(nets.task.logits(models[k], x), -1)
-        return Prediction(logp, torch.full((len(x),), k))
+        return Prediction(nets.task.told(models[k], x), torch.full((len(x),), k))
 
 
 @ingredient
@@ -107,8 +108,7 @@ class FineTuned(Personalization):
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the client's fine-tuned copy."""
-        logp = F.log_softmax(nets.task.logits(kept["own"], x), -1)
-        return Prediction(logp, torch.full((len(x),), int(kept["model"])))
+        return Prediction(nets.task.told(kept["own"], x), torch.full((len(x),), int(kept["model"])))
 
 
 @ingredient
@@ -143,7 +143,7 @@ class Alone(OwnModel):
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the client's model."""
-        return Prediction(F.log_softmax(nets.of(self.model).logits(kept["own"], x), -1))
+        return Prediction(nets.of(self.model).told(kept["own"], x))
 
 
 @ingredient
@@ -157,13 +157,19 @@ class Ensemble(OwnModel):
     of: Literal["probabilities", "logits"] = "probabilities"
     kind: Literal["ensemble"] = "ensemble"
 
+    def check(self, nets: Networks, models: int) -> None:
+        """Build the client's network once; logits are summed of classes alone."""
+        if self.of == "logits" and nets.task.target != CLASSES:
+            raise refused("personal.of", self.of, "'probabilities' where rows have no classes")
+        nets.check(self.model, self.solver, "personal.solver")
+
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the ensemble."""
         logits = [nets.of(self.model).logits(kept["own"], x), *(nets.task.logits(each, x) for each in models)]
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
-        logp = torch.stack([F.log_softmax(each.double(), -1) for each in logits])
-        return Prediction(torch.logsumexp(logp, 0) - torch.log(torch.tensor(float(len(logits)), dtype=torch.float64)))
+        target = nets.task.target
+        return Prediction(target.mixed(torch.stack([target.told(each.double()) for each in logits])))
 
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]

@@ -18,12 +18,12 @@ from fedtide.core.config_types import NonNegative, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.multi.anchor import log_probabilities
 from fedtide.multi.clusters import decision_rows, mean_losses
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
+from fedtide.multi.mixture_loss import needs_likelihood
 
 STEPS = 200
 """EM steps at most."""
@@ -59,6 +59,7 @@ class Stacking:
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the local expert's network once, and check that both solvers fit."""
+        needs_likelihood(nets.task, "personal", self.kind)
         nets.check(self.model, self.solver, "personal.solver")
         nets.check(None, self.tuning, "personal.tuning")
 
@@ -76,7 +77,7 @@ class Stacking:
             nets.task, self.tuning, nets.task.loss, models[int(best)], shard, rows, moment, rng
         )
         experts = self._experts(nets, models, [own, tuned])
-        each = torch.stack([-row_losses(log_probabilities(*expert, rows.x), rows.y) for expert in experts], -1)
+        each = torch.stack([-own_losses(*expert, rows) for expert in experts], -1)
         each = each.flatten(0, -2) if rows.mask is None else each[rows.mask]
         usable = each.isfinite().all(0)
         if not usable.any():
@@ -88,14 +89,11 @@ class Stacking:
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predict by the mixture; of the reported weights the first is that of the client's two models together."""
         weights, experts = kept["weights"], self._experts(nets, models, kept["private"])
-        mixed = torch.logsumexp(
-            torch.stack([
-                log_probabilities(*expert, x) + weight.log()
-                for expert, weight in zip(experts, weights, strict=True)
-                if weight  # one without weight may say NaN
-            ]),
-            0,
-        )  # fmt: skip
+        # One without weight may say NaN.
+        heard = [(*expert, weight) for expert, weight in zip(experts, weights, strict=True) if weight]
+        told = torch.stack([task.told(model, x, double=True) for task, model, _ in heard])
+        each = torch.stack([weight for *_, weight in heard]).log()
+        mixed = nets.task.target.mixed(told, each.reshape(-1, *[1] * (told.dim() - 1)))
         shares = torch.cat([weights[len(models) :].sum().reshape(1), weights[: len(models)]])
         return Prediction(mixed, shares.argmax().expand(len(x)), shares.expand(len(x), -1))
 
@@ -104,6 +102,11 @@ class Stacking:
     ) -> list[tuple[Task, Weights]]:
         """Return the received models, and the client's local and fine-tuned ones if it has them."""
         return [*((nets.task, each) for each in models), *zip((nets.of(self.model), nets.task), private, strict=False)]
+
+
+def own_losses(task: Task, weights: Weights, rows: Shard) -> Tensor:
+    """Return -log p(y | x) of each label (rows, ...), in float64."""
+    return task.target.losses(task.told(weights, rows.x, double=True), rows.y)
 
 
 def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:

@@ -28,7 +28,7 @@ from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows, check_classes
+from fedtide.data.rows import Rows, check_classes, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
@@ -38,6 +38,7 @@ from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
@@ -61,7 +62,11 @@ def _experiment(text: str) -> Experiment:
 def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
     """Load the samples that a source, as JSON, and a seed name; a process keeps the last ones."""
     parsed = Data.model_validate(json.loads(data))
-    rows = parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
+    directory = Path(parsed.directory) if parsed.directory else None
+    if isinstance(parsed.target, Classes):
+        rows = parsed.source.load(directory, seed)
+    else:
+        rows = with_target(parsed.source.load_values(directory, seed), parsed.target)
     if isinstance(rows, Rows):
         check_classes(rows)
     return rows
@@ -69,7 +74,7 @@ def load_rows(data: str, seed: int) -> Rows | GeneratedRows:
 
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
-    data = experiment.data.model_dump(mode="json", include={"source", "directory"})
+    data = experiment.data.model_dump(mode="json", include={"source", "directory", "target"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
     return load_rows(json.dumps(data, sort_keys=True), own if experiment.data.source.drawn else 0)
 
@@ -90,7 +95,8 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
 def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, public: Tensor | None = None) -> Task:
     """Build a method's task: model and loss; `public` are features that all clients may see."""
     prepare = experiment.data.transforms
-    make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
+    shape, width = shape_after(prepare, rows.name, rows.shape), rows.target.width or rows.classes
+    make = partial(experiment.model.build, shape, width)
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"
@@ -101,7 +107,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
     init: Any = getattr(experiment.model, "init", "torch")
-    task = Task(make, loss, dtype, last, example, public, init_layers=partial(initialize, init=init), bfloat=bfloat)
+    task = Task(
+        make, loss, dtype, last, example, public, init_layers=partial(initialize, init=init), bfloat=bfloat,
+        target=rows.target,
+    )  # fmt: skip
     if method.init_from is None:
         return task
     path = Path(place_of_weights(method, experiment.data))

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.population import features
-from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import known_rows, standardize
+from fedtide.data.rows import Rows, known_rows
+from fedtide.data.sources.arrays import standardize
 from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.table import CSV

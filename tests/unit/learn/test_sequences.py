@@ -27,7 +27,8 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, label_count
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.target import row_losses
+from fedtide.learn.task import Task
 from fedtide.models.text import LSTM
 from fedtide.multi.branches import (
     blend_branches,

@@ -16,7 +16,8 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Constant, Cosine, Exponential, Steps
-from fedtide.learn.task import ROWS, Task, row_losses
+from fedtide.learn.target import row_losses
+from fedtide.learn.task import ROWS, Task
 
 
 def normed() -> nn.Module:

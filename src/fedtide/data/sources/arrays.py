@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from fedtide.core import user_code
 from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, known_rows
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.data.sources.when import seconds_of
 
@@ -46,6 +45,13 @@ class NPZ(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the file; raise for pickled objects in it."""
+        return self._read(directory)
+
+    def load_values(self, directory: Path | None, seed: int) -> Rows:
+        """Read the file, with `y` that are no classes."""
+        return self._read(directory, measured=True)
+
+    def _read(self, directory: Path | None, *, measured: bool = False) -> Rows:
         path = find(self.path, directory)
         called = {column: self.names.get(column, column) for column in COLUMNS}
         what = "an npz file without pickled objects"
@@ -57,7 +63,7 @@ class NPZ(Loading):
         for column in needed:
             if column not in found:
                 raise FedtideError(f"{path}: no array '{called[column]}'; {nearest(called[column], listed)}")
-        return from_arrays(path.name, **found, scaled=self.scaled)
+        return from_arrays(path.name, **found, scaled=self.scaled, measured=measured)
 
 
 @ingredient
@@ -69,8 +75,17 @@ class Python(user_code.Python, Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Call the function."""
+        return self._called()
+
+    def load_values(self, directory: Path | None, seed: int) -> Rows:
+        """Call the function, whose `y` are no classes."""
+        return self._called(measured=True)
+
+    def _called(self, *, measured: bool = False) -> Rows:
         made = user_code.call(self.find("data.source"), "data.source.options", **self.options)
         if isinstance(made, Rows):
+            if measured and made.value is None:
+                raise refused(self.name, "Rows without `value`", "Rows with `value`, as data.target is not 'classes'")
             return made
         if isinstance(made, Mapping):
             for key in made:
@@ -78,9 +93,9 @@ class Python(user_code.Python, Loading):
                     raise unknown(self.name, str(key), COLUMNS)
             if not {"x", "y"} <= made.keys():
                 raise refused(self.name, ", ".join(made), "x, y, and others of " + ", ".join(COLUMNS))
-            return from_arrays(self.name, **made)
+            return from_arrays(self.name, **made, measured=measured)
         if isinstance(made, tuple) and len(made) == 2:
-            return from_arrays(self.name, *made)
+            return from_arrays(self.name, *made, measured=measured)
         raise refused(self.name, made, "a function that returns Rows, a mapping, or a pair (x, y)")
 
 
@@ -94,6 +109,7 @@ def from_arrays(
     held_out: Any = None,
     *,
     scaled: bool = False,
+    measured: bool = False,
 ) -> Rows:
     """Build rows from arrays or tensors.
 
@@ -107,6 +123,7 @@ def from_arrays(
         held_out: (rows,) true for rows of the test set.
         scaled: standardize each feature over the rows that are not of the test set; with `time` over the earliest tenth
             of these.
+        measured: `y` are numbers (rows,), or several labels at once (rows, labels), and no classes.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
@@ -116,7 +133,8 @@ def from_arrays(
         features = features.unsqueeze(1)
     elif features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
-    labels, label_names = _labels(name, y)
+    value = _values(name, y) if measured else None
+    labels, label_names = _labels(name, y) if value is None else (torch.zeros(len(value), dtype=torch.int64), ())
     clients = None if client is None else encode(name, "client", client)
     domains = None if domain is None else encode(name, "domain", domain)
     rows = Rows(
@@ -131,6 +149,7 @@ def from_arrays(
         time=None if time is None else _times(name, time),
         held_out=None if held_out is None else _mask(name, held_out),
         label_names=label_names,
+        value=value,
     )
     return _scaled(rows) if scaled else rows
 
@@ -141,21 +160,6 @@ def _scaled(rows: Rows) -> Rows:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
     x = standardize(rows.x.numpy(), rows.x[known_rows(rows)].numpy().astype(np.float64))
     return replace(rows, x=torch.from_numpy(x).to(rows.x.dtype))
-
-
-def known_rows(rows: Rows) -> Tensor:
-    """Return positions of the rows by which features are standardized."""
-    known = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    return known if rows.time is None else known[earliest(rows.time[known])]
-
-
-def earliest(time: Tensor) -> Tensor:
-    """Return positions of the earliest tenth.
-
-    >>> earliest(torch.tensor([3.0, 1.0, 2.0]))
-    tensor([1])
-    """
-    return time.argsort(stable=True)[: math.ceil(len(time) / 10)]
 
 
 def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -173,6 +177,11 @@ def center_and_spread(known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return known.mean(0), np.where(np.ptp(known, 0) > 0, known.std(0), 1.0)
 
 
+def _values(name: str, y: Any) -> Tensor:
+    values = _tensor(name, "y", y)
+    return values if values.dtype == torch.float64 else values.to(torch.float32)
+
+
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     values = _array(name, "y", y)
     if values.ndim != 1:
@@ -183,7 +192,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
             raise refused(f"{name}: row {row}: label", values[row], "names, or whole numbers from 0")
         with reading(f"{name}: label", "names"):
             return encode(name, "label", values.astype(str))
-    return torch.from_numpy(whole_numbers(name, values, ", or names (np.digitize makes classes of measures)")), ()
+    return torch.from_numpy(whole_numbers(name, values, ", or names (target = 'number' takes measures)")), ()
 
 
 def whole_numbers(name: str, labels: np.ndarray, hint: str = "") -> np.ndarray:

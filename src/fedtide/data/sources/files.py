@@ -46,6 +46,13 @@ class Loading(Protocol):
     def load(self, directory: Path | None, seed: int) -> Any:
         """Read or draw the rows; `directory` is the data directory, in which files are searched first."""
 
+    def load_values(self, directory: Path | None, seed: int) -> Any:
+        """Read rows whose labels are no classes; refused by sources that have none."""
+        kind = getattr(self, "kind", type(self).__name__)
+        raise refused(
+            "data.target", "one without classes", "'classes'", f"rows of source '{kind}' have no other labels"
+        )
+
     def uncached(self) -> Any:
         """Return the source without what changes no result."""
         return self

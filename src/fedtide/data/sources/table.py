@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.rows import Rows
-from fedtide.data.sources.arrays import check_filled, earliest, from_arrays
+from fedtide.data.rows import Rows, earliest
+from fedtide.data.sources.arrays import check_filled, from_arrays
 from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
     Cells,
@@ -76,11 +77,11 @@ class Columns:
         made = Encoder.of(name, self.names, self.numbers, self.texts, known)
         return made.standardizing(self.numbers, known) if scaled else made
 
-    def rows(self, name: str, *, scaled: bool) -> Rows:
-        """Return the rows; raise for what is no rows."""
+    def rows(self, name: str, *, scaled: bool, measured: bool = False) -> Rows:
+        """Return the rows; raise for what is no rows. Labels that are `measured` are values and no classes."""
         encoder = self.encoder(name, scaled=scaled)
         plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
-        rows = from_arrays(name, plain, self.label, self.client, self.domain, self.time)
+        rows = from_arrays(name, plain, self.label, self.client, self.domain, self.time, measured=measured)
         return replace(rows, x=torch.from_numpy(encoder(self.numbers, self.texts))) if scaled else rows
 
 
@@ -92,7 +93,8 @@ class CSV(Loading):
 
     Args:
         path: the file, below the data directory or absolute; or several files with the same header, read as one.
-        label: column of the label: numbers from 0, or names.
+        label: column of the label: numbers from 0, or names; or any numbers, where `data.target` says so. Of several
+            labels at once the columns of 0 and 1.
         cuts: ascending thresholds for a numeric label; its class is the number of thresholds that it reaches.
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
@@ -110,7 +112,7 @@ class CSV(Loading):
     """
 
     path: str | tuple[str, ...]
-    label: str = "label"
+    label: str | Annotated[tuple[str, ...], Field(min_length=1)] = "label"
     cuts: tuple[Finite, ...] = ()
     client: str | None = None
     domain: str | None = None
@@ -133,8 +135,16 @@ class CSV(Loading):
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
+        if not isinstance(self.label, str):
+            raise refused("data.source.label", list(self.label), "one column, or data.target = 'labels'")
         rows = self._joined(directory).rows(self._name, scaled=self.scaled)
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
+
+    def load_values(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files, whose label is no class."""
+        if self.cuts:
+            raise refused("data.source.cuts", list(self.cuts), "none, or data.target = 'classes'")
+        return self._joined(directory, measured=True).rows(self._name, scaled=self.scaled, measured=True)
 
     def feature_names(self, directory: Path | None) -> tuple[str, ...]:
         """Return the columns of the features, in order."""
@@ -179,11 +189,15 @@ class CSV(Loading):
     @property
     def _taken(self) -> list[str]:
         """Columns that are no features unless they are named so."""
-        return [self.label, *self._times, *(column for column in (self.client, self.domain) if column is not None)]
+        return [*self._label, *self._times, *(column for column in (self.client, self.domain) if column is not None)]
 
-    def _joined(self, directory: Path | None) -> Columns:
+    @property
+    def _label(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    def _joined(self, directory: Path | None, *, measured: bool = False) -> Columns:
         """Read the files, one below the other."""
-        found = [self._columns(find(path, directory)) for path in self._paths]
+        found = [self._columns(find(path, directory), measured) for path in self._paths]
         wide = {len(columns.names) for columns in found}
         if len(wide) > 1:
             raise refused("data.source.path: numbers of features", sorted(wide), "equally many in each file")
@@ -199,7 +213,7 @@ class CSV(Loading):
             time=None if self.time is None else np.concatenate([columns.time for columns in found]),
         )
 
-    def _columns(self, path: Path) -> Columns:
+    def _columns(self, path: Path, measured: bool) -> Columns:
         """Read a file."""
         header, taken, times = _names(path), self._taken, self._times
         features = self._features(header)
@@ -207,7 +221,7 @@ class CSV(Loading):
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
         numbers, categories = self._divided(features)
-        needed = (self.label, *times, *(categories if self.missing == "drop" else ()))
+        needed = (*self._label, *times, *(categories if self.missing == "drop" else ()))
         try:
             cells = read_cells(path, numbers, [*dict.fromkeys([*taken, *categories])], self.missing, needed)
         except NotANumber as error:
@@ -228,20 +242,28 @@ class CSV(Loading):
             features,
             cells.numbers,
             {name: texts[name] for name in categories},
-            self._labels(cells),
+            self._values(cells) if measured else self._labels(cells),
             client=None if self.client is None else names_of("client", texts[self.client], cells.where),
             domain=None if self.domain is None else names_of("domain", texts[self.domain], cells.where),
             time=time,
         )
 
     def _labels(self, cells: Cells) -> np.ndarray | list[str]:
-        column = cells.texts[self.label]
+        (label, *_), hint = self._label, "; data.target = 'number' takes a measured one, data.source.cuts makes classes"
         if not self.cuts:
-            return labels_of(column, cells.where, "; data.source.cuts makes classes of a measured number")
-        found = numbers_of(column)
-        if found is None or np.isnan(found).any():
-            found = np.array([number(cells.where(row), self.label, cell) for row, cell in enumerate(column)])
-        return np.searchsorted(self.cuts, found, side="right")
+            return labels_of(cells.texts[label], cells.where, hint)
+        return np.searchsorted(self.cuts, _measured(cells, label), side="right")
+
+    def _values(self, cells: Cells) -> np.ndarray:
+        found = [_measured(cells, label) for label in self._label]
+        return found[0].astype(np.float32) if isinstance(self.label, str) else np.stack(found, 1).astype(np.float32)
+
+
+def _measured(cells: Cells, label: str) -> np.ndarray:
+    found = numbers_of(cells.texts[label])
+    if found is None or np.isnan(found).any():
+        found = np.array([number(cells.where(row), label, cell) for row, cell in enumerate(cells.texts[label])])
+    return found
 
 
 def _names(path: Path) -> list[str]:

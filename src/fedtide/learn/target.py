@@ -1,0 +1,551 @@
+"""What rows are labeled with: classes, numbers, quantiles of numbers, counts, or several labels at once.
+
+A target reads a model's outputs. `told(outputs)` is what the model says of each row, in the units of the data and in
+the shape of the outputs; everything that follows (losses, mixtures, sums of an evaluation) is of that. A setting, as
+`data.target` has it, becomes a target once the values of rows are known (`fitted`): a model of numbers trains on
+standardized ones, and what reads labels is given bins.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.config_types import ingredient
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.types import Shard
+from fedtide.learn.loss import Columns, CrossEntropy
+
+BINS = 10
+"""Bins of a number, for what reads labels: partitions, label shares, drift."""
+
+LOG_SPREAD = 7.0
+"""Largest size of the logarithm of a standard deviation that a model says, in standard deviations of the data."""
+
+
+class Target(Protocol):
+    """How outputs of a model are read, and compared with the values of rows."""
+
+    name: ClassVar[str]
+    """Name of the headline number of an evaluation."""
+
+    @property
+    def width(self) -> int:
+        """Number of outputs of a model for each row; 0 where that is the number of classes."""
+        return 0
+
+    @property
+    def bins(self) -> int:
+        """Number of classes of `Shard.labels`; 0 where that is the number of outputs."""
+        return 0
+
+    @property
+    def likelihood(self) -> bool:
+        """Tell whether losses are negative log-likelihoods, which mixtures need."""
+        return True
+
+    @property
+    def loss(self) -> Any:
+        """The loss that training minimizes by default (`fedtide.learn.loss.Loss`)."""
+        return OfTarget(self)
+
+    @abstractmethod
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return what outputs (..., width) say, in their shape."""
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the training loss of each row (rows,) from outputs (rows, width)."""
+        return self.losses(self.told(outputs), y)
+
+    @abstractmethod
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the plain loss of each row (rows,), which decisions and posteriors read."""
+
+    @abstractmethod
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Mix what models say, along a dimension, by the logarithms of shares that broadcast to it; None is equally."""
+
+    def says(self, told: Tensor) -> Tensor:
+        """Return what is compared with labels: the class, or what was told itself."""
+        return told
+
+    @abstractmethod
+    def right(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return how right each row (rows,) is: 1 or 0; of numbers minus its error (see `Scores.credited`)."""
+
+    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        """Return what is summed over rows beside, by name: (rows,) or (rows, k)."""
+        return {}
+
+    def best_constant(self, y: Tensor) -> float:
+        """Return the headline number of always saying the same, the best of all that could be said of these rows."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class OfTarget:
+    """The loss of a target: the mean over rows of `Target.each`."""
+
+    target: Any
+
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
+        """Return nothing, as outputs and values suffice."""
+        return None, ()
+
+    def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
+        """Return the mean over rows."""
+        return self.each(outputs, y, shared).mean()
+
+    def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
+        """Return the loss of every row."""
+        losses: Tensor = self.target.each(outputs, y)
+        return losses
+
+    def stacked(self, shared: Sequence[None]) -> None:
+        """Return None, as nothing is prepared."""
+
+    def smoothed(self, outputs: Tensor, y: Tensor, shared: None, eps: float) -> Tensor:
+        """Return the mean over rows; a number that is smoothed would be another number."""
+        return self.each(outputs, y, shared).mean()
+
+
+# -- classes -----------------------------------------------------------------------------------------------------------
+
+
+def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the cross-entropy of each label from log-probabilities, in the shape of `y`.
+
+    With `mask`, return that of each sequence (samples,): the mean over the steps that count.
+    """
+    losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if mask is None:
+        return losses
+    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
+    return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+@ingredient
+class Classes(Target):
+    """One class of several for each row, or for each step of a sequence; the model gives logits.
+
+    >>> CLASSES.told(torch.zeros(1, 2)).exp()
+    tensor([[0.5000, 0.5000]])
+    """
+
+    kind: Literal["classes"] = "classes"
+    name: ClassVar[str] = "accuracy"
+
+    @property
+    def loss(self) -> CrossEntropy:
+        """Cross-entropy."""
+        return CrossEntropy()
+
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return log-probabilities."""
+        return F.log_softmax(outputs, -1)
+
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the cross-entropy of each label, of sequences with a mask its mean over steps."""
+        return row_losses(told, y, mask)
+
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Return the logarithm of mixed probabilities."""
+        if log_shares is None:
+            return torch.logsumexp(told, dim) - torch.log(torch.tensor(float(told.shape[dim]), dtype=told.dtype))
+        return torch.logsumexp(told + log_shares, dim)
+
+    def says(self, told: Tensor) -> Tensor:
+        """Return the likeliest class."""
+        return told.argmax(-1)
+
+    def right(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return 1 where the class is that of the row, else 0."""
+        return (said == y).double()
+
+    def best_constant(self, y: Tensor) -> float:
+        """Return the share of the commonest class."""
+        return float(torch.bincount(y).max()) / len(y)
+
+
+CLASSES = Classes()
+
+
+# -- numbers, quantiles, counts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured(Target):
+    """A target of numbers: one value for each row, whose mean and standard deviation over known rows are known.
+
+    The headline is the skill, 1 - error / error of a constant on the same rows: 0 is no better than always saying the
+    same, 1 is perfect. The constant is the best one over all rows that are not for testing, whenever they come, so that
+    it is no easy rival where values drift.
+
+    Args:
+        center: mean of the known values.
+        scale: their standard deviation.
+        constant: what the rival without features says: one number, or one for each quantile.
+        edges: ascending borders between the bins.
+    """
+
+    center: float
+    scale: float
+    constant: tuple[float, ...]
+    edges: tuple[float, ...] = ()
+    name: ClassVar[str] = "skill"
+
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        return len(self.edges) + 1
+
+    @property
+    def width(self) -> int:
+        """Number of outputs of the model for each row."""
+        return 1
+
+    def standard(self, values: Tensor) -> Tensor:
+        """Return values less their mean, in standard deviations."""
+        return (values - self.center) / self.scale
+
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Return the mean of what models say, weighted by their shares."""
+        return told.mean(dim) if log_shares is None else (told * log_shares.exp()).sum(dim)
+
+    @abstractmethod
+    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return the error (rows,) by which the skill is measured."""
+
+    def middle(self, told: Tensor) -> Tensor:
+        """Return the single number that is said of each row (rows,)."""
+        return told[..., 0]
+
+    def right(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return minus the error."""
+        return -self.errors(said.double(), y.double())
+
+    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        """Return errors of the constant, and plain ones of what was told."""
+        told, y = told.double(), y.double()
+        rival = torch.tensor(self.constant, dtype=torch.float64).expand(len(y), -1)
+        off = self.middle(told) - y
+        return {"reference": self.errors(self.rival(rival), y), "absolute": off.abs(), "square": off.square()}
+
+    def rival(self, constant: Tensor) -> Tensor:
+        """Return what a model would tell that says the constant (rows, numbers)."""
+        return constant
+
+
+@dataclass(frozen=True)
+class NumberTarget(Measured):
+    """A number; `form` is the loss in standard deviations of the data (`Number`)."""
+
+    form: str = "squared"
+
+    @property
+    def likelihood(self) -> bool:
+        """True where the model says a spread, too."""
+        return self.form == "gaussian"
+
+    @property
+    def width(self) -> int:
+        """One, or mean and logarithm of the standard deviation."""
+        return 1 + (self.form == "gaussian")
+
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return means, and logarithms of standard deviations where the model says them, in the units of the data."""
+        means = self.center + self.scale * outputs[..., :1]
+        if self.form != "gaussian":
+            return means
+        return torch.cat([means, outputs[..., 1:].clamp(-LOG_SPREAD, LOG_SPREAD) + math.log(self.scale)], -1)
+
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return squared or Huber errors, or negative log-likelihoods, of standardized values."""
+        off = self.standard(told[..., 0]) - self.standard(y)
+        if self.form == "squared":
+            return off.square()
+        if self.form == "huber":
+            return F.huber_loss(off, torch.zeros_like(off), reduction="none")
+        log_spread = told[..., 1] - math.log(self.scale)
+        return 0.5 * (off / log_spread.exp()).square() + log_spread + 0.5 * math.log(2 * math.pi)
+
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Return the mean, and the standard deviation of the mixture where models say theirs."""
+        if self.form != "gaussian":
+            return super().mixed(told, log_shares, dim)
+        mean, variance = told[..., :1], (2 * told[..., 1:]).exp()
+        middle = super().mixed(mean, log_shares, dim)
+        spread = super().mixed(variance + (mean - middle.unsqueeze(dim)).square(), log_shares, dim)
+        return torch.cat([middle, spread.log() / 2], -1)
+
+    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return squared errors, or Huber's in units of the data."""
+        off = said[..., 0] - y
+        if self.form == "huber":
+            return F.huber_loss(off, torch.zeros_like(off), reduction="none", delta=self.scale)
+        return off.square()
+
+
+@dataclass(frozen=True)
+class QuantileTarget(Measured):
+    """Some quantiles of a number."""
+
+    at: tuple[float, ...] = (0.5,)
+
+    @property
+    def width(self) -> int:
+        """One output for each quantile."""
+        return len(self.at)
+
+    @property
+    def likelihood(self) -> bool:
+        """Pinball losses are none."""
+        return False
+
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return quantiles in the units of the data, ascending: those that cross are sorted, which makes no error worse
+        (Chernozhukov, Fernández-Val, Galichon, Econometrica 78, 2010).
+        """
+        return (self.center + self.scale * outputs).sort(-1).values
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the pinball loss of each row, the mean over quantiles."""
+        return self._pinball(outputs, self.standard(y))
+
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the pinball loss of standardized values."""
+        return self._pinball(self.standard(told), self.standard(y))
+
+    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return the pinball loss in the units of the data."""
+        return self._pinball(said, y)
+
+    def _pinball(self, said: Tensor, y: Tensor) -> Tensor:
+        off, at = y.unsqueeze(-1) - said, torch.tensor(self.at, dtype=said.dtype)
+        return torch.maximum(at * off, (at - 1) * off).mean(-1)
+
+    def middle(self, told: Tensor) -> Tensor:
+        """Return the quantile next to the median."""
+        return told[..., min(range(len(self.at)), key=lambda k: abs(self.at[k] - 0.5))]
+
+    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        """Return errors, and how many rows lie below each quantile (rows, quantiles)."""
+        return {**super().sums(told, y), "below": (y.unsqueeze(-1) <= told).double()}
+
+
+@dataclass(frozen=True)
+class CountTarget(Measured):
+    """A count: the model says the logarithm of its mean."""
+
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return logarithms of means; outputs of 0 say the mean of the known counts."""
+        return outputs + math.log(self.center)
+
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the negative log-likelihood of a Poisson distribution."""
+        return told[..., 0].exp() - y * told[..., 0] + torch.lgamma(y + 1)
+
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Return the logarithm of mixed means."""
+        return CLASSES.mixed(told, log_shares, dim)
+
+    def middle(self, told: Tensor) -> Tensor:
+        """Return means."""
+        return told[..., 0].exp()
+
+    def rival(self, constant: Tensor) -> Tensor:
+        """Return the logarithm of the constant."""
+        return constant.log()
+
+    def errors(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return the deviance of a Poisson distribution, `2 (y log(y / mu) - y + mu)`."""
+        return 2 * (torch.xlogy(y, y) - y * said[..., 0] - y + said[..., 0].exp())
+
+
+# -- several labels ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelsTarget(Target):
+    """Some of several labels for each row: the model gives a logit for each.
+
+    Args:
+        labels: how many there are.
+    """
+
+    labels: int
+    name: ClassVar[str] = "accuracy"
+
+    @property
+    def bins(self) -> int:
+        """A class for each label that is the first of a row, and one for rows without any."""
+        return self.labels + 1
+
+    @property
+    def width(self) -> int:
+        """One output for each label."""
+        return self.labels
+
+    def told(self, outputs: Tensor) -> Tensor:
+        """Return logits, as they are."""
+        return outputs
+
+    def each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the cross-entropy of each row, the mean over labels."""
+        return self.losses(outputs, y) / self.labels
+
+    def losses(self, told: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the negative log-likelihood of each row, a sum over labels."""
+        return F.binary_cross_entropy_with_logits(told, y.to(told.dtype), reduction="none").sum(-1)
+
+    def mixed(self, told: Tensor, log_shares: Tensor | None = None, dim: int = 0) -> Tensor:
+        """Return the logits of mixed probabilities."""
+        there, not_there = (CLASSES.mixed(F.logsigmoid(sign * told), log_shares, dim) for sign in (1, -1))
+        return there - not_there
+
+    def says(self, told: Tensor) -> Tensor:
+        """Return which labels are likelier than not."""
+        return told > 0
+
+    def right(self, said: Tensor, y: Tensor) -> Tensor:
+        """Return the share of labels that are said right."""
+        return (said == (y > 0.5)).double().mean(-1)
+
+    def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        """Return for each label true and false positives, and false negatives (rows, labels)."""
+        said, there = told > 0, y > 0.5
+        parts = {"hits": said & there, "false_alarms": said & ~there, "misses": ~said & there}
+        exact = {"exact": (said == there).all(-1).double()}
+        return {name: part.double() for name, part in parts.items()} | exact
+
+    def best_constant(self, y: Tensor) -> float:
+        """Return the share of labels that are right if each is always said as it is most often."""
+        share = (y > 0.5).double().mean(0)
+        return float(torch.maximum(share, 1 - share).mean())
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@ingredient
+class Number:
+    """A number. The model trains on standardized values and predicts in the units of the data.
+
+    Args:
+        loss: "squared"; "huber", which is squared up to one standard deviation of the data and grows linearly beyond;
+            or "gaussian", the negative log-likelihood of a normal distribution whose standard deviation the model says
+            too. Mixtures need that likelihood.
+    """
+
+    loss: Literal["squared", "huber", "gaussian"] = "squared"
+    kind: Literal["number"] = "number"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[NumberTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        about = _about(values, known)
+        rival = values[seen].double()
+        constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
+        edges = edges_of(values[known])
+        return NumberTarget(*about, (constant,), edges, self.loss), binned(values, edges)
+
+
+@ingredient
+class Quantiles:
+    """Quantiles of a number, by the pinball loss, the mean over all of them.
+
+    Args:
+        at: ascending, between 0 and 1.
+    """
+
+    at: tuple[Annotated[float, Field(strict=True, gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
+    kind: Literal["quantiles"] = "quantiles"
+
+    def __post_init__(self) -> None:
+        if not self.at or any(after <= before for before, after in pairwise(self.at)):
+            raise ValueError(f"found at {list(self.at)}, allowed: rising numbers between 0 and 1")
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[QuantileTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
+        edges = edges_of(values[known])
+        made = QuantileTarget(*_about(values, known), tuple(constant.tolist()), edges, self.at)
+        return made, binned(values, edges)
+
+
+@ingredient
+class Counts:
+    """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
+
+    kind: Literal["counts"] = "counts"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[CountTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        wrong = (values < 0) | (values != values.floor())
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise refused(f"{where}: row {row}: label", float(values[row]), "a whole number from 0, as a count")
+        if not float(values[known].sum()):
+            raise FedtideError(f"{where}: labels: found 0 in all rows that are known, allowed: some count above 0")
+        center, scale = _about(values, known)
+        edges = edges_of(values[known])
+        return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
+
+
+@ingredient
+class Labels:
+    """Several labels at once: each of them is there or not."""
+
+    kind: Literal["labels"] = "labels"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[LabelsTarget, Tensor]:
+        """Return the target of values (rows, labels), and the first label of each row (see `fitted`)."""
+        wrong = (values != 0) & (values != 1)
+        if wrong.any():
+            row, label = wrong.nonzero()[0].tolist()
+            raise refused(f"{where}: row {row}: label {label}", float(values[row, label]), "0 or 1")
+        count = values.shape[1]
+        first = torch.where(values > 0, torch.arange(count), count).min(1).values
+        return LabelsTarget(count), first
+
+
+Setting = Classes | Number | Quantiles | Counts | Labels
+"""What `data.target` says."""
+
+MEASURES = ("number", "quantiles", "counts", "labels")
+"""Kinds whose values are numbers, and not the number of a class."""
+
+
+def _about(values: Tensor, known: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of the known values; 1 where all are the same."""
+    some = values[known].double()
+    spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
+    return float(some.mean()), spread or 1.0
+
+
+def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:
+    """Return borders between bins that hold about as many values each; fewer bins where values repeat.
+
+    >>> edges_of(torch.arange(100.0), 4)
+    (24.75, 49.5, 74.25)
+    """
+    inner = torch.arange(1, bins, dtype=torch.float64) / bins
+    found = values.double().quantile(inner).unique()
+    return tuple(edge for edge in found.tolist() if edge > float(values.min()))
+
+
+def binned(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """Return the bin of each value (rows,): how many borders it reaches.
+
+    >>> binned(torch.tensor([0.0, 2.0, 9.0]), (2.0, 5.0)).tolist()
+    [0, 1, 2]
+    """
+    return torch.bucketize(values.double(), torch.tensor(edges, dtype=torch.float64), right=True)
