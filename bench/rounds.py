@@ -134,7 +134,8 @@ def contenders(work: Work, peers: Sequence[str]) -> list[Contender]:
         Contender("local", 2),
         *([Contender("local", 2, {"fleet": {"channels_last": False}}, "-contiguous")] if work.convolutional else []),
         Contender("workers", 2),
-        *([] if work.convolutional else [Contender("stacked", 1), Contender("stacked", 2)]),
+        Contender("stacked", 1),
+        Contender("stacked", 2),
         Contender("ray", 2),
         *(
             [Contender(kind, 2, BF16, "-bf16", closeness=0.1) for kind in ("local", "workers")]

@@ -19,7 +19,9 @@ from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.learn.stack import Fit, Stack, train_stacked, unstackable
+from fedtide.learn.layers import LayerStack
+from fedtide.learn.local import Term
+from fedtide.learn.stack import Fit, Stack, stack_of, train_stacked, unstackable
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
 from fedtide.wire.steps import Wire
@@ -30,6 +32,8 @@ GPU_STACK_BYTES = 2**30
 """Bytes of models trained together on a GPU."""
 ROW_BYTES = 64 * 2**20
 """Bytes of rows, in float32, that are read together."""
+STEP_BYTES = 64 * 2**20
+"""Bytes of what a step makes of its rows, such as patches."""
 
 
 def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0, wire: Wire | None = None) -> None:
@@ -59,8 +63,9 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
             continue
         short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
         try:
-            stack = Stack(work.task, device())
-            fit = train_stacked(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
+            stack = stack_of(work.task, device(), population.rows.shape)
+            pair, rngs = [shard] * 2, [Rng(0), Rng(1)]
+            fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
             one = torch.ones(2, dtype=torch.float64)
             _summed(fit, one, one, squares=work.squares)
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
@@ -103,9 +108,9 @@ class StackedEngine(LocalEngine):
         check(self.host.algorithm, partial_work=self.host.partial_work, wire=self.host.wire)
 
     @cached_property
-    def _stacks(self) -> dict[str, Stack]:
-        works = self.host.algorithm.works.items()
-        return {name: Stack(work.task, device()) for name, work in works if isinstance(work, Training)}
+    def _stacks(self) -> dict[str, Stack | LayerStack]:
+        works, shape = self.host.algorithm.works.items(), self.host.population.rows.shape
+        return {name: stack_of(work.task, device(), shape) for name, work in works if isinstance(work, Training)}
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
@@ -131,7 +136,7 @@ class StackedEngine(LocalEngine):
             received = payload if slots is None else payload[slot]
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
-            for part in self._stackfuls(here, counts, received):
+            for part in self._stackfuls(here, counts, received, self._stacks[ask.question], work.local.batch_size):
                 summed, each, bad = self._stack(work, ask, received, clients[part])
                 if summed is not None:
                     total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
@@ -144,10 +149,13 @@ class StackedEngine(LocalEngine):
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(refused), up)
 
-    def _stackfuls(self, here: Tensor, counts: Tensor, received: Weights) -> list[Tensor]:
+    def _stackfuls(
+        self, here: Tensor, counts: Tensor, received: Weights, stack: Stack | LayerStack, batch: int
+    ) -> list[Tensor]:
         """Cut positions of clients into stacks that fit into memory; the cuts follow from counts alone."""
         limit = STACK_BYTES if device().type == "cpu" else GPU_STACK_BYTES
-        models = max(limit // size_in_bytes(received), 1)
+        step = stack.row_bytes * (batch or int(counts[here].max()))
+        models = max(min(limit // size_in_bytes(received), STEP_BYTES // max(step, 1)), 1)
         row = 4 * math.prod(self.host.population.rows.shape)
         held = (counts[here].cumsum(0) - counts[here]) * row // ROW_BYTES
         number = torch.maximum(torch.arange(len(here)) // models, held)
@@ -159,7 +167,8 @@ class StackedEngine(LocalEngine):
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
         shards = self.host.population.shards(clients, ask.moment)
         rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
-        fit = train_stacked(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
+        stack, terms = self._stacks[ask.question], _terms(work, shards)
+        fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
         total = _summed(fit, weight, rows, squares=work.squares)
@@ -201,3 +210,7 @@ def _finite(fit: Fit) -> Tensor:
     for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
         good &= leaf.reshape(len(leaf), -1).isfinite().all(1).cpu()
     return good
+
+
+def _terms(work: Training, shards: Sequence[Shard]) -> list[Term] | None:
+    return None if work.term is None else [work.term] * len(shards)

@@ -22,11 +22,11 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import unshare
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.layers import LayerStack, Room, layers_of
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
 
 TRACED_AFTER = 10
 """Steps of one shape before it is recorded: recording costs as much as some hundred steps gain."""
@@ -57,7 +57,7 @@ def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | Non
     """Return the reason why clients cannot be trained at once; None if they can."""
     if not isinstance(task.loss, StackedLoss):
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
-    if term is not None and not isinstance(term, Proximal):
+    if term is not None and not hasattr(term, "stacked"):
         return "its gradient term is not known to work on several clients at once"
     if task.bfloat:
         return "its passes are in bfloat16 (precision)"
@@ -97,6 +97,8 @@ class Stack:
         device: device of the models.
     """
 
+    fuses, row_bytes = False, 0
+
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task = task
         self.device = device
@@ -105,7 +107,7 @@ class Stack:
         # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes.
         self.held = [name for name, _ in module.named_parameters() if name not in set(self.names)]
         self.held += [name for name, _ in module.named_buffers()]
-        self.start = task.scratch.counters
+        self.counters = task.scratch.counters
         self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change their inputs
         self.store: dict[str, Tensor] = {}
         self.seen: dict[Any, int] = {}
@@ -116,7 +118,7 @@ class Stack:
         """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
         loaded = []
         for name in (*self.names, *self.held):
-            one = weights.params.get(name, weights.buffers.get(name, self.start.get(name)))
+            one = weights.params.get(name, weights.buffers.get(name, self.counters.get(name)))
             if one is None:  # a buffer that is not part of the model's weights
                 raise FedtideError(f"model: '{name}' is not among its weights")
             held = self.store.get(name)
@@ -126,7 +128,21 @@ class Stack:
             loaded.append(held[:clients].copy_(one))
         return loaded[: len(self.names)], loaded[len(self.names) :]
 
-    def gradient(self, params: list[Tensor], held: list[Tensor], *rows: Tensor | None) -> tuple[Any, Any, Any]:
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held, but for the clients."""
+        return [each.to(self.device) for each in params]
+
+    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old, in place."""
+        named = {**dict(zip(self.names, params, strict=True)), **dict(zip(self.held, held, strict=True))}
+        return Weights(
+            {name: named[name].sub_(old.to(self.device)) for name, old in received.params.items()},
+            {name: named[name].sub_(old.to(self.device)) for name, old in received.buffers.items()},
+        )
+
+    def gradient(
+        self, params: list[Tensor], held: list[Tensor], *rows: Tensor | None, rate: float | None = None
+    ) -> tuple[Any, Any, Any]:
         """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
         x, y, share, counted, shared = rows
         shapes = tuple(None if each is None else (each.shape, each.dtype) for each in (x, y, share, counted, shared))
@@ -168,6 +184,12 @@ class Stack:
         return product
 
 
+def stack_of(task: Task, device: torch.device, shape: tuple[int, ...]) -> Stack | LayerStack:
+    """Return what trains several copies of a task's model on rows of a shape."""
+    layers = layers_of(task, shape, room := Room(task.dtype, device))
+    return Stack(task, device) if layers is None else LayerStack(task, layers, room)
+
+
 def trim_graph(graph: Graph) -> None:
     """Remove no-ops from a graph, in place, and flatten its arguments and results."""
     aten = torch.ops.aten
@@ -204,9 +226,9 @@ def _loss(
 
 
 def train_stacked(
-    stack: Stack,
+    stack: Stack | LayerStack,
     local: LocalTrainer,
-    term: Term | None,
+    terms: Sequence[Any] | None,
     received: Weights,
     shards: Sequence[Shard],
     moment: Moment,
@@ -217,7 +239,7 @@ def train_stacked(
     Args:
         stack: stacked models of the task.
         local: local training.
-        term: a gradient term.
+        terms: the gradient term of each client, all of one kind, with `stacked`; None for none.
         received: the initial weights of all clients.
         shards: the clients' samples in descending order of size; each has enough for a step.
         moment: the time, for the schedule.
@@ -227,19 +249,25 @@ def train_stacked(
     local.check(scratch, tuple(shards[0].x.shape[1:]))
     scratch.set_mode(True)
     steps = _Steps(task, local, shards, rngs, stack.device)
+    start = stack.layout([received.params[name] for name in scratch.names])
     params, held = stack.load(received, len(shards))
-    start = [received.params[name].to(stack.device) for name in stack.names]
     prepared = task.loss.stacked([task.loss.prepare(shard)[0] for shard in shards])
     shared = None if prepared is None else prepared.to(stack.device)
-    update = LocalOptimizer(local, local.lr * local.lr_schedule(moment), params)
+    term = None if terms is None else terms[0].stacked(terms, stack.layout)
+    rate = local.lr * local.lr_schedule(moment)
+    update = LocalOptimizer(local, rate, params)
+    plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
+    fused = rate if plain and stack.fuses else None
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
+        now = [value[:active] for value in params]
+        extra = None if term is None else term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
-            now, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
-            part, value, moved = stack.gradient(now, beside, *steps.rows(number, active, who), *context)
+            these, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
+            part, value, moved = stack.gradient(these, beside, *steps.rows(number, active, who), *context, rate=fused)
             where: Any = slice(active) if who is None else who
             losses[number, where] = value
             for old, new in zip(held, moved, strict=True):
@@ -251,34 +279,26 @@ def train_stacked(
                 gradient = gradient or [torch.zeros_like(value[:active]) for value in params]
                 for into, each in zip(gradient, part, strict=True):
                     into[who] = each
-        now = [value[:active] for value in params]
-        if term is not None or local.weight_decay:
+        if fused is not None:  # the step is taken
+            if extra is not None:
+                torch._foreach_add_(now, extra, alpha=-rate)
+            continue
+        if extra is not None or local.weight_decay:
             gradient = unshare(gradient)
-        if term is not None:
-            torch._foreach_add_(
-                gradient, term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
-            )
+        if extra is not None:
+            torch._foreach_add_(gradient, extra)
         if local.max_grad_norm is not None:
             gradient = _clip(gradient, local.max_grad_norm)
         update(now, gradient, number)
     labels = steps.labels.to(stack.device)
     loss = (losses.double() * labels).sum(0) / labels.sum(0)
-    return Fit(_difference(stack, received, params, held), loss.cpu())
+    return Fit(stack.difference(received, params, held), loss.cpu())
 
 
 def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:
     if values is None:
         return None
     return values[:active] if who is None else values[who]
-
-
-def _difference(stack: Stack, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
-    """Return new minus old, in place."""
-    named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
-    return Weights(
-        {name: named[name].sub_(old.to(stack.device)) for name, old in received.params.items()},
-        {name: named[name].sub_(old.to(stack.device)) for name, old in received.buffers.items()},
-    )
 
 
 class _Steps:

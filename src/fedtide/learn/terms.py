@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,6 +13,10 @@ from torch import Tensor
 from fedtide.core.config_types import NonNegative
 
 Pull = Annotated[NonNegative, Field(description="strength mu of FedProx's pull in local training.")]
+
+
+Layout = Callable[[list[Tensor]], list[Tensor]]
+"""Puts tensors of the shapes of the parameters into the layout in which several clients' are held."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Proximal:
         torch._foreach_mul_(pull, self.mu)
         return pull
 
+    def stacked(self, terms: Sequence[Proximal], layout: Layout) -> Proximal:
+        """Return the term of several clients that are trained at once, which have the same `mu`."""
+        return self
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -46,3 +55,23 @@ class Correction:
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""
         return self.by
+
+    def stacked(self, terms: Sequence[Correction], layout: Layout) -> StackedCorrection:
+        """Return the term of several clients that are trained at once."""
+        each = [layout(term.by) for term in terms]
+        return StackedCorrection([torch.stack(parts) for parts in zip(*each, strict=True)])
+
+
+@dataclass(frozen=True)
+class StackedCorrection:
+    """The corrections of several clients (clients, ...).
+
+    >>> StackedCorrection([torch.tensor([[1.0], [2.0]])])([torch.zeros(1, 1)], [])
+    [tensor([[1.]])]
+    """
+
+    by: list[Tensor]
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Return the corrections of the clients that take the step, which come first."""
+        return [each[: len(value)] for each, value in zip(self.by, now, strict=True)]

@@ -286,7 +286,9 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     shards = [Shard(x, torch.arange(len(x)) % 3, torch.arange(len(x))) for x in rows]
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
     term = Proximal(mu) if mu else None
-    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, term, weights, shards, NOW, rngs)
+    fit = stack.train_stacked(
+        stack.Stack(task, torch.device("cpu")), solver, term and [term] * 3, weights, shards, NOW, rngs
+    )
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, extra=term)
         expected = by_torch(weights, shard, rng, settings, mu)

@@ -1,0 +1,397 @@
+"""Steps of several copies of a small network by products of matrices, with rows innermost where there are pictures.
+
+Libraries for convolutions are made for many channels, and waste most of a processor on one, six or eight. Here pictures
+are (clients, channels, height, width, rows), so that patches are copied in runs of `width * rows` numbers, a pool is
+three maxima, and a convolution is one product for each client whose result is the next layer's input. Vectors are
+(clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to the
+weights by the product that makes the gradient, which then exists nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtide.core.types import Weights
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.task import Task
+
+_masked = torch.ops.aten.threshold_backward.grad_input
+
+
+class Room:
+    """Storage by name that grows and is used again: fresh memory costs more than a product."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._held: dict[object, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all storage."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def take(self, name: object, *shape: int) -> Tensor:
+        """Return storage of a shape; what was there under this name is lost."""
+        held = self._held.get(name)
+        if held is None or held.numel() < math.prod(shape):
+            self._held[name] = held = self._like.new_empty(math.prod(shape))
+        return held[: math.prod(shape)].view(shape)
+
+
+class Product:
+    """A layer with parameters, which hold the tensors `weights` (clients, ...).
+
+    Args:
+        name: name of the layer in the model.
+        layer: the module.
+        first: whether nothing before it has parameters, so that no gradient goes further back.
+        room: where its numbers are.
+    """
+
+    def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool, room: Room) -> None:
+        self.first, self.room = first, room
+        self.names = [f"{name}.weight", *([] if layer.bias is None else [f"{name}.bias"])]
+        self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
+        self.weights: list[Tensor] = []
+
+    def load(self, params: Sequence[Tensor], clients: int) -> list[Tensor]:
+        """Copy parameters, in the layer's layout, once for each client, and return the copies."""
+        self.weights = [self.room.take((self, k), clients, *one.shape).copy_(one) for k, one in enumerate(params)]
+        return self.weights
+
+
+class Dense(Product):
+    """A linear layer on (clients, rows, inputs)."""
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held: the bias with a dimension for the rows."""
+        return [params[0], *(bias[..., None, :] for bias in params[1:])]
+
+    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters of several clients from what is held."""
+        return [held[0], *(bias[:, 0] for bias in held[1:])]
+
+    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+        """Make room for an input of so many clients and rows; return the shape of a row's output."""
+        self.y = self.room.take((self, "y"), clients, rows, self.shape[0])
+        self.dx = self.room.take((self, "dx"), clients, rows, self.inputs)
+        return (self.shape[0],)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output (clients, rows, outputs)."""
+        self.x = x
+        matrix, *bias = (each[: len(x)] for each in self.weights)
+        if bias:
+            return torch.baddbmm(bias[0], x, matrix.transpose(1, 2), out=self.y)
+        return torch.bmm(x, matrix.transpose(1, 2), out=self.y)
+
+    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of the input and of the weights; with a rate, take a step in place of the latter."""
+        matrix, *bias = (each[: len(dy)] for each in self.weights)
+        back = None if self.first else torch.bmm(dy, matrix, out=self.dx)
+        of_bias = [dy.sum(1, keepdim=True) for _ in bias]
+        if rate is None:
+            return back, [
+                torch.bmm(dy.transpose(1, 2), self.x, out=self.room.take((self, "d"), *matrix.shape)),
+                *of_bias,
+            ]
+        matrix.baddbmm_(dy.transpose(1, 2), self.x, alpha=-rate)
+        for each, gradient in zip(bias, of_bias, strict=True):
+            each.sub_(gradient, alpha=rate)
+        return back, []
+
+
+class Convolution(Product):
+    """A convolution on (clients, channels, height, width, rows), as a product with all of its patches.
+
+    Weight and bias are one matrix (outputs, inputs + 1): a row of ones in the patches stands for the bias.
+    """
+
+    def __init__(self, name: str, layer: nn.Conv2d, first: bool, room: Room) -> None:
+        super().__init__(name, layer, first, room)
+        self.stride, pad = layer.stride, layer.padding
+        if isinstance(pad, str):
+            pad = tuple(side // 2 for side in layer.kernel_size) if pad == "same" else (0, 0)
+        self.pad: tuple[int, ...] = pad
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held: one matrix."""
+        return [torch.cat([each.reshape(len(each), -1) for each in params], 1)]
+
+    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters of several clients from what is held."""
+        parts = [held[0][:, :, : self.inputs].unflatten(2, self.shape[1:]), held[0][:, :, -1]]
+        return parts[: len(self.names)]
+
+    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+        """Make room for an input of so many clients and rows; return the shape of a row's output."""
+        (outputs, channels, *kernel), (_, *sides) = self.shape, shape
+        wide = [side + 2 * pad for side, pad in zip(sides, self.pad, strict=True)]
+        out = [(side - k) // step + 1 for side, k, step in zip(wide, kernel, self.stride, strict=True)]
+        columns = math.prod(out) * rows
+        self.x = self.room.take((self, "x"), clients, self.inputs + len(self.names) - 1, columns)
+        self.x[:, self.inputs :] = 1
+        self.y = self.room.take((self, "y"), clients, outputs, columns)
+        self.patches = self.x[:, : self.inputs].view(clients, channels, *kernel, *out, rows)
+        inner = tuple(slice(pad, pad + side) for pad, side in zip(self.pad, sides, strict=True))
+        self.inner = (slice(None), slice(None), *inner)
+        self.padded = (
+            self.room.take((self, "padded"), clients, channels, *wide, rows).zero_() if any(self.pad) else None
+        )
+        if not self.first:
+            self.dx = self.room.take((self, "dx"), clients, self.inputs, columns)
+            found = self.dx.view(self.patches.shape)
+            self.whole = self.room.take((self, "whole"), clients, channels, *wide, rows)
+            (high, across), (down, right) = out, self.stride
+            places = [(i, j) for i in range(kernel[0]) for j in range(kernel[1])]
+            self.parts = [found[:, :, i, j] for i, j in places]
+            self.into = [
+                self.whole[:, :, i : i + (high - 1) * down + 1 : down, j : j + (across - 1) * right + 1 : right]
+                for i, j in places
+            ]
+        return (outputs, *out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output (clients, outputs, height, width, rows)."""
+        if self.padded is not None:
+            self.padded[self.inner].copy_(x)
+            x = self.padded
+        batch, channel, high, wide, row = x.stride()
+        steps = (batch, channel, high, wide, high * self.stride[0], wide * self.stride[1], row)
+        self.patches.copy_(x.as_strided(self.patches.shape, steps, x.storage_offset()))
+        made = torch.bmm(self.weights[0][: len(x)], self.x, out=self.y)
+        return made.unflatten(2, self.patches.shape[-3:])
+
+    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of the input and of the weights; with a rate, take a step in place of the latter."""
+        matrix, dy, back = self.weights[0][: len(dy)], dy.reshape(self.y.shape), None
+        if not self.first:
+            torch.bmm(matrix[:, :, : self.inputs].transpose(1, 2), dy, out=self.dx)
+            self.whole.zero_()
+            for into, part in zip(self.into, self.parts, strict=True):
+                into.add_(part)
+            back = self.whole[self.inner]
+        if rate is None:
+            return back, [torch.bmm(dy, self.x.transpose(1, 2), out=self.room.take((self, "d"), *matrix.shape))]
+        matrix.baddbmm_(dy, self.x.transpose(1, 2), alpha=-rate)
+        return back, []
+
+
+class Rectifier:
+    """A ReLU, in place."""
+
+    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+        """Return the shape of the output."""
+        return shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output."""
+        self.y = torch.relu_(x)
+        return self.y
+
+    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradient of the input."""
+        return _masked(dy, self.y, 0, grad_input=dy), []
+
+
+class Pool:
+    """A maximum over squares of two by two; the first of equal numbers gets the gradient, as in torch."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+        """Make room for an input (clients, *shape, rows); return the shape of the output."""
+        channels, *sides = shape
+        high, wide = (side // 2 for side in sides)
+        self.cut = (slice(None), slice(None), slice(2 * high), slice(2 * wide))
+        self.dx = self.room.take((self, "dx"), clients, *shape, rows).zero_()  # a side that is odd has no gradient
+        self.pairs = self._pairs(self.dx)
+        self.half = self.room.take((self, "half"), clients, channels, high, 2, wide, rows)
+        return (channels, high, wide)
+
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the left and the right of each square (clients, channels, height, 2, width, rows)."""
+        x = x[self.cut]
+        squares = x.unflatten(2, (x.shape[2] // 2, 2)).unflatten(4, (x.shape[3] // 2, 2))
+        return squares[..., 0, :], squares[..., 1, :]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output (clients, channels, height, width, rows)."""
+        self.left, self.right = self._pairs(x)
+        self.over, self.under = torch.maximum(self.left, self.right).unbind(3)
+        return torch.maximum(self.over, self.under)
+
+    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradient of the input."""
+        over, under = self.half.unbind(3)
+        _masked(dy, self.under - self.over, 0, grad_input=under)
+        torch.sub(dy, under, out=over)
+        left, right = self.pairs
+        _masked(self.half, self.right - self.left, 0, grad_input=right)
+        torch.sub(self.half, right, out=left)
+        return self.dx, []
+
+
+class Flat:
+    """All numbers of a row one after the other, and rows outermost.
+
+    Args:
+        first: whether rows are outermost already.
+    """
+
+    def __init__(self, first: bool) -> None:
+        self.first = first
+
+    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
+        self.shape = shape
+        return (math.prod(shape),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output (clients, rows, numbers)."""
+        return x.flatten(2) if self.first else x.flatten(1, -2).transpose(1, 2).contiguous()
+
+    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradient of the input."""
+        return dy.transpose(1, 2).contiguous().unflatten(1, self.shape), []
+
+
+Layer = Dense | Convolution | Rectifier | Pool | Flat
+
+
+def layers_of(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
+    """Return the layers of a task's model for rows of a shape; None if there is one that is not known here."""
+    if type(task.loss) is not CrossEntropy:
+        return None
+    made: list[Layer] = []
+    for name, layer in _in_order(task.scratch.module):
+        if isinstance(layer, nn.Module) and (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks):
+            return None
+        first = not any(isinstance(each, Product) for each in made)
+        known = _known(name, layer, first, len(shape), room)
+        if known is None:
+            return None
+        if isinstance(known, Flat):
+            if len(shape) == 1:
+                continue
+            known = Flat(not made)
+        made.append(known)
+        shape = known.resize(shape, 1, 1)
+    names = [name for layer in made if isinstance(layer, Product) for name in layer.names]
+    return made if names and len(shape) == 1 and sorted(names) == sorted(task.scratch.names) else None
+
+
+def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of a sequence, of sequences in it, too, with their names."""
+    if type(module) is not nn.Sequential:
+        yield name, module
+        return
+    for inner, layer in module._modules.items():  # `named_children` leaves out one that comes twice
+        assert layer is not None
+        yield from _in_order(layer, f"{name}.{inner}" if name else inner)
+
+
+def _known(name: str, layer: nn.Module, first: bool, dims: int, room: Room) -> Layer | None:
+    """Return what does the steps of a layer on rows of so many dimensions, if it is known."""
+    kind = type(layer)
+    if isinstance(layer, nn.Linear) and kind is nn.Linear and dims == 1:
+        return Dense(name, layer, first, room)
+    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and dims == 3:
+        odd = all(side % 2 for side in layer.kernel_size) and layer.stride == (1, 1)
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return Convolution(name, layer, first, room) if plain and (layer.padding != "same" or odd) else None
+    if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and dims == 3:
+        sizes = [(each, each) if isinstance(each, int) else each for each in (layer.kernel_size, layer.stride)]
+        plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
+        return Pool(room) if plain and sizes == [(2, 2), (2, 2)] else None
+    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
+        return Flat(first)
+    return Rectifier() if kind is nn.ReLU else None
+
+
+class LayerStack:
+    """Several copies of a network of known layers; what `fedtide.learn.stack.train_stacked` trains.
+
+    Args:
+        task: model, and cross-entropy as its loss.
+        layers: the layers of its model.
+        room: where their numbers are.
+    """
+
+    moves, held, fuses = False, (), True
+
+    def __init__(self, task: Task, layers: Sequence[Layer], room: Room) -> None:
+        self.task, self.device = task, room.take("", 0).device
+        self.layers, self.room = layers, room
+        self.products = [layer for layer in layers if isinstance(layer, Product)]
+        self.fitted: tuple[int, ...] = ()
+        self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held, but for the clients."""
+        return [each for parts in self._by_layer(params) for each in parts]
+
+    def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
+        named = dict(zip(self.task.scratch.names, params, strict=True))
+        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
+
+    def load(self, received: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy weights once for each client; return the copies, and nothing else that a forward pass reads."""
+        parts = self._by_layer([received.params[name] for name in self.task.scratch.names])
+        pairs = zip(self.products, parts, strict=True)
+        return [held for layer, part in pairs for held in layer.load(part, clients)], []
+
+    def gradient(
+        self,
+        params: list[Tensor],
+        held: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        counted: Tensor | None,
+        shared: None = None,
+        *,
+        rate: float | None = None,
+    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+        """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient."""
+        clients, rows, *shape = x.shape
+        if self.fitted != x.shape:
+            wide: tuple[int, ...] = tuple(shape)
+            for layer in self.layers:
+                wide = layer.resize(wide, clients, rows)
+            self.fitted = tuple(x.shape)
+        if len(shape) > 1 and not isinstance(self.layers[0], Flat):
+            x = x.movedim(1, -1).contiguous()
+        for layer in self.layers:
+            x = layer.forward(x)
+        logp, y = F.log_softmax(x, -1), y[..., None]
+        each = -logp.gather(-1, y)[..., 0]
+        if counted is not None:
+            each, share = each.masked_fill_(~counted, 0.0), share * counted
+        value = (each * share).sum(1)
+        dy: Any = logp.exp_().scatter_add_(-1, y, x.new_full((1, 1, 1), -1.0).expand(y.shape))
+        dy.mul_(share[..., None])
+        gradient: list[Tensor] = []
+        for layer in reversed(self.layers):
+            dy, of_weights = layer.backward(dy, rate)
+            gradient = of_weights + gradient
+            if dy is None:
+                break
+        return gradient, value, []
+
+    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place."""
+        start = [received.params[name] for name in self.task.scratch.names]
+        moved = iter([now.sub_(old) for now, old in zip(params, self.layout(start), strict=True)])
+        named: dict[str, Tensor] = {}
+        for layer in self.products:
+            parts = layer.split([next(moved) for _ in layer.weights])
+            named |= dict(zip(layer.names, parts, strict=True))
+        return Weights({name: named[name] for name in received.params}, {})

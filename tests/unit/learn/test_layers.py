@@ -1,0 +1,104 @@
+"""Products of matrices with rows innermost train as the modules do: every layer, padding, strides, ties, steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Shard
+from fedtide.learn.layers import LayerStack
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.stack import Stack, stack_of, train_stacked
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Correction, Proximal
+
+NOW = Moment(0, 1)
+SHAPE = (2, 13, 11)
+
+MODELS = {
+    "dense": lambda: nn.Sequential(nn.Flatten(), nn.Linear(286, 5), nn.ReLU(), nn.Linear(5, 3, bias=False)),
+    "lenet": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3),
+    ),
+    "strides": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 3), bias=False), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=(1, 0)), nn.ReLU(),
+        nn.Flatten(), nn.Linear(48, 3),
+    ),
+    "pool first": lambda: nn.Sequential(
+        nn.MaxPool2d(2), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.MaxPool2d(2)), nn.Flatten(),
+        nn.Linear(18, 3),
+    ),
+    "neighbors": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3, padding="valid"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(40, 3),
+    ),
+}  # fmt: skip
+
+SETTINGS = {
+    "one epoch": {},
+    "steps": {"local_steps": 5},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2},
+    "clipped": {"max_grad_norm": 0.05},
+    "adam": {"optimizer": "adam"},
+}
+
+
+def some_shards(ties=False):
+    draw = torch.Generator().manual_seed(0)
+    for rows in (9, 8, 3):
+        x = torch.randn(rows, *SHAPE, generator=draw, dtype=torch.float64)
+        yield Shard(x.round() if ties else x, torch.arange(rows) % 3, torch.arange(rows))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", [*SETTINGS, "proximal", "correction"])
+def test_clients_are_trained_as_alone(model, case):
+    task, local = Task(MODELS[model], dtype=torch.float64), LocalTrainer(lr=0.1, batch_size=4, **SETTINGS.get(case, {}))
+    shards, weights, rngs = list(some_shards(ties=True)), task.init(Rng(0)), [Rng(0).at(i) for i in range(3)]
+    by = [torch.randn_like(each) for each in task.scratch.values]
+    term = {"proximal": Proximal(0.5), "correction": Correction(by)}.get(case)
+    terms = None if term is None else [term] * 3
+    made = stack_of(task, torch.device("cpu"), SHAPE)
+    assert isinstance(made, LayerStack)
+    for _ in range(2):  # the second time in storage that was used
+        fit = train_stacked(made, local, terms, weights, shards, NOW, rngs)
+        for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+            alone = local(task, task.loss, weights, shard, NOW, rng, extra=term)
+            assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
+            assert list(fit.delta.params) == list(alone.delta.params)
+            for name, change in alone.delta.params.items():
+                torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(2, 2, 3, dilation=2), nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 2, 2, padding="same"),
+        nn.Conv2d(2, 2, 3, padding_mode="circular", padding=1),
+        nn.MaxPool2d(3), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, stride=1),
+        nn.Linear(11, 2), nn.Tanh(), nn.BatchNorm2d(2), nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
+        nn.Conv2d(2, 2, 3).requires_grad_(False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_other_layers_are_trained_as_copies_of_the_module(layer):
+    def build():
+        features = nn.Sequential(layer, nn.Flatten())
+        return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
+
+    assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+
+
+def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
+    twice, watched = nn.Linear(286, 286), nn.Linear(286, 3)
+    watched.register_forward_hook(lambda *given: None)
+    for build in (
+        lambda: nn.Sequential(nn.Flatten(), twice, nn.ReLU(), twice, nn.Linear(286, 3)),
+        lambda: nn.Sequential(nn.Flatten(), watched),
+        lambda: nn.Sequential(nn.Flatten()),
+    ):
+        assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
