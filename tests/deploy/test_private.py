@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
+from fedtide.deploy.replay import replay
 from fedtide.wire.ledger import LEDGER, read
 from helpers.federation import until
 from helpers.hospitals import NAMES
@@ -14,7 +15,13 @@ from helpers.serving import WAIT, Serving
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
-PRIVACY = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 1}
+PRIVACY = {
+    "epsilon": 8.0,
+    "clip": {"delta": 1.0, "loss": 5.0},
+    "adapt": {"delta": {"quantile": 0.5}},
+    "noise": "banded",
+    "distance": 1,
+}
 
 
 def test_each_round_is_released_once_whenever_the_server_dies(tmp_path):
@@ -43,5 +50,12 @@ def test_each_round_is_released_once_whenever_the_server_dies(tmp_path):
     for client, name in enumerate(NAMES):
         own = read(tmp_path / f"{name}-folder" / "privacy" / f"{client}.jsonl")
         assert [(line.round, line.epsilon) for line in own] == [(line.round, line.epsilon) for line in lines]
+    assert len({line.bounds["delta"] for line in lines}) == 4
     assert not serving.site.private.exists()
+    assert replay(serving.site.run, out=tmp_path / "replay").equal
+    files = [tmp_path / f"{name}.csv" for name in NAMES]
+    found = replay(serving.site.run, files, tmp_path / "with-rows")
+    assert found.equal
+    assert len(found.noise) == 4
+    assert all(each.likely for each in found.noise)
     assert "Privacy budget" in (serving.site.run / "report.html").read_text(encoding="utf-8")

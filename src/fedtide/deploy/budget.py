@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedtide.core.atomic import flush
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm
 from fedtide.runs.private import ledger_with, plan_without_sampling
-from fedtide.wire.clip import SLACK, WHOLE, Clip
+from fedtide.wire.clip import SLACK, WHOLE, Clip, clip_of
 from fedtide.wire.ledger import Ledger, Line, read
 from fedtide.wire.refusals import check_private
 from fedtide.wire.steps import Wire
@@ -60,13 +59,13 @@ class Budget:
 
     Args:
         study: ledger of the study without lines: its plan and noise, as the ticket says.
-        folder: of the ledgers.
         clip: how answers are cut by the ticket.
+        folder: of the ledgers.
     """
 
     study: Ledger
+    clip: Clip
     folder: Path
-    clip: Clip = Clip({})
     _ledgers: dict[int, Ledger] = field(default_factory=dict, init=False, repr=False)
     _asked: dict[tuple[int, Place, str], Line] = field(default_factory=dict, init=False, repr=False)
 
@@ -196,9 +195,8 @@ def in_words(
         f"privacy: all {plan.rounds} rounds may come to epsilon {plan.epsilon(z, delta):.3g} (delta {delta:g}) for a "
         f"client, which answers in {plan.times} of them at most{apart}"
     )
-    clips = [step for step in ([] if wire is None else wire.steps) if isinstance(step, Clip)]
-    bounds = ", ".join(_in_words(clip, name, plan.rounds) for clip in clips for name in clip.bounds)
-    yield f"privacy: answers are cut here to {bounds}"
+    if (clip := clip_of(wire)) is not None:
+        yield f"privacy: answers are cut here to {', '.join(_cut(clip, name, plan.rounds) for name in clip.bounds)}"
     yield f"privacy: the server adds noise to sums (multiplier {z:.3g}), which is its word; score has none"
     for client in clients:
         own = Ledger(plan, z, delta, lines=read(folder / f"{client}.jsonl"))
@@ -209,10 +207,9 @@ def in_words(
         yield f"will be refused: all answers of a client after {enough}, as its owner allows epsilon {most:g}"
 
 
-def _in_words(clip: Clip, name: str, rounds: int) -> str:
+def _cut(clip: Clip, name: str, rounds: int) -> str:
     """Say to what length a value is cut."""
-    own = clip.own.get(name, math.inf)
-    first, last = (min(clip.reached(name, number), own) for number in (0, rounds - 1))
+    first, last = clip.cut(name, 0), clip.cut(name, rounds - 1)
     return f"{name} {first:g}" + (f", which adapts and comes to {last:.3g} at most" if last > first else "")
 
 
@@ -223,8 +220,3 @@ def so_far(ledger: Ledger, client: int) -> str:
         return "epsilon 0 so far, in no round"
     times = f"{len(rounds)} {'round' if len(rounds) == 1 else 'rounds'}"
     return f"epsilon {ledger.epsilon(client):.3g} so far, in {times}, last in round {rounds[-1]}"
-
-
-def within(wire: Wire, most: Mapping[str, float]) -> Wire:
-    """Return a client's wire whose bounds are no larger than its owner's."""
-    return replace(wire, steps=[replace(each, own=most) if isinstance(each, Clip) else each for each in wire.steps])

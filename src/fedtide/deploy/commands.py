@@ -132,12 +132,13 @@ def join(
         health: a port of the loopback at which programs of this machine are told how the node is.
         log_json: write the log as lines of JSON.
     """
-    from fedtide.deploy.budget import OWN, in_words, ledger_for, within
+    from fedtide.deploy.budget import OWN, in_words, ledger_for
     from fedtide.deploy.certificates import fingerprint, read_public_key
     from fedtide.deploy.log import Log
     from fedtide.deploy.seat import Seat, home_of, introduction, rules_of
     from fedtide.deploy.terms import what_it_means
     from fedtide.deploy.tickets import Ticket
+    from fedtide.wire.clip import within
 
     log = Log(log_json)
     tell = partial(log.say, "check") if log_json else _say

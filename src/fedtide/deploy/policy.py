@@ -33,8 +33,9 @@ from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.errors import FedtideError
 from fedtide.core.strict import Strict, checked
 from fedtide.core.types import Scores
-from fedtide.deploy.budget import Budget, within
+from fedtide.deploy.budget import Budget
 from fedtide.deploy.files import read_toml
+from fedtide.wire.clip import within
 from fedtide.wire.steps import Wire
 
 SCORE = "score"

@@ -11,6 +11,7 @@ from fedtide.core.atomic import flush
 from fedtide.core.types import Algorithm
 from fedtide.deploy.budget import ledger_for, so_far
 from fedtide.deploy.site import Site
+from fedtide.wire.clip import clip_of
 from fedtide.wire.ledger import LEDGER, Ledger, read
 from fedtide.wire.recorded import Recorded
 from fedtide.wire.release import Release, stream_of, with_noise
@@ -39,15 +40,19 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
     return with_noise(wire, ledger, noise, safe)
 
 
-def recorded_sums(site: Site, algorithm: Algorithm) -> Recorded:
-    """Return what a site's server released, in place of its noise, for a replay; nothing is written."""
-    ledger, settings = ledger_for(site.experiment, algorithm), site.experiment.wire
-    assert ledger is not None
-    assert settings is not None
-    assert settings.privacy is not None
-    whole = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
-    clip, safe = settings.privacy.step, Safe(site.private / RELEASED, site.record / RELEASED)
-    return Recorded(Release(clip.bounds, whole, _no_noise, adaptive=clip.adaptive), safe)
+def recorded_sums(site: Site, algorithm: Algorithm, wire: Wire | None) -> Recorded | None:
+    """Return what a site's server released, in place of its noise, for a replay; None where sums are not private."""
+    ledger, clip = _ledger_so_far(site, algorithm), clip_of(wire)
+    if ledger is None or clip is None:
+        return None
+    safe = Safe(site.private / RELEASED, site.record / RELEASED)
+    return Recorded(Release(clip.bounds, ledger, _no_noise, adaptive=clip.adaptive), safe)
+
+
+def _ledger_so_far(site: Site, algorithm: Algorithm) -> Ledger | None:
+    """Return a site's ledger as it is now, which its server may be writing; None without privacy."""
+    study = ledger_for(site.experiment, algorithm)
+    return None if study is None else Ledger(study.plan, study.z, study.delta, lines=read(site.record / LEDGER))
 
 
 def _no_noise(stream: str, number: int, size: int) -> Tensor:
@@ -70,10 +75,9 @@ def forget(site: Site) -> None:
 
 def spent(site: Site, algorithm: Algorithm) -> Iterator[str]:
     """Say in lines what has been spent, of each node by the client that spent most; nothing without privacy."""
-    ledger = ledger_for(site.experiment, algorithm)
+    ledger = _ledger_so_far(site, algorithm)
     if ledger is None:
         return
-    ledger = Ledger(ledger.plan, ledger.z, ledger.delta, lines=read(site.record / LEDGER))
     whole = ledger.plan.epsilon(ledger.z, ledger.delta)
     yield f"privacy: epsilon {ledger.epsilon():.3g} of {whole:.3g} spent at most by a client (delta {ledger.delta:g})"
     for node in site.roster.node:

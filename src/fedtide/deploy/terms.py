@@ -5,7 +5,6 @@ They are found by trying it: a few rounds with clients whose rows are made up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard
 from fedtide.deploy.policy import COLUMNS, SCORE, Policy
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.trial import CLIENTS, trial
-from fedtide.wire.clip import Clip
+from fedtide.wire.clip import clip_of
 from fedtide.wire.steps import Wire
 
 
@@ -178,11 +177,10 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
 
 def _cut(name: str, wire: Wire | None) -> str:
     """Say how long a value is at most, where it is cut to a bound."""
-    steps = () if wire is None else wire.steps
-    clips = [step for step in steps if isinstance(step, Clip) and name in step.bounds]
-    bounds = [min(clip.bounds[name], clip.own.get(name, math.inf)) for clip in clips]
-    first = " at first" if any(name in clip.adaptive for clip in clips) else ""
-    return "".join(f", cut to a length of {bound:g}{first}" for bound in bounds)
+    clip = clip_of(wire)
+    if clip is None or name not in clip.bounds:
+        return ""
+    return f", cut to a length of {clip.cut(name, 0):g}{' at first' if name in clip.adaptive else ''}"
 
 
 def _bytes(count: int) -> str:

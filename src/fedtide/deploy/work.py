@@ -23,6 +23,7 @@ from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
 from fedtide.fleets.node import REFUSED, Node, NoRules, Rules
 from fedtide.runs.build import host_of
+from fedtide.wire.clip import clip_of
 from fedtide.wire.masks import Masker
 
 
@@ -51,9 +52,9 @@ def node_of(told: Mapping[str, Any]) -> Node:
         seat = Seat.read(Path(told["ticket"]), [Path(path) for path in told["data"]], policy, home)
         experiment, run, seed = seat.ticket.experiment, seat.ticket.digest, seat.ticket.seed
         algorithm, rows = seat.algorithm, seat.rows
-        study, settings = ledger_for(experiment, algorithm), experiment.wire
-        clip = None if settings is None or settings.privacy is None else settings.privacy.step
-        budget = None if study is None or clip is None else Budget(study, home / OWN, clip)
+        study = ledger_for(experiment, algorithm)
+        clip = None if experiment.wire is None else clip_of(experiment.wire.build())
+        budget = None if study is None or clip is None else Budget(study, clip, home / OWN)
         rules = owner = Owner(policy, home / "judged.jsonl", experiment.rounds, say, budget)
         name, key, clients = seat.ticket.node, seat.key, frozenset(seat.ticket.clients)
         trusts = Peers(home / "peers.json", lambda: owner.policy, say).trusts

@@ -48,6 +48,32 @@ class Opened:
     shut: frozenset[int] = frozenset()
 
 
+@dataclass
+class LeftOut:
+    """Who keeps sums shut and is not drawn for a while, as that costs the others in the sum a round.
+
+    >>> shut, left = Opened({}, frozenset(), {}, {}, frozenset({2})), LeftOut()
+    >>> for number in (0, 2, 5):
+    ...     left.note(number, shut)
+    >>> [sorted(left.now(number)) for number in (6, 9, 10)]
+    [[2], [2], []]
+    """
+
+    _last: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, number: int, opened: Opened) -> None:
+        """Note what came of a sum of a round: for a round is left out who kept it shut, for twice as many each time."""
+        for client in opened.clients:
+            self._last.pop(client, None)
+        for client in opened.shut:
+            before, times = self._last.get(client, (number - 1, 0))
+            self._last[client] = number, times + (before < number)
+
+    def now(self, number: int) -> set[int]:
+        """Return who is not drawn in a round."""
+        return {client for client, (last, times) in self._last.items() if number <= last + 2 ** min(times - 1, 10)}
+
+
 @dataclass(frozen=True)
 class MaskedSums:
     """How the answers to one question are asked for with masks, and their sums opened.

@@ -23,7 +23,7 @@ from fedtide.fleets.heard import LOST, READERS, Heard, Post, Sent, most_bytes
 from fedtide.fleets.mailbox import Mailbox
 from fedtide.fleets.masked import Attempts
 from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
-from fedtide.fleets.opening import UNOPENED, MaskedSums, Opened, as_owners_want
+from fedtide.fleets.opening import UNOPENED, LeftOut, MaskedSums, Opened, as_owners_want
 from fedtide.fleets.presence import Who
 from fedtide.fleets.real_clock import RealClock, RoundClock
 from fedtide.fleets.schema import Schema, Schemas, look
@@ -40,36 +40,11 @@ LOOK = 1.0
 LATE, AT_WORK = "late", "at work"
 """Words of the record for a client of which nothing came in time, and for one that is asked after again."""
 
-LONG = 10
-"""Power of two of the rounds for which a client is not drawn that keeps sums shut, at most."""
-
 MADE_UP = -1
 """In the server's notes the client whose made-up rows tell what answers must look like."""
 
 SIMULATION_ONLY = tuple(name for name, shown in SHOWN.items() if shown.kind == "truth")
 """What methods reveal that no server of real clients knows."""
-
-
-@dataclass(frozen=True)
-class Shut:
-    """A client that kept a sum shut.
-
-    Args:
-        round: the last time.
-        times: how often, since it last opened one.
-    """
-
-    round: int
-    times: int
-
-    @property
-    def until(self) -> int:
-        """The last round in which it is not drawn.
-
-        >>> [Shut(10, times).until for times in (1, 2, 3)]
-        [11, 12, 14]
-        """
-        return self.round + 2 ** min(self.times - 1, LONG)
 
 
 @dataclass(eq=False)
@@ -134,7 +109,7 @@ class RemoteFleet:
         self.spent = Cost()
         self._scored = 0
         self.present = self._willing = torch.empty(0, dtype=torch.int64)
-        self._shut: dict[int, Shut] = {}
+        self._left_out = LeftOut()
 
     def _enroll(self) -> None:
         """Read the roster, which may have grown."""
@@ -156,7 +131,7 @@ class RemoteFleet:
         until = self.clock.monotonic() + self.patience
         while len(self._look()) < self.fewest and self.clock.monotonic() < until:
             self.clock.sleep(LOOK)
-        self._willing = self._without({client for client, shut in self._shut.items() if moment.round <= shut.until})
+        self._willing = self._without(self._left_out.now(moment.round))
         self._go_back()
 
     def _look(self) -> Tensor:
@@ -170,15 +145,6 @@ class RemoteFleet:
         left = [client for client in self.present.tolist() if client not in shut]
         fewest = max(self.fewest, 1 if self.vectors is None else self.vectors.wire.fewest)
         return torch.tensor(left, dtype=torch.int64) if len(left) >= fewest else self.present
-
-    def _note_shut(self, opened: Opened) -> None:
-        """Note who kept a sum shut, which costs the others in it a round, and who opened one."""
-        for client in opened.clients:
-            self._shut.pop(client, None)
-        now = self.moment.round
-        for client in opened.shut:
-            known = self._shut.get(client, Shut(now - 1, 0))
-            self._shut[client] = known if known.round == now else Shut(now, known.times + 1)
 
     def elapsed(self) -> float:
         """Return the seconds between the beginning of this round and that of the next one."""
@@ -331,7 +297,7 @@ class RemoteFleet:
             mail, known, send = self._mail, self._node, self._send
             sums = MaskedSums(self._masks, mail, self.clock, self.vectors, self.heaviest, known, send, self._offer)
             opened = sums.open(ask.of(there), payload, seconds, first)
-            self._note_shut(opened)
+            self._left_out.note(self.moment.round, opened)
             there = torch.zeros_like(there)
         elif began is None:
             self._send(ask.of(there), payload, seconds)

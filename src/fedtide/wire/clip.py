@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
-from fedtide.wire.steps import Opening
+from fedtide.wire.steps import Opening, Wire
 from fedtide.wire.vector import BITS, ROOM, Form, Leaf
 
 ROUNDED = 2.0 ** -(BITS + 1)
@@ -92,10 +92,14 @@ class Clip:
         """Return why the sum of what so many clients sent cannot be; None where it can."""
         return beyond(total, form, members, self.bounds, self.adaptive)
 
+    def cut(self, name: str, number: int) -> float:
+        """Return the largest length to which a leaf can be cut in a round."""
+        return min(self.reached(name, number), self.own.get(name, math.inf))
+
     def reached(self, name: str, number: int) -> float:
         """Return the largest bound of a leaf to which a study can have come by a round.
 
-        >>> Clip({"delta": 2.0}, {"delta": Adaptive(0.5, math.log(4))}).reached("delta", 3)
+        >>> round(Clip({"delta": 2.0}, {"delta": Adaptive(0.5, math.log(4))}).reached("delta", 3), 6)
         16.0
         """
         bound, how = bound_of(name, self.bounds), self.adaptive.get(name)
@@ -104,6 +108,17 @@ class Clip:
     def received(self, total: Tensor, opening: Opening) -> Tensor:
         """Raise: no sum is read without noise."""
         raise RuntimeError("a server without noise: it needs fedtide.wire.release.Release in place of this step")
+
+
+def clip_of(wire: Wire | None) -> Clip | None:
+    """Return the step of a client's wire that bounds what it sends; None where sums are not private."""
+    steps = () if wire is None else wire.steps
+    return next((step for step in steps if isinstance(step, Clip)), None)
+
+
+def within(wire: Wire, own: Mapping[str, float]) -> Wire:
+    """Return a client's wire whose bounds are no larger than its owner's."""
+    return replace(wire, steps=[replace(step, own=own) if isinstance(step, Clip) else step for step in wire.steps])
 
 
 def clipped(

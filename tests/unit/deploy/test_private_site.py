@@ -19,7 +19,7 @@ pytest.importorskip("cryptography")
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.deploy import commands
-from fedtide.deploy.budget import OTHER, Budget, ledger_for, within
+from fedtide.deploy.budget import OTHER, Budget, ledger_for
 from fedtide.deploy.policy import Owner
 from fedtide.deploy.private import SEEDS, forget, private_wire
 from fedtide.deploy.seat import Seat, algorithm_without_rows
@@ -28,7 +28,7 @@ from fedtide.deploy.status import lines
 from fedtide.runs.build import host_of, wire_of
 from fedtide.runs.private import plan_of
 from fedtide.wire.accounting import Plan, epsilon_of
-from fedtide.wire.clip import Adaptive, Clip, adapted
+from fedtide.wire.clip import Adaptive, Clip, adapted, within
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
 from fedtide.wire.release import release_of
 from fedtide.wire.vector import Form, Leaf
@@ -176,7 +176,7 @@ def header(kind: str = "ask", number: int = 0, **changes: Any) -> dict[str, Any]
 
 
 def budget(folder: Path, plan: Plan = Plan(10, 3, 2), z: float = 2.0) -> Budget:
-    return Budget(Ledger(plan, z, 1e-5), folder / "privacy")
+    return Budget(Ledger(plan, z, 1e-5), Clip({}), folder / "privacy")
 
 
 def test_a_nodes_own_account(tmp_path):
@@ -369,7 +369,7 @@ def test_a_node_refuses_a_bound_to_which_no_round_can_have_come(adapting, bound,
     folder, _ = adapting
     said = []
     for wrong in (False, True):
-        mine = Budget(budget(folder).study, folder / f"{bound} {wrong}", Clip({"delta": 1.0}, {"delta": HOW}))
+        mine = Budget(budget(folder).study, Clip({"delta": 1.0}, {"delta": HOW}), folder / f"{bound} {wrong}")
         leaf = {"name": "other" if wrong else "delta", "size": 1, "slots": 1, "bound": bound}
         forms = {"0": {"leaves": [leaf], "people": 3}}
         said.append(mine.refuses(header(number=2, forms=forms), "a", None))

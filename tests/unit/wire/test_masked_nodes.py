@@ -22,9 +22,9 @@ from fedtide.fleets.masked import masked, objection
 from fedtide.fleets.messages import KeyHeader, question_of
 from fedtide.fleets.near import NearCarrier, near_fleet
 from fedtide.fleets.node import REFUSED
+from fedtide.fleets.opening import Opened
 from fedtide.fleets.presence import Present
 from fedtide.fleets.real_clock import RoundClock
-from fedtide.fleets.remote import Shut
 from fedtide.laws.case import Time
 from fedtide.laws.toy import played, toy
 from fedtide.runs.build import host_of
@@ -126,7 +126,7 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
         assert fleet.reachable.tolist() == there
         assert fleet.arrivals(len(everybody)).tolist() == there
         assert asked(host, fleet, torch.arange(6)).total is not None
-    fleet._shut = {client: Shut(2, 1) for client in everybody[1:]}
+    fleet._left_out.note(2, Opened({}, frozenset(), {}, {}, frozenset(everybody[1:])))
     fleet.begin(replace(fleet.moment, round=3))
     assert fleet.reachable.tolist() == everybody, "else too few were left"
 
