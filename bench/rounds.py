@@ -94,7 +94,7 @@ def _local(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> En
 
 
 def _workers(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
-    return WorkersEngine(stack.enter_context(Pool(threads)), spec_of(parsed, parsed.method[0], SEED, None), host.memory)
+    return WorkersEngine(host, stack.enter_context(Pool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
 
 
 def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
@@ -102,9 +102,7 @@ def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> 
 
 
 def _ray(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
-    return WorkersEngine(
-        stack.enter_context(RayPool(threads)), spec_of(parsed, parsed.method[0], SEED, None), host.memory
-    )
+    return WorkersEngine(host, stack.enter_context(RayPool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
 
 
 ENGINES: dict[str, Callable[[ExitStack, Experiment, Host, int], Engine]] = {

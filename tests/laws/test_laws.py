@@ -54,7 +54,7 @@ def test_actors_of_ray_give_the_same_totals_and_state_as_one_process(name, case,
     spec = spec_of(case.experiment, case.experiment.method[0], 0, None)
     memory = MemoryStore(tmp_path, small=0)
     alone, here = case.watched(rounds=2)
-    many, there = case.watched(rounds=2, memory=memory, engine=lambda host: WorkersEngine(actors, spec, memory))
+    many, there = case.watched(rounds=2, memory=memory, engine=lambda host: WorkersEngine(host, actors, spec))
     assert same(here.totals, there.totals)
     assert same(alone.state, many.state)
     for client in alone.fleet.clients.tolist():

@@ -169,7 +169,7 @@ def put_scoring(
 
 @dataclass(frozen=True)
 class BlockResult:
-    """The result of a block of an ask.
+    """The result of a block of an ask, or of several that stand side by side.
 
     Args:
         total: partial sum of its answers; with slots it is `Slotted`.
@@ -181,6 +181,7 @@ class BlockResult:
         up: bytes that clients sent.
         vectors: in place of `total`, by slot, or 0, the sum in fixed point.
         unopened: ids of clients in whose sums there were too few.
+        blocks: how many blocks are added up.
     """
 
     total: Tree
@@ -192,6 +193,7 @@ class BlockResult:
     up: int
     vectors: dict[int, Tensor] = field(default_factory=dict)
     unopened: list[int] = field(default_factory=list)
+    blocks: int = 1
 
 
 @dataclass(frozen=True)

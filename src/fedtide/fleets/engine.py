@@ -14,7 +14,8 @@ from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 class Engine(Protocol):
     """An engine runs blocks of clients in any process and yields results in the order of the blocks.
 
-    What clients keep stays with it: the fleet that asks says when a version counts (`memory.commit`).
+    Of an ask a result may be the sum of a branch of blocks (`fedtide.fleets.totals.add_up`). What clients keep stays
+    with it: the fleet that asks says when a version counts (`memory.commit`).
     """
 
     @property

@@ -419,7 +419,8 @@ class RemoteFleet:
         enough = set(answered) if len(answered) >= self.fewest or post == "flight" else set()
         counted = as_owners_want(enough, ask, came) if opened is None else enough & opened.clients
         counts = torch.tensor([client in counted for client in ask.clients.tolist()], dtype=torch.bool)
-        done = join(_block(ask.of(at), came) for at in split_blocks(counts))
+        blocks = split_blocks(counts)
+        done = join((_block(ask.of(at), came) for at in blocks), len(blocks))
         unopened = {} if opened is None else {**dict.fromkeys(enough - counted, UNOPENED), **opened.why}
         if self.vectors is not None:
             sums = done.vectors if opened is None else opened.sums

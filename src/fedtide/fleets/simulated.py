@@ -257,7 +257,7 @@ class SimulatedFleet:
         if self.vectors is not None:
             race = replace(race, counts=self.vectors.enough(ask, race.counts))
         blocks = split_blocks(race.counts & ~self._silent_still(ask))
-        done = join(self.engine.ask([ask.of(block) for block in blocks], payload))
+        done = join(self.engine.ask([ask.of(block) for block in blocks], payload), len(blocks))
         if self.vectors is not None:
             kept, done = done.kept, self.vectors.opened(ask, payload, done)
             self.memory.discard(client for client in kept if client in done.unopened)

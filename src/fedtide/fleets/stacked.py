@@ -120,7 +120,7 @@ class StackedEngine(LocalEngine):
             return
         with threads(self.threads):
             done = self._together(work, blocks, payload)
-        yield done
+        yield replace(done, blocks=len(blocks))
 
     def _together(self, work: Training, blocks: Sequence[Ask], payload: Tree) -> BlockResult:
         ask = blocks[0]

@@ -1,12 +1,14 @@
 """What adds answers up: blocks cut from the clients that are asked, sums in float64, slots, reveals.
 
-A simulation and a server of real clients add in the same order, so they get the same bits.
+Blocks are added along one binary tree that follows from their number alone. So any process may add up the blocks of a
+branch, and the whole has the same bits whoever added what. A simulation and a server of real clients add alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,27 +77,72 @@ class Block:
         return replace(self._done, total=self._total)
 
 
-def join(blocks: Iterable[BlockResult]) -> BlockResult:
-    """Add blocks up, in their order, and finish their sums: slots become lists."""
-    total: Tree = None
-    whole = BlockResult(None, [], {}, [], {}, [], 0)
-    for done in blocks:
-        total = sums.merge(total, done.total)
-        for name, rows in done.revealed.items():
-            whole.revealed.setdefault(name, []).extend(rows)
-        for ours, theirs in ((whole.clients, done.clients), (whole.kept, done.kept), (whole.refused, done.refused)):
-            ours.extend(theirs)
-        for slot, vector in done.vectors.items():
-            whole.vectors[slot] = added(whole.vectors.get(slot), vector)
-        whole.notes.update(done.notes)
-        whole = replace(whole, up=whole.up + done.up)
+def join(results: Iterable[BlockResult], blocks: int) -> BlockResult:
+    """Add the results of so many blocks up (see `add_up`), and finish their sums: slots become lists."""
+    whole = add_up(results, blocks)
+    return replace(whole, total=sums.finish(whole.total))
+
+
+def add_up(results: Iterable[BlockResult], blocks: int) -> BlockResult:
+    """Add results up along the tree of so many blocks.
+
+    Args:
+        results: in the order of the blocks, each of one of them or of a branch of the tree.
+        blocks: how many there are, also those without a client.
+    """
+    made: list[tuple[int, int, BlockResult]] = []  # a branch: its first block, the one after it, their sum
+    branches = branches_of(blocks)
+    last = 0
+    for done in results:
+        first, last = last, last + done.blocks
+        while made and (made[-1][0], last) in branches:
+            first, _, before = made.pop()
+            done = _both(before, done)
+        made.append((first, last, done))
         del done  # its sum is large, and the next block begins before the name is bound again
-    return replace(whole, total=sums.finish(total))
+    ((_, _, whole),) = made
+    return whole
+
+
+@lru_cache(maxsize=64)
+def branches_of(blocks: int, first: int = 0) -> frozenset[tuple[int, int]]:
+    """Return the branches of the tree that halves so many blocks again and again: first block, and the one after.
+
+    >>> sorted(branches_of(3))
+    [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)]
+    """
+    whole = frozenset([(first, first + blocks)])
+    if blocks < 2:
+        return whole
+    left, right = halves(blocks)
+    return whole | branches_of(left, first) | branches_of(right, first + left)
+
+
+def halves(blocks: int) -> tuple[int, int]:
+    """Return how many blocks the two halves of a branch have.
+
+    >>> halves(16), halves(5)
+    ((8, 8), (3, 2))
+    """
+    return blocks - blocks // 2, blocks // 2
+
+
+def _both(one: BlockResult, other: BlockResult) -> BlockResult:
+    """Add two results up, in place in the first."""
+    for name, rows in other.revealed.items():
+        one.revealed.setdefault(name, []).extend(rows)
+    for ours, theirs in ((one.clients, other.clients), (one.kept, other.kept), (one.refused, other.refused)):
+        ours.extend(theirs)
+    for slot, vector in other.vectors.items():
+        one.vectors[slot] = added(one.vectors.get(slot), vector)
+    one.notes.update(other.notes)
+    total = sums.merge(one.total, other.total)
+    return replace(one, total=total, up=one.up + other.up, blocks=one.blocks + other.blocks)
 
 
 def split_blocks(counts: Tensor) -> list[Tensor]:
-    """Return positions of the clients whose work counts, in blocks cut from all that were asked."""
-    return [block[counts[block]] for block in blocks_of_clients(counts) if counts[block].any()]
+    """Return positions of the clients whose work counts, in blocks cut from all that were asked; some may be empty."""
+    return [block[counts[block]] for block in blocks_of_clients(counts)]
 
 
 def blocks_of_clients(clients: Tensor) -> list[Tensor]:

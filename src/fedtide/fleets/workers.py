@@ -1,4 +1,8 @@
-"""The workers engine, which runs blocks of clients in parallel processes, with the same bits as in one."""
+"""The workers engine, which runs blocks of clients in parallel processes, with the same bits as in one.
+
+A call does all blocks of a branch of the tree along which blocks are added (`fedtide.fleets.totals.add_up`), and
+returns their sum: to carry a sum from process to process takes about as long as a client's work on a small model.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
+
+import torch
 
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
@@ -17,9 +23,41 @@ from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
+from fedtide.fleets.totals import add_up, halves
 from fedtide.fleets.worker import Channel, SharedRef, own_function
 
-Block = Ask | Scoring | Replay
+EVEN = 1.1
+"""How much longer than in the most even way to share the work the last process may take, so that calls are few."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Blocks of an ask that are added up in one call.
+
+    Args:
+        ask: the question to all of their clients.
+        sizes: how many clients each block has.
+    """
+
+    ask: Ask
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, blocks: Sequence[Ask]) -> Branch:
+        """Return the branch of some blocks that stand side by side."""
+        slots = [block.slot for block in blocks if block.slot is not None]
+        clients = torch.cat([block.clients for block in blocks])
+        ask = replace(blocks[0], clients=clients, slot=torch.cat(slots) if slots else None)
+        return cls(ask, tuple(len(block.clients) for block in blocks))
+
+    def blocks(self) -> list[Ask]:
+        """Return its blocks, in order."""
+        places = torch.arange(len(self.ask.clients))
+        return [self.ask.of(block) for block in places.split(list(self.sizes))]
+
+
+Job = Branch | Scoring | Replay
+"""What a process does in one call."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +65,24 @@ class WorkersEngine:
     """An engine that hands blocks to free processes of a pool.
 
     The payload lies once in shared memory for all processes of a machine. A process that is killed is replaced and its
-    block done again; works are pure and sums are added in the order of the blocks, so the result does not change.
+    blocks done again; works are pure and sums are added along one tree, so the result does not change.
 
     Args:
-        pool: the processes.
+        host: of this process, which knows the clients' rows and keeps what they keep.
+        pool: the processes. On this machine they read and write the files of `host.memory`; where they cannot reach
+            these, rows travel with the calls and come back with the answers.
         spec: description from which a process makes its host; "make" names the function of this package that does it
             (see `fedtide.runs.build.spec_of`).
-        memory: what clients keep. Processes on this machine read and write its files; where they cannot reach these,
-            rows travel with the calls and come back with the answers.
     """
 
+    host: Host
     pool: Processes
     spec: Mapping[str, Any]
-    memory: MemoryStore
+
+    @property
+    def memory(self) -> MemoryStore:
+        """What clients keep."""
+        return self.host.memory
 
     @cached_property
     def spec_ref(self) -> SharedRef:
@@ -49,7 +92,11 @@ class WorkersEngine:
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
-        for done, aside in self._map(blocks, payload):
+        if not any(len(block.clients) for block in blocks):
+            yield from (self.host.ask(block, payload) for block in blocks)
+            return
+        branches = [Branch.of(blocks[first:last]) for first, last in self._cut(blocks)]
+        for done, aside in self._map(branches, payload):
             for client, row in aside.items():
                 self.memory.stage(client, row)
             yield done
@@ -63,19 +110,66 @@ class WorkersEngine:
         """Put a question to clients once more, one by one."""
         return self._map(replays, {"payload": payload, "state": state})
 
-    def _map(self, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
+    def _cut(self, blocks: Sequence[Ask]) -> list[tuple[int, int]]:
+        """Cut blocks into branches: first block, and the one after the last.
+
+        Rows of memory that travel are those of a single block, so that few of them lie in memory at once.
+        """
+        if self.pool.multi_node:
+            return [(at, at + 1) for at in range(len(blocks))]
+        clients = torch.cat([block.clients for block in blocks])
+        rows = self.host.population.counts(clients, "train", blocks[0].moment)
+        work = [int(part.sum()) for part in rows.split([len(block.clients) for block in blocks])]
+        return cut_evenly(work, len(self.pool.processes))
+
+    def _map(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
         ref = self.pool.put("payload", payload)
         try:
-            yield from self.pool.map("fedtide.fleets.workers:run_block", _Calls(self, blocks, ref))
+            yield from self.pool.map("fedtide.fleets.workers:run_job", _Calls(self, jobs, ref))
         finally:
             self.pool.free(ref)
 
-    def lend(self, block: Block) -> Tree:
-        """Return what the clients of a block keep, as a process needs it."""
-        ask = block if isinstance(block, Ask) else block.ask
-        if ask is None or (isinstance(block, Scoring) and not block.personal):
+    def lend(self, job: Job) -> Tree:
+        """Return what the clients of a job keep, as a process needs it."""
+        if job.ask is None or (isinstance(job, Scoring) and not job.personal):
             return {}
-        return self.memory.lend(ask.clients.tolist(), ask.version, whole=self.pool.multi_node)
+        return self.memory.lend(job.ask.clients.tolist(), job.ask.version, whole=self.pool.multi_node)
+
+
+def cut_evenly(work: Sequence[int], processes: int) -> list[tuple[int, int]]:
+    """Cut blocks into branches of their tree: as few as let so many processes be done nearly as soon as they can.
+
+    Args:
+        work: of each block.
+        processes: which take one branch after the other, in order.
+
+    Returns:
+        For each branch its first block, and the one after its last.
+
+    >>> cut_evenly([10] * 10, 2), cut_evenly([40, 10, 10, 10, 10, 10], 2)
+    ([(0, 5), (5, 10)], [(0, 2), (2, 3), (3, 6)])
+    """
+    branches, ways = [(0, len(work))], []
+    while True:
+        takes = [sum(work[first:last]) for first, last in branches]
+        ways.append((_last_done(takes, processes), branches))
+        several = [place for place, (first, last) in enumerate(branches) if last - first > 1]
+        if ways[-1][0] <= EVEN * sum(work) / processes or not several:
+            break
+        place = max(several, key=takes.__getitem__)
+        (first, last) = branches[place]
+        middle = first + halves(last - first)[0]
+        branches = [*branches[:place], (first, middle), (middle, last), *branches[place + 1 :]]
+    soonest = min(when for when, _ in ways)
+    return next(branches for when, branches in ways if when <= EVEN * soonest)
+
+
+def _last_done(takes: Sequence[int], processes: int) -> int:
+    """Return when the last process is done, where each takes the next of some jobs as soon as it is free."""
+    free = [0] * processes
+    for job in takes:
+        free[free.index(min(free))] += job
+    return max(free)
 
 
 @dataclass(frozen=True)
@@ -83,16 +177,16 @@ class _Calls(Sequence[Tree]):
     """Arguments of calls, each made when it is handed out, as memory may travel with it."""
 
     engine: WorkersEngine
-    blocks: Sequence[Block]
+    jobs: Sequence[Job]
     payload: SharedRef
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.jobs)
 
     def __getitem__(self, place: Any) -> Tree:
-        block = self.blocks[place]
-        sealed = codec.sealed({"block": block, "memory": self.engine.lend(block)})
-        return {"spec": self.engine.spec_ref, "block": sealed, "payload": self.payload}
+        job = self.jobs[place]
+        sealed = codec.sealed({"job": job, "memory": self.engine.lend(job)})
+        return {"spec": self.engine.spec_ref, "job": sealed, "payload": self.payload}
 
 
 @lru_cache(maxsize=4)
@@ -102,15 +196,16 @@ def _host_of(spec: str) -> Host:
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def run_block(arguments: Tree, channel: Channel) -> tuple[BlockResult, Tree] | Scores | Replayed:
-    """Run one block of an engine's work, in a worker; of an ask, return what its clients would keep as well."""
-    host = _host_of(channel.get(arguments["spec"]))  # first: it loads the classes that block and payload may hold
-    sent = codec.opened(arguments["block"])
-    block: Block = sent["block"]
+def run_job(arguments: Tree, channel: Channel) -> tuple[BlockResult, Tree] | Scores | Replayed:
+    """Do one job of an engine, in a worker; of an ask, return what its clients would keep as well."""
+    host = _host_of(channel.get(arguments["spec"]))  # first: it loads the classes that job and payload may hold
+    sent = codec.opened(arguments["job"])
+    job: Job = sent["job"]
     payload = channel.get(arguments["payload"])
     host.memory.borrow(sent["memory"])
-    if isinstance(block, Ask):
-        return host.ask(block, payload), host.memory.hand_over()
-    if isinstance(block, Scoring):
-        return host.score(block, payload)
-    return host.replay(block, payload["payload"], payload["state"])
+    if isinstance(job, Branch):
+        blocks = job.blocks()
+        return add_up((host.ask(block, payload) for block in blocks), len(blocks)), host.memory.hand_over()
+    if isinstance(job, Scoring):
+        return host.score(job, payload)
+    return host.replay(job, payload["payload"], payload["state"])

@@ -265,7 +265,7 @@ class InBoth(LocalEngine):
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question twice."""
-        self.plain.append(join(self.host.ask(replace(block, forms=None), payload) for block in blocks))
+        self.plain.append(join((self.host.ask(replace(block, forms=None), payload) for block in blocks), len(blocks)))
         yield from super().ask(blocks, payload)
 
 

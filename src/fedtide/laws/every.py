@@ -473,7 +473,7 @@ def workers(case: Case) -> None:
         spec = spec_of(case.experiment, case.experiment.method[0], 0, Path(folder))
 
         def engine(host: Host) -> WorkersEngine:
-            return WorkersEngine(case.pool(), spec, host.memory)
+            return WorkersEngine(host, case.pool(), spec)
 
         alone, here = case.watched(rounds=3)
         many, there = case.watched(rounds=3, memory=MemoryStore(Path(folder), small=0), engine=engine)

@@ -127,7 +127,7 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         if size < 2 or told[0].seconds * experiment.rounds < SHORT:
             return told
         pool = stack.enter_context(Pool(size))
-        engine = WorkersEngine(pool, spec_of(run.experiment, run.method, run.seed, folder), memory)
+        engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
         told.append(Measured(replace(several, workers=size), timed(round_on(engine))))
         more = Local(channels_last=layout, threads=size)
         told.append(Measured(more, timed(round_on(LocalEngine(host, size)))))

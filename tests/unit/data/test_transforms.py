@@ -306,6 +306,6 @@ def test_one_process_and_two_give_the_same_bits(pool):
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    there = played(experiment, host=host, memory=memory, engine=lambda host: WorkersEngine(pool, spec, host.memory))
+    there = played(experiment, host=host, memory=memory, engine=lambda host: WorkersEngine(host, pool, spec))
     for name, param in here.state.weights.params.items():
         assert torch.equal(param, there.state.weights.params[name])

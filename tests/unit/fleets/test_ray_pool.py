@@ -186,14 +186,14 @@ def test_an_error_of_a_work_comes_back(actors, kind, error, said):
     experiment = toy("helpers.deadly:failing", {"kind": kind, "cohort": 1})
     spec = spec_of(experiment, experiment.method[0], 0, None)
     with pytest.raises(error, match=said):
-        played(experiment, engine=lambda host: WorkersEngine(actors, spec, host.memory))
+        played(experiment, engine=lambda host: WorkersEngine(host, actors, spec))
     assert list(actors.map(ECHO, [1, 2, 3])) == [1, 2, 3]
 
 
 def test_a_payload_is_let_go_of(actors):
     experiment = toy("fedavg")
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    played(experiment, engine=lambda host: WorkersEngine(actors, spec, host.memory))
+    played(experiment, engine=lambda host: WorkersEngine(host, actors, spec))
     assert not [name for name in actors._shared if name.startswith("payload")]
 
 
@@ -215,7 +215,7 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
     killer = threading.Timer(0.2, os.kill, (victim, signal.SIGKILL))
     killer.start()
     spec = spec_of(slow, slow.method[0], 0, None if travels else memory.directory)
-    many = played(slow, memory=memory, engine=lambda host: WorkersEngine(actors, spec, memory))
+    many = played(slow, memory=memory, engine=lambda host: WorkersEngine(host, actors, spec))
     killer.join()
     assert not list((tmp_path / "flags").iterdir())
     assert victim not in actors.processes
@@ -243,7 +243,7 @@ def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path, monke
                     asked.append(os.kill(victim, signal.SIGKILL))
                 yield done
 
-    many = played(experiment, memory=memory, engine=lambda host: Killing(actors, spec, memory))
+    many = played(experiment, memory=memory, engine=lambda host: Killing(host, actors, spec))
     assert asked
     assert victim not in actors.processes
     assert same(alone.state, many.state)

@@ -17,11 +17,12 @@ from fedtide.core.trees import same
 from fedtide.core.types import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
-from fedtide.fleets.ask import Ask, Query
+from fedtide.fleets.ask import Ask, BlockResult, Query
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import _sends
-from fedtide.fleets.totals import BLOCKS
+from fedtide.fleets.totals import BLOCKS, add_up, join
+from fedtide.fleets.workers import Branch, _last_done, cut_evenly
 from helpers.examples import examples
 from helpers.handmade import client_of, fleet, people
 
@@ -38,16 +39,23 @@ def fraction(payload, memory, shard, moment, rng):
 
 
 def summed(blocks: list[list[int]]) -> float:
-    """Each block from its first client on, then the blocks in order, in double precision."""
-    total = None
-    for block in blocks:
-        part = None
-        for client in block:
-            held = torch.tensor([value(client)], dtype=torch.float64)
-            part = held.mul(1 / 7) if part is None else part.add_(held, alpha=1 / 7)
-        if part is not None:
-            total = part if total is None else total.add_(part)
-    return total.item()
+    """Each block from its first client on, then blocks by halves, of which the first has one more, in double precision.
+
+    A half without a client adds nothing.
+    """
+
+    def half(blocks):
+        if len(blocks) == 1:
+            part = None
+            for client in blocks[0]:
+                held = torch.tensor([value(client)], dtype=torch.float64)
+                part = held.mul(1 / 7) if part is None else part.add_(held, alpha=1 / 7)
+            return None if part is None else part.item()
+        middle = (len(blocks) + 1) // 2
+        there = [part for part in (half(blocks[:middle]), half(blocks[middle:])) if part is not None]
+        return sum(there) if there else None
+
+    return half(blocks)
 
 
 def cut(clients: list[int]) -> list[list[int]]:
@@ -73,7 +81,7 @@ def test_sums_are_taken_over_sorted_ids_in_blocks(clients):
 
 @law
 @given(st.integers(20, 60), st.data())
-def test_an_absence_moves_nobody_to_another_block(clients, data):
+def test_an_absence_moves_no_client_to_another_block(clients, data):
     """Blocks are cut from those asked: the sum of the others is what it was, to the last bit."""
     absent = data.draw(st.lists(st.integers(0, clients - 1), unique=True, max_size=clients - 1))
     seconds = [9.0 if c in absent else 1.0 for c in range(clients)]
@@ -99,10 +107,47 @@ def test_the_cut_shows_in_the_last_bits():
     assert len({kept, cut_again, one_by_one}) > 1
 
 
+@law
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=BLOCKS), st.integers(1, 20))
+def test_branches_that_are_added_up_elsewhere_change_no_bit(work, processes):
+    """However uneven the blocks are and how many processes there are, and whoever adds a branch up."""
+    blocks = [Ask("q", "q", Moment(0, 1), torch.tensor([k] * bool(rows))) for k, rows in enumerate(work)]
+
+    def one(ask):
+        sums = Sum(torch.tensor([value(k) for k in ask.clients.tolist()], dtype=torch.float64), 1.0)
+        return BlockResult({"n": sums} if len(ask.clients) else None, ask.clients.tolist(), {}, [], {}, [], 1)
+
+    branches = cut_evenly(work, processes)
+    assert [first for first, _ in branches] == [0, *(last for _, last in branches[:-1])]
+    assert branches[-1][1] == len(work)
+    made = [Branch.of(blocks[first:last]) for first, last in branches]
+    there = join((add_up(map(one, each.blocks()), len(each.sizes)) for each in made), len(work))
+    here = join(map(one, blocks), len(work))
+    assert same(there.total, here.total)
+    assert there.clients == here.clients
+    assert (there.blocks, there.up) == (len(work), len(work))
+
+
+@pytest.mark.parametrize("processes", range(1, 20))
+@pytest.mark.parametrize("clients", [1, 2, 10, 16])
+def test_equal_blocks_are_shared_evenly_in_few_calls(clients, processes):
+    branches = cut_evenly([60] * clients, processes)
+    takes = [last - first for first, last in branches]
+    assert _last_done(takes, processes) <= 1.1 * -(-clients // processes)
+    assert len(branches) == clients if processes >= clients else len(branches) <= max(clients, 1)
+    assert [len(cut_evenly([60] * 16, processes)) for processes in (1, 2, 4, 8, 16)] == [1, 2, 4, 8, 16]
+
+
 class Backwards(LocalEngine):
     def ask(self, jobs, payload):
         done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
         yield from (done[i] for i in range(len(jobs)))
+
+
+class Branches(LocalEngine):
+    def ask(self, jobs, payload):
+        for first, last in cut_evenly([len(job.clients) for job in jobs], 3):
+            yield add_up((self.host.ask(job, payload) for job in jobs[first:last]), last - first)
 
 
 class ByWire(LocalEngine):
@@ -111,7 +156,7 @@ class ByWire(LocalEngine):
             yield codec.from_bytes(codec.to_bytes(self.host.ask(codec.from_bytes(codec.to_bytes(job)), payload)))
 
 
-@pytest.mark.parametrize("engine", [Backwards, ByWire])
+@pytest.mark.parametrize("engine", [Backwards, Branches, ByWire])
 def test_no_engine_changes_a_sum(engine):
     totals = [
         fleet({"q": fraction}, people(37), engine=e).ask("q", torch.arange(37), {}).total for e in (LocalEngine, engine)

@@ -27,7 +27,7 @@ MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 
 def engine_for(pool, experiment, folder):
     spec = spec_of(experiment, experiment.method[0], 0, folder)
-    return lambda host: WorkersEngine(pool, spec, host.memory)
+    return lambda host: WorkersEngine(host, pool, spec)
 
 
 def rows_of(run) -> list:
@@ -122,7 +122,7 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
 
     expected = [judged(factor, LocalEngine(run.host)) for factor in range(1, 26)]
     assert len({tuple(losses) for losses in expected}) == 25
-    assert [judged(factor, WorkersEngine(pool, spec, run.host.memory)) for factor in range(1, 26)] == expected
+    assert [judged(factor, WorkersEngine(run.host, pool, spec)) for factor in range(1, 26)] == expected
 
 
 @pytest.mark.parametrize(("kind", "error", "said"), [

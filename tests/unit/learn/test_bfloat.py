@@ -180,7 +180,7 @@ def test_workers_give_the_bits_of_one_process(name, pool, tmp_path):
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     alone = played(experiment)
     many = played(
-        experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec, host.memory)
+        experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(host, pool, spec)
     )
     assert same(alone.state, many.state)
     assert torch.bfloat16 not in [value.dtype for value in leaves(alone.state) if isinstance(value, torch.Tensor)]

@@ -44,7 +44,7 @@ def test_three_rounds_on_text_are_recorded(talk, tmp_path):
 def test_workers_and_one_process_agree_on_text(talk, pool):
     experiment = study(A, **talk)
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    alone, many = played(experiment), played(experiment, engine=lambda host: WorkersEngine(pool, spec, host.memory))
+    alone, many = played(experiment), played(experiment, engine=lambda host: WorkersEngine(host, pool, spec))
     assert same(alone.state, many.state)
     everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
     scores = [run.fleet.score(run.state.weights, everyone) for run in (alone, many)]

@@ -105,7 +105,7 @@ def test_workers_have_the_same_bits(tmp_path, pool):
     reference = played(experiment).state
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path / "memory")
     memory = MemoryStore(tmp_path / "memory")
-    found = played(experiment, engine=lambda host: WorkersEngine(pool, spec, memory), memory=memory)
+    found = played(experiment, engine=lambda host: WorkersEngine(host, pool, spec), memory=memory)
     assert same(found.state, reference)
 
 
