@@ -38,13 +38,13 @@ SCHEMAS = [
     for answer in ANSWERS
 ]
 MESSAGES = [to_bytes({"total": answer.total, "rows": dict(answer.rows)}) for answer in ANSWERS]
-WORDS = r"""[ ] { } " \ , : -1 0 1e30 NaN true null array class dict list slots weight F64 C64 shape [0] data_offsets
-__metadata__ fedtide.core.types:Weighted builtins:eval 999999999999999999999999 [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[ é
+WORDS = r"""[ ] { } " \ , : -1 0 1e30 NaN true null array class dict list slots weight F64 C64 F32 [0] [-1] arrays tree
+fedtide.core.types:Weighted builtins:eval 999999999999999999999999 [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[ é
 """.encode().split()
 ODD = (
     None, True, 0, 1, -1, 2, 3, 4, 12, 51, 10**9, 2**63 - 1, 2**70, 0.5, 1e30, -1e30, "", "a", "nan", "inf", [], {},
     [0], [1, 1], [0, 4], "F32", "F64", "BOOL", "C64", {"float": "nan"}, {"float": "inf"}, {"dict": []}, {"list": []},
-    {"tuple": [1]}, {"array": "total/delta/value/buffers/mean"}, {"class": "os:system", "fields": {}},
+    {"tuple": [1]}, {"F32": [3]}, {"F32": [-1]}, {"U8": [2]}, {"class": "os:system", "fields": {}},
     {"class": "fedtide.core.types:Weighted", "fields": {"value": 1, "weight": 1}},
     {"class": "fedtide.core.types:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}},
 )  # fmt: skip
@@ -67,24 +67,22 @@ def changed(data: bytes, draw: random.Random) -> bytes:
 
 
 def replanned(data: bytes, draw: random.Random) -> bytes:
-    """A message whose header, or its tree, has another value or key and is JSON still; or other numbers."""
+    """A message whose header has another value or key and is JSON still; or other numbers."""
     length = int.from_bytes(data[:8], "little")
     numbers = bytearray(data[8 + length :])
     try:
         header = json.loads(data[8 : 8 + length])
-        tree = json.loads(header["__metadata__"]["tree"])
+        part = draw.choice(["arrays", *["tree"] * 4])
+        header[part]
     except (ValueError, LookupError, TypeError):  # changed before
         return garbled(data, draw)
     where = draw.randrange(8)
     if where == 0 and numbers:
         numbers[draw.randrange(len(numbers))] = draw.choice([0, 1, 63, 127, 128, 191, 255])
-    elif where < 6:
-        tree = altered(tree, draw)
+    elif where < 7:
+        header[part] = altered(header[part], draw)
     else:
         header = altered(header, draw)
-    if isinstance(header, dict) and isinstance(header.get("__metadata__"), dict):
-        header["__metadata__"].setdefault("tree", "")
-        header["__metadata__"]["tree"] = json.dumps(tree)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + numbers
 

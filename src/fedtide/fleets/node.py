@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import time
 import traceback
@@ -39,6 +38,9 @@ PROTOCOL = 1
 
 ANSWERED, ABSTAINED, NOT_FINITE, REFUSED = "answered", "abstained", "not finite", "refused: "
 """Words of a reply for what became of a client; the last one goes on with the reason."""
+
+Asked = tuple[AskHeader, str]
+"""A question, but for what is another when it comes again, and the digest of what came with it."""
 
 COLUMNS = ("clients", "rows", "correct", "loss", "choice", "weights", "others", "density")
 """Columns of `Scores` that a node sends."""
@@ -98,7 +100,7 @@ class Sent:
         payload: of the answer.
     """
 
-    question: str
+    question: Asked
     told: dict[str, Any]
     payload: bytes
 
@@ -165,7 +167,7 @@ class Node:
             return {"clients": dict.fromkeys(map(str, asked.clients), REFUSED + why)}, b""
         if asked.kind in ("keys", "unmask"):
             return self._about_masks(asked)
-        question = json.dumps([asked.model_dump(exclude={"members", "deadline", "settled", "mask"}), model])
+        question = asked.model_copy(update={"members": 0, "deadline": 0.0, "settled": {}, "mask": None}), model
         if (before := self._sent_before(asked, question)) is not None:
             return self._leaving(asked, before, payload)
         received = strangers.decode(payload, self._classes)
@@ -204,7 +206,7 @@ class Node:
         """How many clients there must be in a sum that is masked."""
         return max(self.rules.fewest, 1 if self.wire is None else self.wire.fewest)
 
-    def _sent_before(self, asked: AskHeader, question: str) -> Sent | None:
+    def _sent_before(self, asked: AskHeader, question: Asked) -> Sent | None:
         """Return the answer to the same question, unless what was kept with it is gone."""
         sent = self._sent.get((asked.kind, asked.clients[0])) if asked.clients else None
         if sent is None or sent.question != question:

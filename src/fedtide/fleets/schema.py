@@ -6,7 +6,6 @@ server does the work itself, on rows that are made up, and allows what came of i
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.codec import encode
+from fedtide.core.codec import pieces
 from fedtide.core.errors import FedtideError, printable, shown
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, children, detached, is_node, leaves, rebuild
@@ -25,7 +24,7 @@ ROWS = 20
 """How many rows are made up."""
 
 LEAF = 150
-"""Bytes that a leaf takes in a header at most, beside its name: dtype, shape, place, or a long number."""
+"""Bytes that a leaf takes in a header at most: a long number, or a type with a shape."""
 
 KNOWN = 100
 """How many schemas are kept."""
@@ -186,10 +185,8 @@ def _all_parts(tree: Tree) -> Tree:
 
 def _most_bytes(expected: Tree) -> int:
     """Count the bytes of an answer as a message, with all slots and the longest numbers."""
-    arrays, skeleton = encode(_all_parts(expected))
-    named = sum(len(json.dumps(name)) + len(json.dumps(list(array.shape))) for name, array in arrays.items())
-    held = len(json.dumps(json.dumps(skeleton))) + named + LEAF * (len(leaves(skeleton)) + len(arrays) + 10)
-    return sum(array.nbytes for array in arrays.values()) + held
+    whole = _all_parts(expected)
+    return sum(memoryview(piece).nbytes for piece in pieces(whole)) + LEAF * (len(leaves(whole)) + 10)
 
 
 def misfit(schema: Schema, answer: Tree, heaviest: float) -> str | None:

@@ -6,13 +6,14 @@ import json
 import sys
 import types
 from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
@@ -177,15 +178,22 @@ def test_what_travels_between_processes_survives(tree):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leaf", [object(), {1, 2}, b"bytes", 1j, print, torch.float32])
+@pytest.mark.parametrize(
+    "leaf", [object(), {1, 2}, b"bytes", 1j, print, torch.float32, torch.zeros(1, dtype=torch.complex64)]
+)
 def test_only_tensors_and_plain_values_travel(leaf):
     with pytest.raises(TypeError, match="cannot travel"):
         codec.to_bytes({"a": [leaf]})
 
 
 def crafted(name: str, fields: dict[str, Any] | None = None) -> bytes:
-    skeleton = {"class": name, "fields": fields or {}}
-    return save({}, metadata={"tree": json.dumps(skeleton)})
+    header = json.dumps({"arrays": {}, "tree": {"class": name, "fields": fields or {}}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def crafted_file(path: Path, name: str, fields: dict[str, Any] | None = None) -> Path:
+    save_file({}, path, metadata={"tree": json.dumps({"class": name, "fields": fields or {}})})
+    return path
 
 
 @pytest.mark.parametrize("name", [
@@ -224,8 +232,7 @@ def test_a_class_of_the_users_own_module_is_found_once_that_is_loaded(monkeypatc
 
 def test_reading_a_file_never_starts_a_program(monkeypatch, tmp_path):
     """`fedtide.__main__` is a module of this package, and importing it runs the command line."""
-    path = tmp_path / "crafted.safetensors"
-    path.write_bytes(crafted("fedtide.__main__:main"))
+    path = crafted_file(tmp_path / "crafted.safetensors", "fedtide.__main__:main")
     started = []
     monkeypatch.setattr("fedtide.cli.main", lambda: started.append(True))
     monkeypatch.delitem(sys.modules, "fedtide.__main__", raising=False)
@@ -235,8 +242,8 @@ def test_reading_a_file_never_starts_a_program(monkeypatch, tmp_path):
 
 
 def test_a_class_that_has_changed_since_is_one_clear_line(tmp_path):
-    path = tmp_path / "old.safetensors"
-    path.write_bytes(crafted("fedtide.core.types:Moment", {"round": 0, "rounds": 1, "century": 19}))
+    fields = {"round": 0, "rounds": 1, "century": 19}
+    path = crafted_file(tmp_path / "old.safetensors", "fedtide.core.types:Moment", fields)
     with pytest.raises(FedtideError, match=r"old.safetensors: damaged or not a file of this program \(.*century"):
         codec.from_file(path)
 
@@ -266,8 +273,9 @@ def test_another_kind_of_file_is_one_clear_line(tmp_path, content):
 
 
 def test_a_file_cut_off_anywhere_is_one_clear_line(tmp_path):
-    whole = codec.to_bytes(TREE)
     path = tmp_path / "cut.safetensors"
+    codec.to_file(path, TREE)
+    whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(FedtideError, match=r"cut.safetensors: damaged") as error:
@@ -276,8 +284,9 @@ def test_a_file_cut_off_anywhere_is_one_clear_line(tmp_path):
 
 
 def test_a_file_with_any_bit_flipped_is_read_or_one_clear_line(tmp_path):
-    whole = codec.to_bytes(TREE)
     path = tmp_path / "flipped.safetensors"
+    codec.to_file(path, TREE)
+    whole = path.read_bytes()
     for place in range(len(whole)):
         for bit in (0, 5, 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])

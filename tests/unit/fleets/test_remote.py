@@ -137,7 +137,7 @@ def test_what_a_node_said_before_its_key_was_removed_counts_no_more(tmp_path):
     assert len(fleet.queries[0].answered) == 6
 
 
-@pytest.mark.parametrize("name", ["new", "0.0.safetensors"])
+@pytest.mark.parametrize("name", ["new", "0.0"])
 def test_a_disk_that_is_full_is_said_and_nothing_is_counted(name, tmp_path):
     made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     fleet = near_fleet(made, 4, tmp_path)
@@ -154,7 +154,7 @@ def test_memory_that_is_damaged_is_said(tmp_path):
     made = host("scaffold", {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     fleet = near_fleet(made, 4, tmp_path)
     first = rounds(made, fleet, until=1)
-    file = tmp_path / "node-1/2/0.0.safetensors"
+    file = tmp_path / "node-1/2/0.0"
     file.write_bytes(file.read_bytes()[:-9])
     rounds(made, fleet, Start(first[-1].state, 1, 1.0), until=2)
     why = "refused: its memory of round 0 is damaged at the node; restore its folder"
