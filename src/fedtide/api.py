@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -26,6 +26,7 @@ from fedtide.runs.experiment import Display, execute
 from fedtide.runs.own_code import changed_since
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
+from fedtide.tracking.settings import check_installed, spelled
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search
 from fedtide.tuning.tune import Display as TuningDisplay
@@ -220,6 +221,8 @@ def _folder(request: Request, name: str) -> Path:
 def _ready(experiment: Experiment, where: str) -> None:
     """Raise for whatever would stop an experiment."""
     check_measures(experiment, where)
+    if experiment.track is not None:
+        check_installed(experiment.track)
     check_needed(experiment, preflight(experiment, where), where)
 
 
@@ -286,11 +289,15 @@ def play_shown(settings: Experiment, root: Path, workers: int | None, output: Ou
     # Here and not above: worker processes show nothing.
     from fedtide.runs.display import Live
     from fedtide.terminal import console, print_results, say
+    from fedtide.tracking.feed import Tracking
 
     screen = console(output)
     say(f"run folder: {root}", screen)
     _say_code(settings, root, screen)
-    finished = play(settings, root, workers=workers, display=Live(screen))
+    display: Display = Live(screen)
+    if settings.track is not None:
+        display = Tracking(settings, root, display, partial(say, screen=screen))
+    finished = play(settings, root, workers=workers, display=display)
     if finished is not None:
         print_results(finished.study, screen)
     return finished
@@ -373,6 +380,23 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
     if len(roots) == 1 and tunings.is_tuning(roots[0]):
         return write_tuning(roots[0], page)
     return write_page(roots, page)
+
+
+@hinted
+def track(run_folder: str | Path, tracker: str | None = None) -> None:
+    """Tell TensorBoard, MLflow or Weights & Biases what a run folder has recorded; nothing stands there twice.
+
+    Args:
+        run_folder: the run folder; of runs that are not finished what there is.
+        tracker: "tensorboard", "mlflow" or "wandb", or one with its place, such as "mlflow:http://localhost:5000"; by
+            default that of its `[track]`.
+
+    Raises:
+        FedtideError: it is no run folder, no tracker is named, or its library is not installed.
+    """
+    from fedtide.tracking.feed import track as track_folder
+
+    track_folder(Path(run_folder), None if tracker is None else spelled(tracker))
 
 
 @hinted

@@ -47,6 +47,7 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
+    fedtide track runs/study ...   tell TensorBoard, MLflow or W&B of it
     fedtide inspect data.csv       tell which shift your own data have
     fedtide export runs/study      write a model for other programs
     fedtide predict runs/study ... predict the rows of a file
@@ -408,6 +409,24 @@ def report(
     page = write_report(run_folders, out, pictures=figures, saved_tables=tables)
     say(f"report: {page}", screen)
     tell({"report": page, "folders": [_summarized(root) for root in run_folders]}, output)
+    return 0
+
+
+@app.command
+def track(run_folder: Path, tracker: str | None = None, /, *, output: Telling = Output()) -> int:
+    """Tell TensorBoard, MLflow or Weights & Biases what a run folder has recorded; nothing stands there twice.
+
+    Args:
+        run_folder: the run folder; of runs that are not finished what there is.
+        tracker: tensorboard, mlflow or wandb, or one with its place, such as mlflow:http://localhost:5000; by default
+            that of its [track].
+    """
+    from fedtide.tracking.feed import track as track_folder
+    from fedtide.tracking.settings import spelled
+
+    runs = track_folder(run_folder, None if tracker is None else spelled(tracker))
+    say(f"{len(runs)} run{'s' * (len(runs) != 1)} tracked", console(output))
+    tell({"folder": run_folder, "runs": [run.title for run in runs]}, output)
     return 0
 
 

@@ -97,7 +97,9 @@ def test_a_count_has_the_likelihood_and_the_deviance_of_poisson():
     deviance = [4.0, 2 * (1 - math.log(2)), 0.0, 2 * (5 * math.log(2.5) - 3)]
     np.testing.assert_allclose(target.errors(told.double(), y.double()).numpy(), deviance, rtol=1e-6, atol=1e-6)
     # Means are mixed: half of 2 and half of 6 is 4.
-    torch.testing.assert_close(target.mixed(torch.tensor([2.0, 6.0]).log().reshape(2, 1, 1)).exp(), torch.tensor([[4.0]]))
+    torch.testing.assert_close(
+        target.mixed(torch.tensor([2.0, 6.0]).log().reshape(2, 1, 1)).exp(), torch.tensor([[4.0]])
+    )
 
 
 def test_several_labels_have_a_likelihood_each():

@@ -33,7 +33,7 @@ SCALES = ("nano", "cpu", "paper")
 SHIFT = TypeAdapter(Shift)
 
 ALGORITHM = "a registered name, or module:function, called with the task and keywords that have types"
-TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
+TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift", "track")
 """Names in a run folder that no method may have."""
 
 

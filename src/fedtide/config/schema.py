@@ -48,6 +48,7 @@ from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 from fedtide.multi.personal import OTHERS, names_of
 from fedtide.multi.representation import Embedding
+from fedtide.tracking.settings import Track
 
 SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
@@ -313,6 +314,7 @@ class Experiment(Strict):
         claim: what the experiment set out to see.
         tune: what `fedtide tune` searches; None means nothing.
         deploy: where and when real clients are asked; None means the defaults.
+        track: what else is told of each round as it is played; None means nothing. Changes no result.
     """
 
     title: Text = ""
@@ -343,6 +345,7 @@ class Experiment(Strict):
     claim: tuple[Claim, ...] = ()
     tune: Tune | None = None
     deploy: Deploy | None = None
+    track: Annotated[Track | None, Spelled] = None
     _imports: bool = PrivateAttr(True)
 
     @property

@@ -29,6 +29,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
         "description": "",
         "seeds": (seed,),
         "deploy": None,
+        "track": None,
     }
     source = experiment.data.source.uncached()
     data = experiment.data.model_copy(update={"directory": None, "source": source})

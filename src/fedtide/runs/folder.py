@@ -5,6 +5,7 @@
     shift/<seed>.safetensors       who holds what and who arrived when, for replay
     <method>/<seed>/               one run: rounds.jsonl, timings.jsonl, clients.csv, checkpoints/, memory/, and a
                                    forgetting.jsonl where forgetting is measured
+    track/                         what a tracker writes here, where [track] names one
     summary.json, report.html      written at the end, and by `fedtide report`
 
 With a `[sweep]` the folder holds one such folder per point instead of methods.

@@ -253,7 +253,11 @@ WRONG = {
     "high-two": ("a,label\n1,0\n2,1\n3,²\n", {}, "row 4: label: found '²', but 2 of 3 labels are numbers"),
     "underscore": ("a,label\n1,0\n2,1\n3,5_0\n", {}, "row 4: label: found '5_0', but 2 of 3"),
     "underscored-number": ("a,label\n1_0,0\n", {}, "row 2: a: found '1_0', allowed: a finite number"),
-    "measured-label": ("a,label\n1,9.6\n", {}, "row 2: label: found '9.6', .*or names; data.target = 'number' takes a measured one"),
+    "measured-label": (
+        "a,label\n1,9.6\n",
+        {},
+        "row 2: label: found '9.6', .*or names; data.target = 'number' takes a measured one",
+    ),
     "huge-label": ("a,label\n1,0\n2,900000\n", {}, "row 3: label: found 900000, but 2 rows are too few"),
     "named-feature": ("a,b,label\n1,NNW,0\n", {}, "row 2: b: found 'NNW', .*; data.source.features names the columns"),
     "na": ("a,b,label\n1,NA,0\n", {}, "row 2: b: found 'NA', .*; data.source.missing = 'drop' leaves such rows out"),

@@ -1,0 +1,1 @@
+"""Tracking: what records say, in TensorBoard, MLflow or Weights & Biases."""
