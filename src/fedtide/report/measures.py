@@ -9,7 +9,8 @@ from typing import Literal
 
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
-from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, mean_and_error
+from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, mean_and_error
+from fedtide.learn.target import Classes
 
 CONFIDENCE = 0.95
 """Of the intervals by which reports judge: where there is no difference, one in twenty of them says that there is."""
@@ -304,6 +305,9 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     """
     own: list[str] = []
     for place, metric in enumerate(experiment.metrics):
+        if metric.kind in SHIPPED and not isinstance(experiment.data.target, Classes):
+            but = f"data.target is '{experiment.data.target.kind}'"
+            raise refused(f"{where}: metrics[{place}]", metric.kind, "metrics of your own, or classes", but)
         for name in metric.units:
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:
                 raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")

@@ -44,7 +44,8 @@ class WandB:
 
     Args:
         project: what it is called there.
-        mode: "offline" writes to `track` in the run folder, for `wandb sync`; "online" sends as rounds are played.
+        mode: "offline" writes to a folder beside the run folder, `study-wandb`, for `wandb sync`; "online" sends as
+            rounds are played.
     """
 
     project: str = "fedtide"

@@ -153,8 +153,9 @@ class _WandB:
     def __init__(self, track: WandB, about: About) -> None:
         import wandb
 
-        folder = about.root.resolve() / "track"
-        folder.mkdir(parents=True, exist_ok=True)
+        # Among its files are links, which no run folder may have.
+        folder = about.root.resolve().with_name(f"{about.name}-wandb")
+        folder.mkdir(exist_ok=True)
         if track.mode == "offline":
             for old in (folder / "wandb").glob(f"offline-run-*-{about.key}"):
                 shutil.rmtree(old)

@@ -143,6 +143,12 @@ def test_one_that_does_not_work_is_one_line(metric, said, tmp_path):
     assert said in str(error.value)
 
 
+def test_of_other_targets_than_classes_it_is_refused():
+    experiment = from_dict({"metrics": ["auc"], "data": {"target": "number"}, "method": [{"algorithm": "fedavg"}]})
+    with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'auc', but data.target is 'number'; allowed: metrics"):
+        check_measures(experiment)
+
+
 @pytest.mark.parametrize("name", ["accuracy", "swing", "rows", "accuracy_day", "cost"])
 def test_a_name_that_is_taken_is_refused(name):
     experiment = measured({"function": "mine:cost"}, {"function": "mine:cost", "name": name})

@@ -78,7 +78,7 @@ def test_wandb(tmp_path):
     internal = import_module("wandb.proto.wandb_internal_pb2")
     root, told = killed_and_resumed({"kind": "wandb"}, tmp_path)
     for _ in range(2):
-        (file,) = (root / "track" / "wandb").glob("offline-run-*/*.wandb")
+        (file,) = (tmp_path / "run-wandb" / "wandb").glob("offline-run-*/*.wandb")
         found = {}
         for data in records_in(file.read_bytes()):
             record = internal.Record()
