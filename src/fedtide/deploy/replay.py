@@ -123,7 +123,7 @@ def _host(run: Planned, site: Site, data: Sequence[Path], store: MemoryStore) ->
     return Host(algorithm, people, run.seed, store, experiment.timing.partial_work, wire)
 
 
-def population_made_up(about: RowsAbout, clients: int, transforms: Sequence[Prepare]) -> Population:
+def population_made_up(about: RowsAbout, clients: int, transforms: tuple[Prepare, ...]) -> Population:
     """Return clients that all have the same rows, which nobody holds."""
     like = blank(about)
     made = made_up(Shard(like.x, like.y, torch.zeros(1, dtype=torch.int64)), about.classes)
