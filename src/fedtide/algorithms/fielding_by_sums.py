@@ -20,11 +20,12 @@ Choices:
     Participants are drawn whatever their cluster, as the server does not know who is in which, so large clusters train
     with more of them: M of N clients, and not M / K of each. Drawn by `cohort = "uniform"`, many clusters have none in
     a round, and some for long. With `cohort = "in-turn"` each trains with all of its members in every lap, the first of
-    which begins when clusters are made; that a client takes part tells nothing of its cluster either. It is no default of
-    this form: others gain by it, too, and methods are compared with the same draws. Each gets all K models, and sends one update into one of K sums; only under secure sums is it hidden which. An update's sum is of
-    those who trained that cluster in that round, which may be one client. With `fewest_updates` the server counts
-    participants first, and clusters with fewer share a sum: each steps along their mean update. Draw several times K,
-    or all train as one.
+    which begins when clusters are made; that a client takes part tells nothing of its cluster either. It is no default
+    of this form: others gain by it, too, and methods are compared with the same draws. Each gets all K models, and
+    sends one update into one of K sums; only under secure sums is it hidden which. An update's sum is of those who
+    trained that cluster in that round, which may be one client. With `fewest_updates` the server counts participants
+    first, and clusters with fewer share a sum: each steps along their mean update. Draw several times K, or all train
+    as one.
 
     All reachable clients answer in every round, drifted or not, with K + 3 numbers; the server stays idle unless some
     drifted. A cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
