@@ -28,7 +28,7 @@ from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.multi.clusters import mean_losses
+from fedtide.learn.task import mean_losses
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, RATE, Work, federation, source

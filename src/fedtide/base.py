@@ -22,9 +22,10 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.participation import with_cohort
+from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
 __all__ = [
-    "Algorithm", "Answer", "Fleet", "Moment", "Prediction", "Reply", "Rng", "Shard", "Slotted", "Sum", "Training",
-    "Weighted", "Weights", "mean", "shared_weights", "with_cohort",
+    "Algorithm", "Answer", "Fleet", "Losses", "Moment", "Prediction", "Reply", "Rng", "Shard", "Slotted", "Steps",
+    "Stepwise", "Sum", "Train", "Training", "Weighted", "Weights", "mean", "shared_weights", "with_cohort",
 ]  # fmt: skip

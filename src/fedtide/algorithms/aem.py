@@ -70,12 +70,12 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
+from fedtide.learn.steps import Losses, Steps, Stepwise, Train
+from fedtide.learn.task import Task, mean_losses
 from fedtide.multi.clusters import (
     at_most_registered,
     in_slot,
     init_models,
-    mean_losses,
     refuse_equal_start,
     step_models,
 )
@@ -235,20 +235,21 @@ def aem(
         beside = (models[0], memos[0]) if anchor else None
         return State(models, memos, none, none, none == 0, best, none, none, losses, beside, cohort.init(fleet))
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         if not payload["models"]:
-            return train_anchor(payload, shard, moment, rng)
+            return (yield from train_anchor(payload, shard, moment, rng))
         # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
         explored = bool(draw.random() < exploration.probability(clusters, moment))
         models = payload["models"]
-        place = int(draw.integers(len(models))) if explored else int(mean_losses(task, models, shard).argmin())
+        place = int(draw.integers(len(models))) if explored else int((yield Losses(task, models, shard)).argmin())
         j, received = int(payload["active"][place]), models[place]
         judged = validation(task, received, shard) if freeze else None
         # Algorithm 4: local training.
-        fitted = local(task, task.loss, received, shard, moment, rng)
+        fitted = yield Train(task, local, received, shard, moment, rng)
         if not fitted.steps:
             return None
         chosen, delta = F.one_hot(torch.tensor(j), clusters).double(), fitted.delta
@@ -261,14 +262,14 @@ def aem(
             "chosen": Weighted(chosen * (not explored), 1.0),
         }
         if anchor:
-            beside = local(task, task.loss, payload["anchor"], shard, moment, rng)
+            beside = yield Train(task, local, payload["anchor"], shard, moment, rng)
             total["anchor"] = Weighted(detached(beside.delta), client_weight(shard, weighting))
         if judged is not None:
             total["val"] = Weighted(chosen[:, None] * judged, 1.0)
         return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
 
-    def train_anchor(payload: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload["anchor"], shard, moment, rng)
+    def train_anchor(payload: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        fitted = yield Train(task, local, payload["anchor"], shard, moment, rng)
         if not fitted.steps:
             return None
         total = {

@@ -78,11 +78,13 @@ from fedtide.core.types import (
     Slotted,
     Weighted,
     Weights,
+    Work,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
+from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.task import Task, mean_losses
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
@@ -91,7 +93,6 @@ from fedtide.multi.clusters import (
     check_layer,
     errors_of,
     find_model,
-    mean_losses,
     mix_models,
     predict_by_cluster,
     receive_models,
@@ -235,18 +236,19 @@ def feddrift(
             sums[:, j] = len(past) * model_losses(task, models, past, criterion)
         return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
         own, received = payload["own"], receive_models(list(payload["models"].values()))
         models = dict(zip(payload["models"], received, strict=True))
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = merge_shards([shard, *([mine[own]] if own in mine else [])])
         judged = {**payload, "models": [models[own]], "usual": 0}
-        more = beside.train(predict, judged, None, shard, moment, rng)
+        more = yield from beside.train(predict, judged, None, shard, moment, rng)
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
-            fitted = local(task, task.loss, models[k], mine[k], moment, key, extra=extra)
+            fitted = yield Train(task, local, models[k], mine[k], moment, key, extra)
             if fitted.steps:
                 updates[k] = fitted.delta if len(mine) == 1 else detached(fitted.delta)
                 parts[k] = Weighted(updates[k], client_weight(mine[k], weighting))
@@ -331,7 +333,8 @@ def feddrift(
         served, slot = serve_clusters(state.weights, model, clients, there, int(usual))
         return [{**each, **beside.sent(state)} for each in served], slot
 
-    works, reveals = {"train": train, "judge": judge}, ("bad", "rows")
+    works: dict[str, Work] = {"train": train, "judge": judge}
+    reveals = ("bad", "rows")
     made = Algorithm("feddrift", init, works, round, serve, predict, find_model(task), reveals)
     # On a clock it costs what it would without kept samples.
     return with_cohort(beside.added_to(made), cohort, task, local, adapt=False, trained=beside.trained())

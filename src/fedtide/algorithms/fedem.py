@@ -60,6 +60,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -135,14 +136,15 @@ def fedem(
         joints = pi.clamp(min=LEAST).log() - losses.double().T
         return joints, joints.softmax(1)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         weights, pi = payload["weights"], even if memory is None else memory["pi"]
         joints, q = e_step(losses_of(task, weights, shard), pi)
         pi = q.mean(0)
-        parts = beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
-        fitted = local(task, Blended(q, task.loss), weights, shard, moment, rng)
+        parts = yield from beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=Blended(q, task.loss))
         if not fitted.steps:
             return None
         weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))

@@ -67,6 +67,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -165,7 +166,8 @@ def fedgmm(
         """Return the posteriors over the pairs of each row."""
         return scores.flatten(1).softmax(1).view_as(scores)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         models = receive_models(payload["models"])
@@ -178,8 +180,8 @@ def fedgmm(
             pi = g.mean(0)
             mu, cov = fit_full_gaussians(z, g.sum(2), rho)
         q = g.sum(1)
-        parts = beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
-        trained = local(whole, Blended(q, task.loss), together, shard, moment, rng)
+        parts = yield from beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
+        trained = yield Train(whole, local, together, shard, moment, rng, loss=Blended(q, task.loss))
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)

@@ -79,6 +79,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -182,15 +183,17 @@ def fedtem(
         var = floor_variances(state.var, var_floor)
         return {"weights": state.weights, "mu": state.mu, "var": var, "pi": state.pi, **beside.sent(state)}
 
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         weights, mixture = payload["weights"], (payload["mu"], payload["var"], payload["pi"])
         if not len(shard):
             return None
         # Line 7: the branch, by the received network (Eq. 5).
         k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
-        parts = sketch(shard) | beside.train(by_branch, {**payload, "pi": uniform}, None, shard, moment, rng)
+        parts, inference = sketch(shard), {**payload, "pi": uniform}
+        parts |= yield from beside.train(by_branch, inference, None, shard, moment, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
         if not fitted.steps:
             return None
         # Line 9: statistics by the updated network, under the received mixture (Eq. 6 and 9).

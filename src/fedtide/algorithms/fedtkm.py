@@ -73,6 +73,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -171,15 +172,17 @@ def fedtkm(
         far = torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
         return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         weights = payload["weights"]
         if not len(shard):
             return None
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
         k = nearest(distances(features(task, weights, shard.x), payload).mean(0))
-        parts = sketch(shard) | beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
+        parts = sketch(shard)
+        parts |= yield from beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
         # Line 9: local training with the branch fixed (Eq. 4).
-        fitted = local(task, BranchLoss(task.loss, int(k), lam, eps), weights, shard, moment, rng)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, int(k), lam, eps))
         if not fitted.steps:
             return None
         # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.

@@ -61,9 +61,10 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update
+from fedtide.learn.local import LocalTrainer, LocalUpdate
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.models.branched import WHOLE
@@ -78,7 +79,6 @@ from fedtide.multi.clusters import (
     fit_question,
     in_slot,
     init_models,
-    mean_losses,
     predict_by_cluster,
     receive_models,
     refuse_equal_start,
@@ -152,13 +152,14 @@ def ifca(
         none = torch.zeros(clusters, dtype=torch.float64)
         return State(models, tuple(map(server.init, models)), none, beside.start(rng), memo)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         models = receive_models(payload["models"])
-        j = int(mean_losses(task, models, shard).argmin())
-        parts = beside.train(by_cluster, {**payload, "models": models, "usual": j}, None, shard, moment, rng)
-        update = local_update(task, local, variant, models[j], shard, moment, rng, extra)
+        j = int((yield Losses(task, models, shard)).argmin())
+        parts = yield from beside.train(by_cluster, {**payload, "models": models, "usual": j}, None, shard, moment, rng)
+        update = yield from local_update(task, local, variant, models[j], shard, moment, rng, extra)
         if update is None:
             return None
         delta, loss = update

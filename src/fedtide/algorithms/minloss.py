@@ -46,6 +46,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -106,12 +107,14 @@ def minloss(
     def broadcast(state: State) -> Payload:
         return {"weights": state.weights, **beside.sent(state)}
 
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         weights = payload["weights"]
-        parts, k = beside.train(by_branch, payload, None, shard, moment, rng), least_loss(task, weights, shard)
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
+        parts = yield from beside.train(by_branch, payload, None, shard, moment, rng)
+        k = least_loss(task, weights, shard)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting) | parts

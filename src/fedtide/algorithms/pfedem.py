@@ -77,6 +77,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer, split_samples
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -176,20 +177,21 @@ def pfedem(
             mu, var, pi = fit_gaussians(z, gamma, mu, var)  # Eq. 9 to 11
         return gamma, joints, (mu, var, pi)
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         models = receive_models(payload["models"])
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
         kept = {"pi": pi}
-        parts = beside.train(by_mixture, payload, kept, shard, moment, rng)
+        parts = yield from beside.train(by_mixture, payload, kept, shard, moment, rng)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
             rows = component == k
             n_k = int(rows.sum())
-            trained = local(task, task.loss, models[k], shard.pick(rows), moment, rng)
+            trained = yield Train(task, local, models[k], shard.pick(rows), moment, rng)
             if trained.steps:  # a single sample with BatchNorm makes none
                 share = n_k / n if normalize_by == "members" else 1.0
                 deltas[k] = Weighted(detached(trained.delta), weight * share)

@@ -38,6 +38,7 @@ from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Sum, We
 from fedtide.core.weights import mul
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
+from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
@@ -80,11 +81,11 @@ class FairTraining(Training):
         """Number of passes without gradients over a client's samples before training."""
         return super().forward_passes + 1
 
-    def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Train one client; None without a step."""
+    def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        """Begin to train one client, in steps."""
         # A power that overflows is infinite in torch's float64, and the answer is refused; in Python it would raise.
         loss = torch.tensor(self.task.objective(payload, shard) + SMALLEST, dtype=torch.float64)
-        answer = super().__call__(payload, memory, shard, moment, rng)
+        answer = yield from super().start(payload, memory, shard, moment, rng)
         if answer is None:
             return None
         delta, lipschitz = answer.total["delta"], 1.0 / self.local.lr

@@ -48,6 +48,7 @@ from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.learn.local import LocalTrainer, clip, plain_sgd
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
 from fedtide.parts.weighting import Weighting, client_weight
@@ -96,11 +97,12 @@ def scaffold(
         control = zeros_like(weights.params)
         return State(weights, server.init(weights), control, len(fleet.clients), cohort.init(fleet))
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         w, c = payload["weights"], payload["control"]
         c_i = zeros_like(c) if memory is None else memory["control"]
         correction = Correction([c[name] - c_i[name] for name in task.scratch.names])
-        fitted = local(task, task.loss, w, shard, moment, rng, extra=correction)
+        fitted = yield Train(task, local, w, shard, moment, rng, correction)
         if not fitted.steps:
             return None
         delta = fitted.delta

@@ -65,6 +65,11 @@ class Clients:
     partial_work: float = 0.0
     hides: bool = False
 
+    def answers(self, ask: Ask, payload: Payload) -> Iterator[tuple[int, Answer | None]]:
+        """Yield each client of a question with its answer, one after the other."""
+        for client, received in ask.sent(payload):
+            yield client, self.answer(ask, client, received)
+
     def answer(self, ask: Ask, client: int, received: Payload) -> Answer | None:
         """Return the answer of one client, the same bits each time; its tensors may soon be written over."""
         answer = self._do(self.algorithm.works[ask.question], ask, client, received)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, all_finite
-from fedtide.core.types import Algorithm, Scores, State
+from fedtide.core.types import Algorithm, Answer, Scores, State
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
@@ -19,6 +20,10 @@ from fedtide.wire.vector import TooLarge
 
 WRITE_UPDATE = "write Answer(..., update=fitted.delta): received + update must be the model that the client trained"
 """Advice for a work whose answers have no update."""
+
+
+Answers = Callable[[Ask, Tree], Iterator[tuple[int, Answer | None]]]
+"""(question, payload) -> each client with its answer, whose tensors may soon be written over."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,26 @@ class Host:
         hides = self.wire is not None and self.wire.hides
         return Clients(self.algorithm, self.population, self.seed, self.memory, self.partial_work, hides)
 
-    def ask(self, ask: Ask, payload: Tree) -> BlockResult:
-        """Run one question on a block of clients, one after the other, and add their answers up."""
-        done = self._run(ask, payload, careful=False)
+    def ask(self, ask: Ask, payload: Tree, answers: Answers | None = None) -> BlockResult:
+        """Run one question on a block of clients, and add their answers up.
+
+        Args:
+            ask: the question.
+            payload: what they receive.
+            answers: yields clients with their answers, each of which is added before the next is made; None is one
+                client after the other.
+        """
+        answers = answers or self.clients.answers
+        done = self._run(ask, payload, answers, careful=False)
         # Works are pure, so a block whose sum is not finite can be run again, now looking at every answer.
         if all_finite(done.total):
             return done
         self.memory.discard(done.kept)
-        return self._run(ask, payload, careful=True)
+        return self._run(ask, payload, answers, careful=True)
 
-    def _run(self, ask: Ask, payload: Tree, *, careful: bool) -> BlockResult:
+    def _run(self, ask: Ask, payload: Tree, answers: Answers, *, careful: bool) -> BlockResult:
         block = Block(ask, self.wire)
-        for client, received in ask.sent(payload):
-            answer = self.clients.answer(ask, client, received)
+        for client, answer in answers(ask, payload):
             if answer is None:
                 continue
             if not is_finite(answer, sums=careful):

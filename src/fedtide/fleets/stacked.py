@@ -14,14 +14,16 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Notes, Slotted, Sum, Weights
+from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
 from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.together import HELD_BYTES, Together
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import Term
 from fedtide.learn.stack import Fit, Stack, stack_of, train_stacked, unstackable
+from fedtide.learn.steps import Stepwise
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
 from fedtide.wire.steps import Wire
@@ -67,7 +69,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
             pair, rngs = [shard] * 2, [Rng(0), Rng(1)]
             fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
             one = torch.ones(2, dtype=torch.float64)
-            _summed(fit, one, one, squares=work.squares)
+            _sum_of(fit, one, one, squares=work.squares)
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             raise _refused(where, f"several copies of the model at once: {said}") from None
@@ -83,9 +85,10 @@ def device() -> torch.device:
 
 
 def _unstackable(work: object) -> str | None:
-    if not isinstance(work, Training) or work.forward_passes:
-        return "its clients do more than train"
-    return unstackable(work.task, work.local, work.term)
+    """Return the reason why nothing of a work can be done for several clients at once; None if something can."""
+    if isinstance(work, Training):
+        return unstackable(work.task, work.local, work.term)
+    return None if isinstance(work, Stepwise) else "its clients do more than train"
 
 
 @dataclass(frozen=True)
@@ -115,17 +118,26 @@ class StackedEngine(LocalEngine):
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
         work = self.host.algorithm.works[blocks[0].question] if blocks else None
-        if not isinstance(work, Training) or _unstackable(work) or blocks[0].reveal:
+        if _unstackable(work):
             yield from super().ask(blocks, payload)
             return
+        clients = torch.cat([block.clients for block in blocks])
+        slots = [block.slot for block in blocks if block.slot is not None]
+        ask = replace(blocks[0], clients=clients, slot=torch.cat(slots) if slots else None)
         with threads(self.threads):
-            done = self._together(work, blocks, payload)
+            if isinstance(work, Training) and not work.forward_passes and not ask.reveal:
+                done = self._summed(work, ask, payload)
+            else:
+                done = in_order(self.host.ask(ask, payload, self._together.answers))
         yield replace(done, blocks=len(blocks))
 
-    def _together(self, work: Training, blocks: Sequence[Ask], payload: Tree) -> BlockResult:
-        ask = blocks[0]
-        clients = torch.cat([block.clients for block in blocks])
-        slots = None if ask.slot is None else torch.cat([block.slot for block in blocks if block.slot is not None])
+    @cached_property
+    def _together(self) -> Together:
+        return Together(self.host, device(), self._cut)
+
+    def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult:
+        """Train clients and add their updates up in stacks, without an answer of each."""
+        clients, slots = ask.clients, ask.slot
         counts = self.host.population.counts(clients, "train", ask.moment)
         able = counts >= (2 if work.task.scratch.needs_pairs else 1)
         total: Tree = None
@@ -136,7 +148,9 @@ class StackedEngine(LocalEngine):
             received = payload if slots is None else payload[slot]
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
-            for part in self._stackfuls(here, counts, received, self._stacks[ask.question], work.local.batch_size):
+            stack, size = self._stacks[ask.question], size_in_bytes(received)
+            for cut in self._cut(counts[here], size, stack, work.local.batch_size):
+                part = here[cut]
                 summed, each, bad = self._stack(work, ask, received, clients[part])
                 if summed is not None:
                     total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
@@ -149,17 +163,24 @@ class StackedEngine(LocalEngine):
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(refused), up)
 
-    def _stackfuls(
-        self, here: Tensor, counts: Tensor, received: Weights, stack: Stack | LayerStack, batch: int
-    ) -> list[Tensor]:
-        """Cut positions of clients into stacks that fit into memory; the cuts follow from counts alone."""
-        limit = STACK_BYTES if device().type == "cpu" else GPU_STACK_BYTES
-        step = stack.row_bytes * (batch or int(counts[here].max()))
-        models = max(min(limit // size_in_bytes(received), STEP_BYTES // max(step, 1)), 1)
+    def _cut(self, counts: Tensor, model: int, stack: Stack | LayerStack | None, batch: int) -> list[Tensor]:
+        """Cut positions of clients into those that go together; the cuts follow from numbers of rows alone.
+
+        Args:
+            counts: rows of each.
+            model: bytes of a model, or of what a client receives.
+            stack: what trains them; None if clients only work in step.
+            batch: batch size, 0 for all rows.
+        """
+        most = HELD_BYTES // max(model, 1)
+        if stack is not None and len(counts):
+            step = stack.row_bytes * (batch or int(counts.max()))
+            limit = STACK_BYTES if device().type == "cpu" else GPU_STACK_BYTES
+            most = min(limit // model, STEP_BYTES // max(step, 1))
         row = 4 * math.prod(self.host.population.rows.shape)
-        held = (counts[here].cumsum(0) - counts[here]) * row // ROW_BYTES
-        number = torch.maximum(torch.arange(len(here)) // models, held)
-        return [here[number == k] for k in number.unique().tolist()]
+        held = (counts.cumsum(0) - counts) * row // ROW_BYTES
+        number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)
+        return [(number == k).nonzero().flatten() for k in number.unique().tolist()]
 
     def _stack(
         self, work: Training, ask: Ask, received: Weights, clients: Tensor
@@ -171,18 +192,33 @@ class StackedEngine(LocalEngine):
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
-        total = _summed(fit, weight, rows, squares=work.squares)
+        total = _sum_of(fit, weight, rows, squares=work.squares)
         refused: list[int] = []
         if not all_finite(total):
             good = _finite(fit)
             refused = clients[~good].tolist()
             fit = map_leaves(lambda leaf: leaf[good.to(leaf.device)].double(), fit)
             clients, weight, rows = clients[good], weight[good], rows[good]
-            total = _summed(fit, weight, rows, squares=work.squares) if len(clients) else None
+            total = _sum_of(fit, weight, rows, squares=work.squares) if len(clients) else None
         return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), refused
 
 
-def _summed(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
+def in_order(done: BlockResult) -> BlockResult:
+    """Return a result with its clients, and what they revealed, in the order of their ids."""
+    order = sorted(range(len(done.clients)), key=done.clients.__getitem__)
+    revealed = {name: [rows[k] for k in order] for name, rows in done.revealed.items()}
+    notes = {client: done.notes[client] for client in sorted(done.notes)}
+    return replace(
+        done,
+        clients=sorted(done.clients),
+        revealed=revealed,
+        notes=notes,
+        kept=sorted(done.kept),
+        refused=sorted(done.refused),
+    )
+
+
+def _sum_of(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
     """Return the partial sum of several clients' answers, as of `fedtide.learn.training.sum_update`."""
 
     def add(leaf: Tensor) -> Tensor:

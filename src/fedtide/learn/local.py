@@ -293,26 +293,6 @@ def gradient_step(
     return Weights({name: part.mul(-rate) for name, part in gradient.items()}, moved), loss
 
 
-def local_update(
-    task: Task,
-    local: LocalTrainer,
-    variant: LocalUpdate,
-    weights: Weights,
-    shard: Shard,
-    moment: Moment,
-    rng: Rng,
-    extra: Term | None = None,
-) -> tuple[Weights, float] | None:
-    """Return a client's update and its training loss, by local training or by one gradient; None without a step.
-
-    `extra` is a gradient term of local training.
-    """
-    if variant == "gradient":
-        return gradient_step(task, local, weights, shard, moment)
-    fitted = local(task, task.loss, weights, shard, moment, rng, extra=extra)
-    return (fitted.delta, fitted.loss) if fitted.steps else None
-
-
 def training_cost(
     local: LocalTrainer, forward: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None
 ) -> ComputeCost:

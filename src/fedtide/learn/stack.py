@@ -20,8 +20,9 @@ from torch.fx.graph import CodeGen, Graph
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import unshare
+from fedtide.core.trees import map_leaves, unshare
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.core.weights import add
 from fedtide.learn.layers import LayerStack, Room, layers_of
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
@@ -47,10 +48,39 @@ class Fit:
     Args:
         delta: update (new - old) of params and buffers (clients, ...), in storage that the next training overwrites.
         loss: (clients,) mean training loss over all samples seen, in float64.
+        steps: (clients,) number of steps.
     """
 
     delta: Weights
     loss: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class FittedPart:
+    """What `fedtide.learn.local.Fitted` is, of one of several clients that were trained at once.
+
+    `delta` is in storage that the next training overwrites.
+    """
+
+    loss: float
+    steps: int
+    lr_sum: float
+    delta: Weights
+    received: Weights
+
+    @property
+    def weights(self) -> Weights:
+        """Weights after local training."""
+        return add(self.received, self.delta)
+
+
+def fitted_parts(fit: Fit, received: Weights, rate: float) -> list[FittedPart]:
+    """Return what came of each client, trained from `received` at a learning rate."""
+    losses, steps = fit.loss.tolist(), fit.steps.tolist()
+    deltas = [map_leaves(lambda leaf, k=k: leaf[k], fit.delta) for k in range(len(losses))]
+    parts = zip(losses, steps, deltas, strict=True)
+    return [FittedPart(loss, taken, taken * rate, delta, received) for loss, taken, delta in parts]
 
 
 def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | None:
@@ -292,7 +322,8 @@ def train_stacked(
         update(now, gradient, number)
     labels = steps.labels.to(stack.device)
     loss = (losses.double() * labels).sum(0) / labels.sum(0)
-    return Fit(stack.difference(received, params, held), loss.cpu())
+    taken = torch.from_numpy((steps.sizes > 0).sum(0))
+    return Fit(stack.difference(received, params, held), loss.cpu(), taken)
 
 
 def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:
@@ -328,11 +359,11 @@ class _Steps:
         place = np.where(there, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
-        self.x, self.y = (_joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
+        self.x, self.y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(task.dtype)
         masks = [shard.mask for shard in shards]
-        self.mask = None if masks[0] is None else _joined([mask for mask in masks if mask is not None]).to(device)
+        self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
         counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
         if self.mask is not None:
             counted = counted[..., None] & self.mask[self.place]
@@ -359,11 +390,11 @@ class _Steps:
         return x, y, share, None if whole else counted
 
 
-def _joined(columns: Sequence[Tensor]) -> Tensor:
+def joined(columns: Sequence[Tensor]) -> Tensor:
     """Concatenate columns; without a copy if they were cut from one tensor in this order.
 
     >>> rows = torch.arange(5)
-    >>> _joined(rows.split([2, 3])) is rows
+    >>> joined(rows.split([2, 3])) is rows
     True
     """
     whole = columns[0]._base

@@ -268,6 +268,22 @@ class Task:
         return Prediction(self.told(payload, x))
 
 
+def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
+    """Return the mean plain cross-entropy (K,) of each model on a client's samples; infinite if it is not finite.
+
+    K forward passes in evaluation mode over samples that are converted once.
+    """
+    x, found = task.inputs(shard.x), []
+    for weights in models:
+        found.append(task.target.losses(task.told(weights, x, double=True), shard.y, shard.mask).mean())
+    return finite_losses(torch.stack(found))
+
+
+def finite_losses(losses: Tensor) -> Tensor:
+    """Return losses with infinity in place of what is not finite, so that no such model is chosen."""
+    return torch.where(losses.isfinite(), losses, torch.inf)
+
+
 def parts(rows: int, steps: int = 1) -> Iterator[slice]:
     """Split samples into parts for one evaluation pass: `ROWS` samples each, or as many sequences as have `ROWS` steps.
 

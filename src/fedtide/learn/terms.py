@@ -31,6 +31,11 @@ class Proximal:
 
     mu: float
 
+    @property
+    def alike(self) -> float:
+        """Terms of several clients are of one kind if this is equal."""
+        return self.mu
+
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return mu * (v - w)."""
         pull = list(torch._foreach_sub(now, received))
@@ -51,6 +56,10 @@ class Correction:
     """
 
     by: list[Tensor]
+
+    @property
+    def alike(self) -> None:
+        """Return None, as any corrections can be stacked."""
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""

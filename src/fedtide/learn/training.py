@@ -13,6 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.core.weights import squared_lengths
 from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.steps import Steps, Train, alone
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -53,8 +54,12 @@ class Training:
 
     def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Train one client; None without a step."""
+        return alone(self.start(payload, memory, shard, moment, rng))
+
+    def start(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        """Begin to train one client, in steps."""
         seen = {"utility": self._utility(payload, shard)} if self.utility else {}
-        fitted = self.local(self.task, self.task.loss, payload, shard, moment, rng, extra=self.term)
+        fitted = yield Train(self.task, self.local, payload, shard, moment, rng, self.term)
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         delta = fitted.delta

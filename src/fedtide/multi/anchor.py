@@ -21,8 +21,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
 from fedtide.core.types import Algorithm, Holdings, Memory, Moment, Prediction, Shard, Sum, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, LocalUpdate, Term, local_update
+from fedtide.learn.local import LocalTrainer, LocalUpdate, Term
 from fedtide.learn.server import Server
+from fedtide.learn.steps import Steps, local_update
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -109,7 +110,7 @@ class Anchoring:
 
     def train(
         self, predict: Predict, payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng
-    ) -> dict[str, Any]:
+    ) -> Steps[dict[str, Any]]:
         """Train the anchor on a client's samples, and weigh it on its validation samples.
 
         Called before a method trains its own models, which may be in the same memory.
@@ -128,7 +129,7 @@ class Anchoring:
         if not self.on:
             return {}
         weights = payload["anchor"]["weights"]
-        made = local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
+        made = yield from local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
         if made is None:
             return {}
         total = {"anchor": Weighted(detached(made[0]), client_weight(shard, self.weighting))}

@@ -37,8 +37,9 @@ from fedtide.core.types import (
 from fedtide.core.weights import renamed, united, zeros_like
 from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
+from fedtide.learn.steps import Losses, Steps, Stepwise
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, mean_losses
 from fedtide.models.branched import WHOLE
 from fedtide.multi.pooling import pool_updates
 
@@ -136,11 +137,14 @@ def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
 def fit_question(task: Task) -> Work:
     """Build the question "fit": a client's lowest mean loss among the models of each of several "sets"."""
 
-    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
-        return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
+        least = []
+        for models in payload["sets"]:
+            least.append((yield Losses(task, models, shard)).min())
+        return Answer({"losses": Weighted(torch.stack(least).clamp(max=1e6), len(shard))})
 
     return fit
 
@@ -256,18 +260,6 @@ def mean_over_slots(totals: Sequence[Any] | None, name: str) -> float:
     found = [total[name] for total in totals or () if total is not None]
     weight = sum(each.weight for each in found)
     return sum(float(each.value) for each in found) / weight if weight else math.nan
-
-
-def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
-    """Return the mean plain cross-entropy (K,) of each model on a client's samples; infinite if it is not finite.
-
-    K forward passes in evaluation mode over samples that are converted once.
-    """
-    x, found = task.inputs(shard.x), []
-    for weights in models:
-        found.append(task.target.losses(task.told(weights, x, double=True), shard.y, shard.mask).mean())
-    losses = torch.stack(found)
-    return torch.where(losses.isfinite(), losses, torch.inf)
 
 
 def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool = False) -> Slotted:

@@ -18,9 +18,9 @@ from fedtide.core.config_types import NonNegative, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, mean_losses
 from fedtide.models import Model
-from fedtide.multi.clusters import decision_rows, mean_losses
+from fedtide.multi.clusters import decision_rows
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
 from fedtide.multi.mixture_loss import needs_likelihood

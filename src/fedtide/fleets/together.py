@@ -1,0 +1,161 @@
+"""Works in steps of many clients at once: equal requests are computed together, the others one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, size_in_bytes
+from fedtide.core.types import Answer, Moment, Shard
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.host import Host
+from fedtide.learn.layers import LayerStack
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.stack import Stack, fitted_parts, joined, stack_of, train_stacked, unstackable
+from fedtide.learn.steps import Losses, Steps, Train
+from fedtide.learn.task import Task
+
+HELD_BYTES = 2**28
+"""Bytes of what clients receive, for those that work in step: they may hold as much of their own."""
+
+Cut = Callable[[Tensor, int, Stack | LayerStack | None, int], list[Tensor]]
+"""(rows of clients, bytes of a model, the stack, batch size) -> positions of clients that go together."""
+
+
+@dataclass
+class Working:
+    """A client in the midst of its work.
+
+    Args:
+        client: its id.
+        steps: its work.
+        random: state of torch's global generator, which dropout draws from.
+        request: what it waits for; None before it begins and after it has answered.
+    """
+
+    client: int
+    steps: Steps[Answer | None]
+    random: Tensor
+    request: Any = None
+
+    def resume(self, result: Any) -> Answer | None:
+        """Go on to the next request; without one left, return the answer."""
+        try:
+            self.request = self._drawing(lambda: self.steps.send(result))
+        except StopIteration as end:
+            self.request = None
+            return end.value  # type: ignore[no-any-return]
+        return None
+
+    def alone(self) -> Any:
+        """Compute the request for this client only."""
+        return self._drawing(self.request.alone)
+
+    def _drawing(self, run: Callable[[], Any]) -> Any:
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        try:
+            return run()
+        finally:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Clients that work in step.
+
+    Args:
+        host: algorithm, population, memory.
+        device: device of stacks.
+        cut: cuts clients into those that go together.
+    """
+
+    host: Host
+    device: torch.device
+    cut: Cut
+    stacks: dict[int, Stack | LayerStack | None] = field(default_factory=dict)
+
+    def answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
+        """Yield clients with their answers, in the order in which they are done."""
+        counts = self.host.population.counts(ask.clients, "train", ask.moment)
+        received = next((size_in_bytes(each) for _, each in ask.sent(payload)), 0)
+        for part in self.cut(counts, received, None, 0):
+            yield from self._in_step(ask.of(part), payload)
+
+    def _in_step(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
+        working = list(self._begun(ask, payload))
+        for each in working:
+            answer = each.resume(None)
+            if each.request is None:
+                yield each.client, answer
+        while working := [each for each in working if each.request is not None]:
+            groups: dict[Hashable, list[Working]] = {}
+            for each in working:
+                groups.setdefault(each.request.key, []).append(each)
+            for group in groups.values():
+                for each, result in self._results(group):
+                    answer = each.resume(result)
+                    if each.request is None:
+                        yield each.client, answer
+
+    def _begun(self, ask: Ask, payload: Tree) -> Iterator[Working]:
+        host, moment = self.host, ask.moment
+        work: Any = host.algorithm.works[ask.question]
+        shards = host.population.shards(ask.clients, moment)
+        for (client, received), shard in zip(ask.sent(payload), shards, strict=True):
+            rng = Rng(host.seed).at(moment.round, client, ask.purpose)
+            steps = work.start(received, host.memory.read(client, ask.version), shard, moment, rng)
+            yield Working(client, steps, torch.Generator().manual_seed(rng.number).get_state())
+
+    def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
+        """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
+        first = group[0].request
+        if isinstance(first, Losses):
+            yield from zip(group, first.together([each.request for each in group], joined), strict=True)
+            return
+        if isinstance(first, Train) and (stack := self._stack(first)) is not None:
+            least = 2 if first.task.scratch.needs_pairs else 1
+            able = [each for each in group if len(each.request.shard) >= least]
+            group = [each for each in group if len(each.request.shard) < least]
+            yield from self._trained(stack, sorted(able, key=lambda each: -len(each.request.shard)))
+        for each in group:
+            yield each, each.alone()
+
+    def _trained(self, stack: Stack | LayerStack, group: list[Working]) -> Iterator[tuple[Working, Any]]:
+        if not group:
+            return
+        first: Train = group[0].request
+        rate = first.local.lr * first.local.lr_schedule(first.moment)
+        counts = torch.tensor([len(each.request.shard) for each in group])
+        for part in self.cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
+            some = [group[k] for k in part.tolist()]
+            requests: list[Train] = [each.request for each in some]
+            terms = None if first.term is None else [request.term for request in requests]
+            shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
+            fit = train_stacked(stack, first.local, terms, first.weights, shards, first.moment, rngs)
+            yield from zip(some, fitted_parts(fit, first.weights, rate), strict=True)
+
+    def _stack(self, request: Train) -> Stack | LayerStack | None:
+        """Return what trains several copies of a model; None if that cannot be."""
+        if request.loss is not None or unstackable(request.task, request.local, request.term) is not None:
+            return None
+        key = id(request.task)
+        if key not in self.stacks:
+            self.stacks[key] = tried_stack(request.task, self.device, request.shard, request.moment)
+        return self.stacks[key]
+
+
+def tried_stack(task: Task, device: torch.device, shard: Shard, moment: Moment) -> Stack | LayerStack | None:
+    """Return what trains several copies of a task's model; None if two of them on some samples cannot be trained."""
+    stack, few = stack_of(task, device, tuple(shard.x.shape[1:])), shard.pick(slice(0, 2))
+    try:
+        train_stacked(stack, LocalTrainer(local_steps=1), None, task.init(Rng(0)), [few] * 2, moment, [Rng(0)] * 2)
+    except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError):
+        return None
+    return stack

@@ -1,0 +1,165 @@
+"""Works in steps: a work that yields what it wants to be computed is done alone, or beside those of other clients.
+
+A client of IFCA takes the losses of K models and then trains one of them. Written as a generator that yields `Losses`
+and `Train` and is sent what comes of them, it still reads like the listing; called, it is a work like any other, with
+the same bits as a plain function. The stacked fleet starts the works of many clients, puts equal requests together, and
+sends each client its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import leaves
+from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
+from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
+from fedtide.learn.loss import Loss
+from fedtide.learn.task import Task, finite_losses, mean_losses
+
+T = TypeVar("T")
+
+Steps = Generator[Any, Any, T]
+"""What yields requests, is sent their results, and returns its own."""
+
+
+class Request(Protocol):
+    """Something that a client wants to be computed."""
+
+    @property
+    def key(self) -> Hashable:
+        """Requests with equal keys may be computed together."""
+
+    def alone(self) -> Any:
+        """Compute it for this client."""
+
+
+def alone(steps: Steps[T]) -> T:
+    """Run steps to their end, each request by itself.
+
+    >>> from types import SimpleNamespace
+    >>> def twice():
+    ...     one = yield SimpleNamespace(alone=lambda: 1)
+    ...     return one + (yield SimpleNamespace(alone=lambda: 2))
+    >>> alone(twice())
+    3
+    """
+    result = None
+    while True:
+        try:
+            request = steps.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        result = request.alone()
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """A work made of a generator; a decorator.
+
+    Args:
+        start: (payload, memory, shard, moment, rng) -> steps that return the answer.
+    """
+
+    start: Callable[[Payload, Memory, Shard, Moment, Rng], Steps[Answer | None]]
+
+    def __call__(self, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Do the work of one client."""
+        return alone(self.start(payload, memory, shard, moment, rng))
+
+
+def _same(weights: Sequence[Weights]) -> Hashable:
+    """Return what is equal for weights that share their storage, as what all clients received does."""
+    return tuple(id(leaf) for leaf in leaves(list(weights)))
+
+
+@dataclass(frozen=True, eq=False)
+class Train:
+    """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `Part` of a stack.
+
+    Results share storage with those of other trainings: detach what is used after a further request.
+    """
+
+    task: Task
+    local: LocalTrainer
+    weights: Weights
+    shard: Shard
+    moment: Moment
+    rng: Rng
+    term: Any = None
+    loss: Loss | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Model, settings, the kind of the gradient term, and where it begins."""
+        term = None if self.term is None else (type(self.term), getattr(self.term, "alike", id(self.term)))
+        return Train, id(self.task), self.local, id(self.loss), term, _same([self.weights])
+
+    def alone(self) -> Fitted:
+        """Train one client."""
+        loss = self.task.loss if self.loss is None else self.loss
+        return self.local(self.task, loss, self.weights, self.shard, self.moment, self.rng, extra=self.term)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.task.mean_losses`."""
+
+    task: Task
+    models: Sequence[Weights]
+    shard: Shard
+
+    @property
+    def key(self) -> Hashable:
+        """The models; samples with a mask and without go apart."""
+        return Losses, id(self.task), _same(self.models), self.shard.mask is None
+
+    def alone(self) -> Tensor:
+        """Compute them for one client."""
+        return mean_losses(self.task, self.models, self.shard)
+
+    def together(self, others: Sequence[Losses], joined: Callable[[Sequence[Tensor]], Tensor]) -> list[Tensor]:
+        """Compute them for several clients, from one pass of each model over all of their samples.
+
+        Args:
+            others: the requests, this one among them.
+            joined: concatenates columns.
+        """
+        shards = [other.shard for other in others]
+        x, y = (joined([getattr(shard, name) for shard in shards]) for name in "xy")
+        mask = None if shards[0].mask is None else joined([shard.mask for shard in shards if shard.mask is not None])
+        sizes, found = [len(shard) for shard in shards], []
+        for weights in self.models:
+            each, done = [], 0
+            for outputs in self.task.outputs(weights, x):
+                rows = slice(done, done + len(outputs))
+                told = self.task.target.told(outputs.double())
+                each.append(self.task.target.losses(told, y[rows], None if mask is None else mask[rows]))
+                done = rows.stop
+            found.append(torch.stack([part.mean() for part in torch.cat(each).split(sizes)]))
+        return list(finite_losses(torch.stack(found, 1)).unbind())
+
+
+def local_update(
+    task: Task,
+    local: LocalTrainer,
+    variant: LocalUpdate,
+    weights: Weights,
+    shard: Shard,
+    moment: Moment,
+    rng: Rng,
+    extra: Term | None = None,
+) -> Steps[tuple[Weights, float] | None]:
+    """Return a client's update and its training loss, by local training or by one gradient; None without a step.
+
+    `extra` is a gradient term of local training.
+    """
+    if variant == "gradient":
+        return gradient_step(task, local, weights, shard, moment)
+    fitted = yield Train(task, local, weights, shard, moment, rng, extra)
+    return (fitted.delta, fitted.loss) if fitted.steps else None
