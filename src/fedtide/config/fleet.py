@@ -64,7 +64,7 @@ class Ray(Processes):
 
 @ingredient
 class Stacked(Processes):
-    """Several clients trained at once, where clients do nothing but train; gives other last bits."""
+    """Several clients at once: trained together, and judging models together; gives other last bits."""
 
     threads: Threads = 1
     kind: Literal["stacked"] = "stacked"
