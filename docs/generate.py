@@ -248,7 +248,10 @@ def space_navigation() -> str:
 
 def top() -> str:
     """What runs things from Python, and what it returns."""
-    results = [get_type_hints(function)["return"] for function in (fedtide.simulate, fedtide.run, fedtide.tune)]
+    results = [
+        get_type_hints(function)["return"]
+        for function in (fedtide.simulate, fedtide.run, fedtide.tune, fedtide.recommend)
+    ]
     results = [getattr(result, "__origin__", result) for result in results]
     names = [name for name in fedtide.__all__ if name not in spaces()]
     shown = {f"ft.{name}": getattr(fedtide, name) for name in sorted(names, key=str.swapcase)}  # functions first

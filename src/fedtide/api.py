@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import time as clock
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -9,9 +13,11 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config import Experiment, from_dict, read, resolved, slug, to_toml
 from fedtide.config.code import named
 from fedtide.config.overrides import as_toml, flat, seed_list
+from fedtide.core.atomic import write_text
+from fedtide.core.durations import seconds_of
 from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
@@ -28,7 +34,7 @@ from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
 from fedtide.tracking.settings import check_installed, spelled
 from fedtide.tuning import folder as tunings
-from fedtide.tuning import plan, search
+from fedtide.tuning import plan, search, tournament
 from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
 
@@ -195,6 +201,46 @@ class FinishedTuning:
         return frame(rows, library)
 
 
+@dataclass(frozen=True, repr=False)
+class Recommendation:
+    """A finished tournament: its folder, the study with the survivors for a proper run, and its page.
+
+    made: what its folder says (`fedtide.tuning.tournament.Tournament`). Scores of a tournament are those by which
+    methods were chosen, and flatter them: what a method's accuracy is, a run of the study tells.
+    """
+
+    folder: Path
+    study: Path
+    report: Path
+    made: tournament.Tournament
+
+    @property
+    def survivors(self) -> list[str]:
+        """Entries that may be the best, first the one that leads."""
+        return self.made.survivors
+
+    def __repr__(self) -> str:
+        first, *others = self.survivors
+        beside = f"; not told apart from it: {listed(others)}" if others else ""
+        return f"Recommendation({str(self.folder)!r}, {first} leads{beside})"
+
+    def _repr_html_(self) -> str:
+        from fedtide.report.notebook import tuned
+        from fedtide.report.recommendation import standings_table
+
+        return tuned(repr(self), standings_table(self.made), self.report)
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each entry, rung and seed: its accuracy on validation rows."""
+        rows = [
+            {"entry": entry, "rounds": rung.rounds, "seed": seed, "accuracy": value}
+            for rung in self.made.reached
+            for entry, own in rung.values.items()
+            for seed, value in own.items()
+        ]
+        return frame(rows, library)
+
+
 def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     """Read an experiment, and find out whatever would stop it before anything is written.
 
@@ -340,8 +386,8 @@ def run(
 @hinted
 def resume(
     run_folder: str | Path, *, seeds: Seeds | None = None, workers: int | None = None, quiet: bool = False
-) -> Finished | FinishedTuning:
-    """Go on where a run or a tuning was stopped; of one that is finished, return what it found.
+) -> Finished | FinishedTuning | Recommendation:
+    """Go on where a run, a tuning or a tournament was stopped; of one that is finished, return what it found.
 
     Args:
         run_folder: the run folder, or the folder of a tuning.
@@ -358,6 +404,10 @@ def resume(
         if seeds is not None:
             raise refused("seeds", seeds, "None, as the seeds of a tuning are those of its config.toml")
         return _done(tune_shown(root, workers, Output(quiet)), root)
+    if tournament.is_tournament(root):
+        if seeds is not None:
+            raise refused("seeds", seeds, "None, as a tournament has seeds of its own")
+        return _done(recommendation_shown(root, workers, Output(quiet)), root)
     settings = folder.load(root)
     if seeds is not None:
         settings = folder.extended(root, _seeds(seeds))
@@ -379,6 +429,10 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
     roots, page = [Path(root) for root in run_folders], None if out is None else Path(out)
     if len(roots) == 1 and tunings.is_tuning(roots[0]):
         return write_tuning(roots[0], page)
+    if len(roots) == 1 and tournament.is_tournament(roots[0]):
+        from fedtide.report.recommendation import write_recommendation
+
+        return write_recommendation(roots[0], page)
     return write_page(roots, page)
 
 
@@ -415,6 +469,8 @@ def results(run_folder: str | Path) -> Finished:
     root = Path(run_folder)
     if tunings.is_tuning(root):
         raise FedtideError(f"{root}: is a tune folder; ft.resume returns what it found")
+    if tournament.is_tournament(root):
+        raise FedtideError(f"{root}: is the folder of a tournament; ft.resume returns what it found")
     return Finished(root, report_of(root), read_finished(root))
 
 
@@ -593,3 +649,190 @@ def tune(
     made = prepare_tuning(experiment, _request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
     return _done(tune_shown(made.root, workers, Output(quiet)), made.root)
+
+
+RATES = 0.05, 0.2
+"""Learning rates with which methods are entered that are nominated for data of a person's own."""
+VALIDATED = 0.2
+"""Share of the training rows of such data by which methods are judged."""
+
+
+def is_study(data: Any) -> bool:
+    """Tell whether what is to be recommended for is an experiment, and no data."""
+    if isinstance(data, Experiment) or (isinstance(data, Mapping) and "method" in data):
+        return True
+    return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
+
+
+def begin_recommendation(data: Any, request: Request = Request(), budget: str = "5m", **columns: str | None) -> Path:
+    """Inspect data or a study, nominate methods, and make the folder of a tournament.
+
+    Args:
+        data: as `inspect` takes it, or an experiment.
+        request: how; the seeds are a tournament's own.
+        budget: seconds that the tournament takes, such as "5m" or "90s".
+        columns: `label`, `client`, `time`, `features` and `zone`, as of `inspect`.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+    """
+    began = clock.time()
+    try:
+        seconds = seconds_of(budget)
+    except ValueError as error:
+        raise FedtideError(f"--budget: {error}") from None
+    if request.out is not None:
+        folder.free(Path(request.out))
+    if is_study(data):
+        return _begin_with_study(data, request, seconds, columns, began)
+    if (said := next(iter([*request.sets, *([request.scale] if request.scale else [])]), None)) is not None:
+        raise refused("--set, --scale", said, "with a study (a TOML file or recipe:NAME)")
+    found = inspect(data, **columns)  # type: ignore[arg-type]
+    if found.table.features is None:
+        raise FedtideError(f"{found.table.name}: no columns of features, without which there is no model")
+    root = _folder(request, f"{slug(found.table.name.partition('.')[0])}-recommend")
+    made_here = not root.exists()
+    try:
+        found.write(root / "inspection")
+        settings, candidates = _entered(found, root / "inspection" / "study.toml")
+        _check_judged(settings, found.table.name, request.workers)
+        files = {
+            "config.toml": to_toml(settings),
+            "environment.json": json.dumps(folder.environment(), indent=1) + "\n",
+        }
+        for file, text in files.items():
+            write_text(root / file, text)
+        said, spent = str(found).splitlines(), clock.time() - began
+        write_text(root / tournament.LADDER, tournament.first_line(seconds, candidates, said, spent))
+    except FedtideError:
+        shutil.rmtree(root if made_here else root / "inspection", ignore_errors=True)
+        raise
+    return root
+
+
+def _entered(found: Findings, path: Path) -> tuple[Experiment, list[tournament.Candidate]]:
+    """Return the study of an inspection with every nominated method at every rate, and the candidates."""
+    from fedtide.inspection.study import methods
+
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    values["data"]["split"] = {"val": VALIDATED}
+    del values["baseline"]
+    values["method"], candidates = [], []
+    for name, algorithm, options, why in methods(found):
+        for rate in RATES:
+            entry = f"{name}, lr {rate:g}"
+            local = {"solver" if algorithm == "local" else "local": {**values["defaults"]["local"], "lr": rate}}
+            values["method"].append({"name": entry, "algorithm": algorithm, **options, **local})
+            candidates.append(tournament.Candidate(entry, name, why))
+    return from_dict(values, where=str(path)), candidates
+
+
+def _begin_with_study(
+    data: Spelled, request: Request, seconds: float, columns: Mapping[str, str | None], began: float
+) -> Path:
+    from fedtide.tuning.nominate import found_in_world, nominated
+
+    if given := next((name for name, value in columns.items() if value is not None), None):
+        raise refused(f"--{given}", columns[given], "with data (CSV, Parquet, NPZ), not with a study")
+    settings, where, name = _read(data, request.scale, request.sets)
+    if settings.sweep:
+        raise refused(f"{where}: sweep", next(iter(settings.sweep)), "none: a tournament is about one point of it")
+    _check_judged(settings, where, request.workers)
+    found = found_in_world(settings, tournament.played_by(settings).seeds[0])
+    candidates = [
+        tournament.Candidate(method.name, method.name, why) for method, why in nominated(found, settings.method)
+    ]
+    said = [] if found is None else [answer.line for answer in found]
+    root = _folder(request, f"{slug(name)}-recommend")
+    line = tournament.first_line(seconds, candidates, said, clock.time() - began)
+    files = {"config.toml": to_toml(settings), tournament.LADDER: line}
+    folder.made(root, files, request.scale)
+    return root
+
+
+def _check_judged(settings: Experiment, where: str, workers: int | None) -> None:
+    """Raise where a study cannot be played, has one method alone, or no validation rows."""
+    if len(settings.method) < 2:
+        raise refused(f"{where}: method", len(settings.method), "two methods or more, which are compared")
+    if settings.fleet.kind not in ("local", "workers"):
+        raise refused(f"{where}: fleet.kind", settings.fleet.kind, "local or workers in a tournament")
+    playing = tournament.played_by(settings)
+    _workers(playing, workers)
+    _ready(playing, where)
+
+
+def play_recommendation(
+    root: Path, *, workers: int | None = None, display: tournament.Display | None = None
+) -> Recommendation | None:
+    """Play what is left of a tournament, write its study and its page; None if a person stopped it."""
+    from fedtide.report.recommendation import write_recommendation
+
+    if not tournament.execute(root, workers=_workers(folder.load(root), workers), display=display):
+        return None
+    page = write_recommendation(root)
+    return Recommendation(root, root / tournament.STUDY, page, tournament.read_tournament(root))
+
+
+def recommendation_shown(root: Path, workers: int | None, output: Output = Output()) -> Recommendation | None:
+    """Play what is left of a tournament as `play_recommendation` does, and print its rungs and how methods stand."""
+    from fedtide.report.recommendation import headline, standings_table
+    from fedtide.terminal import console, print_table, say
+    from fedtide.tuning.display import LiveTournament
+
+    screen = console(output)
+    say(f"tournament folder: {root}", screen)
+    _say_code(folder.load(root), root, screen)
+    for line in tournament.read_tournament(root).said:
+        say(line, screen)
+    finished = play_recommendation(root, workers=workers, display=LiveTournament(screen))
+    if finished is not None:
+        print_table(standings_table(finished.made), screen)
+        say(headline(finished.made), screen)
+        say(f"study: {finished.study}", screen)
+    return finished
+
+
+@hinted
+def recommend(
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    budget: str = "5m",
+    label: str | None = None,
+    client: str | None = None,
+    time: str | None = None,
+    features: Sequence[str] | str | None = None,
+    zone: str | None = None,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Recommendation:
+    """Recommend methods for data or a study: an inspection nominates them, a tournament on validation rows decides.
+
+    Args:
+        data: a file, several files or a data frame, as `ft.inspect` takes it; or a study: an experiment made in Python,
+            nested dicts with `method`, a TOML file, or "recipe:NAME".
+        out: the folder that is made; it must not exist. By default runs/NAME-recommend.
+        budget: how long the tournament may take, such as "90s" or "5m".
+        label: column of the label, as of `ft.inspect`; so are `client`, `time`, `features` and `zone`.
+        client: column of the client.
+        time: column of the time.
+        features: columns of the features.
+        zone: time zone in which hours and days are counted.
+        scale: of a recipe.
+        sets: values of a study to override.
+        workers: processes; by default as many as the machine has cores.
+        quiet: print nothing.
+
+    Returns:
+        Who leads, who cannot be told apart from it, and a study with these for a proper run on fresh seeds.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    named = ",".join(features) if features is not None and not isinstance(features, str) else features
+    columns = {"label": label, "client": client, "time": time, "features": named, "zone": zone}
+    root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, **columns)
+    return _done(recommendation_shown(root, workers, Output(quiet)), root)

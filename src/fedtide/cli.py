@@ -26,11 +26,10 @@ from rich.table import Table
 import fedtide
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.deploy import commands as deployment
-from fedtide.request import ExactKind, Family, FleetKind, Output, Request, recipe, recipes
+from fedtide.request import ExactKind, Family, FleetKind, Output, Request, Scale, recipe, recipes
 from fedtide.terminal import Screen, console, say, tell
 
 if TYPE_CHECKING:
-    from fedtide import api
     from fedtide.config import Experiment
     from fedtide.config.keys import Key
 
@@ -49,6 +48,7 @@ and which method coped.
     fedtide report runs/study      make the report again
     fedtide track runs/study ...   tell TensorBoard, MLflow or W&B of it
     fedtide inspect data.csv       tell which shift your own data have
+    fedtide recommend data.csv     and which methods may help with it
     fedtide export runs/study      write a model for other programs
     fedtide predict runs/study ... predict the rows of a file
     fedtide check mine:fednova     check your own algorithm against the laws
@@ -181,7 +181,7 @@ def resume(
     """Go on where a run was stopped or killed: the result is the same as if it had not been.
 
     Args:
-        run_folder: the run folder, or the folder of a tuning.
+        run_folder: the run folder, or the folder of a tuning or a tournament.
         seeds: play more seeds than were asked for, e.g. 0,1,2,3,4 or 0-4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
@@ -189,6 +189,7 @@ def resume(
     """
     from fedtide.runs import folder
     from fedtide.tuning import folder as tunings
+    from fedtide.tuning import tournament as tournaments
 
     _positive("--workers", workers)
     if tunings.is_tuning(run_folder):
@@ -197,6 +198,12 @@ def resume(
         if seeds is not None:
             raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
         return _tune(run_folder, workers, output)
+    if tournaments.is_tournament(run_folder):
+        if given := next(
+            (name for name, value in (("--fleet", fleet), ("--address", address), ("--seeds", seeds)) if value), None
+        ):
+            raise FedtideError(f"{given}: {run_folder} is the folder of a tournament, which goes on as it began")
+        return _recommend(run_folder, workers, output)
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
     if fleet is not None and kind == "stacked":
@@ -382,20 +389,22 @@ def report(
         figures: a directory for every picture as SVG and PDF; it may be that of the tables.
         tables: a directory for every table as CSV and LaTeX.
     """
+    from fedtide import api
     from fedtide.report.page import write_report
-    from fedtide.report.tuning import write_tuning
     from fedtide.runs import folder
     from fedtide.runs.experiment import check_runs
     from fedtide.tuning import folder as tunings
+    from fedtide.tuning import tournament as tournaments
 
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
     screen = console(output)
     for root in run_folders:
-        if tunings.is_tuning(root):
+        if tunings.is_tuning(root) or tournaments.is_tournament(root):
             if len(run_folders) > 1:
-                raise FedtideError(f"{root}: is a tune folder, whose report stands alone; allowed: run folders")
-            page = write_tuning(root, out)
+                kind = "a tune folder" if tunings.is_tuning(root) else "the folder of a tournament"
+                raise FedtideError(f"{root}: is {kind}, whose report stands alone; allowed: run folders")
+            page = api.write_report(root, out=out)
             say(f"report: {page}", screen)
             tell({"report": page}, output)
             return 0
@@ -477,6 +486,50 @@ def inspect(
     answers = [asdict(answer) for answer in found]
     tell({"answers": answers, "notes": found.notes, "study": study, "page": page.resolve()}, output)
     return 0
+
+
+@app.command
+def recommend(
+    data: list[str],
+    /,
+    *,
+    budget: str = "5m",
+    label: str | None = None,
+    client: str | None = None,
+    time: str | None = None,
+    features: str | None = None,
+    zone: str | None = None,
+    scale: Scale | None = None,
+    sets: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
+    workers: int | None = None,
+    out: Path | None = None,
+    output: Telling = Output(),
+) -> int:
+    """Recommend methods for your own data, or among those of a study: a tournament on validation rows within a budget.
+
+    Args:
+        data: a CSV or Parquet file, several with the same header, or an NPZ file; or a study: a TOML file with two
+            methods or more, or recipe:NAME.
+        budget: how long it may take, e.g. 90s or 5m.
+        label: column of the label, as of fedtide inspect; so are client, time, features and zone.
+        client: column of the client; "" for none.
+        time: column of the time, or those of a date divided by commas; "" for none.
+        features: columns of the features, divided by commas.
+        zone: time zone in which hours and days are counted, e.g. Europe/Berlin.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated.
+        workers: processes; by default the machine's cores.
+        out: the folder that is made; it must not exist. By default runs/NAME-recommend.
+    """
+    from fedtide import api
+
+    _positive("--workers", workers)
+    if len(data) > 1 and (study := next(filter(api.is_study, data), None)) is not None:
+        raise refused("recommend", study, "one study, or data")
+    columns = {"label": label, "client": client, "time": time, "features": features, "zone": zone}
+    what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
+    root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, **columns)
+    return _recommend(root, workers, output)
 
 
 @app.command(name="recipes")
@@ -627,12 +680,26 @@ def _tune(root: Path, workers: int | None, output: Output) -> int:
     return 0
 
 
+def _recommend(root: Path, workers: int | None, output: Output) -> int:
+    from fedtide import api
+
+    finished = _to_the_end(root, lambda: api.recommendation_shown(root, workers, output), output)
+    if not isinstance(finished, api.Recommendation):
+        return 130
+    say(f"report: {finished.report.resolve()}", console(output))
+    made = finished.made
+    standings = [asdict(each) for each in made.standings]
+    found = {"survivors": made.survivors, "standings": standings, "failed": dict(made.failed), "ended": made.ended}
+    tell({"report": finished.report.resolve(), "study": finished.study, **found}, output)
+    return 0
+
+
 def _summarized(root: Path) -> dict[str, Any]:
     """Return what the summary of a run folder says."""
     return {"folder": root, "summary": json.loads((root / "summary.json").read_text(encoding="utf-8"))}
 
 
-def _to_the_end(root: Path, play: Callable[[], api.Finished | api.FinishedTuning | None], output: Output) -> Any:
+def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     """Play what is left of a folder and return what it found; None where a person stopped it, told how to go on."""
     from fedtide.fleets.allocator import keep_freed
 

@@ -74,11 +74,15 @@ class Run:
         return judge_of(self.experiment, self.method, self.seed, memory, self.pool, ledger)
 
     def play(
-        self, stop: Callable[[], bool] = lambda: False, judge_of: Callable[[Run], Judge] = simulated
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        judge_of: Callable[[Run], Judge] = simulated,
+        until: int | None = None,
     ) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true.
 
-        `judge_of` builds the fleet, of real clients for example, and what it is judged on.
+        `judge_of` builds the fleet, of real clients for example, and what it is judged on. With `until` it ends, saved,
+        once so many rounds are played.
         """
         # The server's own sums, too, have as many threads here as in a process beside others.
         with run_lock(self.folder), threads(self.experiment.fleet.threads):
@@ -90,6 +94,8 @@ class Run:
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:
                 judge.fleet.memory.clear()
+            elif until is not None and resumed.start.round >= until:
+                return
             shift = None if truth is None else self._save_shift(truth)
             marks = None if resumed is None else resumed.marks
             regrouped = truth is not None and truth.drifting_group(Moment(0, self.experiment.rounds)) is not None
@@ -99,7 +105,8 @@ class Run:
             )
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
-                yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
+                start = None if resumed is None else resumed.start
+                yield from self._rounds(judge, record, config, start, known, stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
                     raise
@@ -135,6 +142,7 @@ class Run:
         start: Start | None,
         known: list[float | None],
         stop: Callable[[], bool],
+        until: int | None,
     ) -> Iterator[Progress]:
         """Play the rounds from `start` on; `known` are the accuracies of the evaluations before."""
         rounds = self.experiment.rounds
@@ -156,7 +164,7 @@ class Run:
             now = time.perf_counter()
             timing = {"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in}
             record.append("timings.jsonl", timing)
-            stopping = stop()
+            stopping = stop() or number + 1 == until
             if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"

@@ -1,4 +1,4 @@
-"""Live progress of a tuning: a bar over all rounds in a terminal, and a plain line per trial."""
+"""Live progress of a tuning or a tournament: a bar in a terminal, and a plain line per trial or rung."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from fedtide.tuning import tournament
 from fedtide.tuning.trials import Trial
 from fedtide.tuning.tune import Display
 
@@ -62,6 +63,43 @@ class LiveTuning(Display):
         """Stop the bar."""
         if self._bars is not None:
             self._bars.stop()
+
+
+class LiveTournament(tournament.Display):
+    """Display that shows every rung with a bar, and who leads after it.
+
+    Args:
+        console: output; a terminal also gets a bar.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars: Bars | None = None
+
+    def begin(self, title: str, rounds: int) -> None:
+        """Start a rung with so many rounds to play in all."""
+        self.end()
+        self.console.print(title, highlight=False, markup=False, soft_wrap=True)
+        if self.console.is_terminal:
+            self._bars = Bars(BarColumn(bar_width=30), TimeRemainingColumn(compact=True), console=self.console)
+            self._task = self._bars.add_task("rounds", total=rounds)
+            self._bars.start()
+
+    def going(self, rounds: int) -> None:
+        """Show that so many rounds more are played."""
+        if self._bars is not None:
+            self._bars.update(self._task, advance=rounds)
+
+    def said(self, line: str) -> None:
+        """Show a line."""
+        self.end()
+        self.console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Remove the bar."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
 
 def said(trial: Trial) -> str:

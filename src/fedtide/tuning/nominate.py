@@ -1,0 +1,138 @@
+"""Nomination: in which order methods are entered in a tournament, by what an inspection found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fedtide.algorithms import REGISTRY
+from fedtide.config import Experiment, Method
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.data.rows import Rows
+from fedtide.inspection.findings import Findings, Question, found_in
+from fedtide.inspection.questions import CYCLES
+from fedtide.inspection.table import Table
+from fedtide.runs.build import cohort_size, population_of
+
+ROWS = 20_000
+"""Rows of a study's world that are looked at."""
+A_CLIENT = 20
+"""Rows of a client that are seen in a round."""
+
+Rule = tuple[str, Callable[[Findings], int], tuple[str, ...]]
+
+
+def _level(*questions: Question) -> Callable[[Findings], int]:
+    """Return how strongly any of some questions is answered: 2, 1 or 0."""
+    strength = {"strong": 2, "mild": 1}
+    return lambda found: max(strength.get(found[question].level, 0) for question in questions)
+
+
+def _others(found: Findings) -> int:
+    """Return how strongly other clients are there at other hours."""
+    mix = _level("mix")(found) if "others" in found["mix"].why else 0
+    return max(mix, _level("presence")(found))
+
+
+def _same(found: Findings) -> int:
+    """Return how strongly what the same clients hold changes."""
+    questions: tuple[Question, ...] = ("mix", "drift")
+    return max((_level(name)(found) for name in questions if "same" in found[name].why), default=0)
+
+
+def _nothing(found: Findings) -> int:
+    """Return 1 where clients are alike and stay so."""
+    return int(not any(answer.found for answer in found))
+
+
+RULES: tuple[Rule, ...] = (
+    ("labels differ between clients", _level("labels"),
+     ("wsm", "scaffold", "fedprox", "fielding", "flexcfl", "family:server-optimizer")),
+    ("there are groups of clients, or features differ", _level("groups", "features"),
+     ("ifca", "flexcfl", "feddrift", "fielding", "aem", "family:mixture")),
+    ("features mean other things to other clients", _level("meaning"), ("aem", "ifca", "family:mixture")),
+    ("other clients are there at other hours", _others, ("ifca", "family:branches")),
+    ("it drifts", _level("drift", "matter"), ("fielding", "feddrift", "flexcfl", "auxo")),
+    ("the same clients hold other things at other times", _same, ("family:mixture",)),
+    ("nothing differs, where several models that are averaged help a little", _nothing,
+     ("family:mixture", "family:server-optimizer")),
+)  # fmt: skip
+"""What was found, how strongly, and the methods that it speaks for: algorithms, losses or families."""
+
+PLAIN = "one model for all: what the others have to beat"
+
+
+def _loss(method: Method) -> str:
+    return str(getattr(method.loss, "kind", ""))
+
+
+def reasons(found: Findings, method: Method) -> tuple[int, list[str]]:
+    """Return how strongly findings speak for a method, and which."""
+    entry = REGISTRY.get(method.algorithm)
+    names = {method.algorithm, _loss(method), f"family:{entry.family if entry else ''}"}
+    spoken = [(strength(found), said) for said, strength, about in RULES if names & set(about)]
+    return max((level for level, _ in spoken), default=0), [said for level, said in spoken if level]
+
+
+def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[Method, str]]:
+    """Return methods in the order in which they are entered, with the reasons.
+
+    Plain FedAvg is the first. Of several methods with one algorithm and loss the first comes before the others: what a
+    shift is about are algorithms. Then those come first for which findings speak, the strongest first, else as they are
+    given.
+
+    Args:
+        found: what an inspection found; None where nothing could be asked.
+        methods: the candidates.
+    """
+    plain = next(
+        (m for m in methods if m.algorithm == "fedavg" and getattr(m.loss, "kind", "") == "cross-entropy"), None
+    )
+    seen: dict[tuple[str, str], int] = {}
+    order = []
+    for number, method in enumerate(methods):
+        kind = method.algorithm, _loss(method)
+        again = seen[kind] = seen.get(kind, -1) + 1
+        level, said = reasons(found, method) if found is not None else (0, [])
+        why = PLAIN if method is plain else "; ".join(said)
+        order.append(((method is not plain, again, -level, number), method, why))
+    return [(method, why) for _, method, why in sorted(order, key=lambda each: each[0])]
+
+
+def found_in_world(experiment: Experiment, seed: int) -> Findings | None:
+    """Inspect the rows that clients of a study bring over its rounds; None where they are no single labels.
+
+    A period of the shift counts as a day. A row is looked at once, in one of the rounds in which its client takes part.
+    """
+    method, rounds = experiment.method[0], experiment.rounds
+    people = population_of(experiment, experiment.shift, seed)
+    if people.rows.steps is not None or not isinstance(people.rows, Rows):
+        return None
+    cohort, draw = cohort_size(method, people.registered), Rng(seed).at("inspected").numpy()
+    day = CYCLES["day"][0] * rounds / max(rounds - 1, 1) / (experiment.period or rounds)
+    seen: set[int] = set()
+    picked, owner, times, left = [], [], [], ROWS
+    for number in draw.permutation(rounds).tolist():
+        moment = Moment(number, rounds, float(number))
+        for client in people.arrivals(cohort, moment).tolist():
+            held = [row for row in people.held(client, moment, "train").tolist() if row not in seen]
+            some = draw.permutation(held)[: min(A_CLIENT, left)].astype(np.int64)
+            seen.update(some.tolist())
+            left -= len(some)
+            picked.append(people.fetch(torch.from_numpy(some), client, moment) if len(some) else None)
+            owner += [client] * len(some)
+            times += [number * day] * len(some)
+    pairs = [pair for pair in picked if pair is not None]
+    if not pairs:
+        return None
+    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    names = np.array([f"client {client}" for client in owner])
+    table = Table("the study", y.numpy(), x.reshape(len(x), -1).float().numpy(), names, np.array(times))
+    try:
+        return found_in(table, seed)
+    except FedtideError:  # all labels are the same
+        return None

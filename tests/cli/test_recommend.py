@@ -1,0 +1,131 @@
+"""`fedtide recommend` as a person types it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+import fedtide as ft
+from fedtide.config import read
+from fedtide.tuning import tournament
+from fedtide.tuning.ladder import Ladder
+from helpers.shell import done, refused
+from helpers.studies import A, raw
+
+PROX = {**A, "name": "prox", "algorithm": "fedprox"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and one plan whatever time methods take."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, _: Ladder((min(6, rounds),), 1, len(costs)))
+    monkeypatch.setattr("fedtide.tuning.tournament.SEEDS", 2)
+    return tmp_path
+
+
+def written(*methods, **changes) -> Path:
+    path = Path("study.toml")
+    values = raw(*(methods or (A, PROX)), **{"rounds": 2, "eval_every": 1, "data": {"split": {"val": 0.3}}, **changes})
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")
+    return path
+
+
+def baskets() -> Path:
+    """Shops in half of which full baskets are paid by card, and in half nearly empty ones."""
+    draw, path = random.Random(0), Path("baskets.csv")
+    rows = []
+    for _ in range(400):
+        shop, basket = draw.randrange(8), draw.gauss(10, 4)
+        rows.append([f"shop-{shop}", round(basket, 1), "card" if (basket > 10) == (shop < 4) else "cash"])
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["shop", "basket", "label"], *rows])
+    return path
+
+
+def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
+    written()
+    assert done("recommend", "study.toml", "--workers", 1) == 0
+    out = capsys.readouterr().out
+    root = here / "runs" / "study-recommend"
+    assert out.startswith("tournament folder: runs/study-recommend\nDo labels differ between clients?")
+    assert "cannot be told apart" in out
+    assert "study: runs/study-recommend/study.toml\n" in out
+    assert out.endswith(f"report: {root / 'report.html'}\n")
+    ready = read(root / "study.toml")
+    assert ready.seeds == read("study.toml").seeds
+    assert {method.name for method in ready.method} == {"A", "prox"}
+    page = (root / "report.html").read_text(encoding="utf-8")
+    assert "they flatter" in page
+    assert page.count("<figure") == 2
+    # Nothing is left to do; the page is made again.
+    assert done("resume", root, "--quiet", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["survivors"][0] in ("A", "prox")
+    assert {each["verdict"] for each in found["standings"]} == {"leads", "cannot be told apart"}
+    (root / "report.html").unlink()
+    assert done("report", root) == 0
+    assert (root / "report.html").is_file()
+
+
+def test_from_data_to_a_study(here, capsys):
+    baskets()
+    assert done("recommend", "baskets.csv", "--workers", 1, "--out", "shops", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+    made = tournament.read_tournament(here / "shops")
+    assert {each.method for each in made.candidates} >= {"FedAvg", "Each alone", "IFCA, K = 2"}
+    assert {each.entry.rpartition(" ")[2] for each in made.candidates} == {"0.05", "0.2"}
+    assert (here / "shops" / "inspection" / "inspection.html").is_file()
+    ready = read("shops/study.toml")
+    assert len(ready.method) < len(made.candidates)
+    assert ready.data.split.val == 0.2
+
+
+def test_from_python_with_rows_in_memory(here):
+    with open(baskets(), newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: [row[name] for row in rows] for name in ("shop", "label")}
+    data = columns | {"basket": [float(row["basket"]) for row in rows]}
+    found = ft.recommend(data, "shops", budget="10m", workers=1, quiet=True)
+    assert re.fullmatch(r"Recommendation\('shops', .* leads; not told apart from it: .*\)", repr(found))
+    assert "verdict" not in found._repr_html_()
+    assert found.study.is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "said"),
+    [
+        ({}, ["study.toml", "--budget", "5"], "--budget: found '5', allowed: a number and s, m, h or d, such as '90s'"),
+        (
+            {},
+            ["study.toml", "--label", "y"],
+            "--label: found 'y', but with data .*|--label: found 'y', allowed: with data",
+        ),
+        ({}, ["study.toml", "study.toml"], "recommend: found 'study.toml', allowed: one study, or data"),
+        ({}, ["study.toml", "--workers", 0], "--workers: found 0, allowed: 1 or more"),
+        ({}, ["none.csv"], "none.csv"),
+        ({}, [], "DATA: no value given"),
+        ({"method": [A]}, ["study.toml"], "study.toml: method: found 1, allowed: two methods or more"),
+        (
+            {"data": {"split": {"val": 0.0}}},
+            ["study.toml"],
+            "eval_splits: found 'val', allowed: views with rows",
+        ),
+        ({"sweep": {"rounds": [1, 2]}}, ["study.toml"], "study.toml: sweep: found 'rounds', allowed: none"),
+    ],
+)
+def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):
+    written(*changes.pop("method", ()), **changes)
+    assert re.search(said, refused(capsys, here, "recommend", *arguments))
+
+
+def test_options_of_a_study_are_none_of_data(here, capsys):
+    baskets()
+    said = refused(capsys, here, "recommend", "baskets.csv", "--set", "rounds=3")
+    assert "--set, --scale: found 'rounds=3', allowed: with a study" in said

@@ -1,0 +1,103 @@
+"""Tournaments on a toy: rungs, what they leave, stops and kills."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedtide.config import Experiment, read
+from fedtide.core.errors import FedtideError
+from fedtide.runs import folder
+from fedtide.tuning import ladder, tournament
+from fedtide.tuning.ladder import Ladder
+from fedtide.tuning.tournament import Candidate, execute, first_line, played_by, read_tournament
+from helpers.studies import MOMENTUM, SCAFFOLD, A, study
+
+PROX = {**A, "name": "prox", "algorithm": "fedprox"}
+FAILS = {**A, "name": "fails", "local": {"lr": 1e30, "batch_size": 4}}
+
+
+def begun(root: Path, *methods: dict[str, object], budget: float = 600.0) -> Path:
+    """The folder of a tournament that is not played yet."""
+    made: Experiment = study(*methods, rounds=4, eval_every=1, data={"split": {"val": 0.3}}, seeds=[0, 1])
+    candidates = [Candidate(method.name, method.name, "a reason") for method in made.method]
+    folder.made(root, {"config.toml": folder.to_toml(made), tournament.LADDER: first_line(budget, candidates, [], 0.0)})
+    return root
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """One plan whatever time methods take: rungs of two and four rounds, with two seeds."""
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2, 4), 2, len(costs)))
+
+
+def told(root: Path) -> list[dict[str, object]]:
+    """Lines of the ladder without seconds."""
+    lines = [json.loads(line) for line in (root / tournament.LADDER).read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("spent", "costs")} for line in lines]
+
+
+def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads(tmp_path, plan):
+    root = begun(tmp_path / "t", A, MOMENTUM, PROX, SCAFFOLD)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    assert [(rung.rounds, len(rung.values)) for rung in made.reached[:2]] == [(2, 4), (4, 2)]
+    assert all(rung.rounds == 4 for rung in made.reached[1:])
+    assert [len(rung.seeds) for rung in made.reached] == [2, *range(2, len(made.reached) + 1)]
+    assert made.reached[0].seeds == (2, 3)  # none of the study's
+    assert made.ended
+    ready = read(root / "study.toml")
+    assert ready.seeds == (0, 1)
+    assert {*made.survivors, "A"} == {method.name for method in ready.method}
+    assert ready.baseline == "A"
+
+
+def test_the_value_of_a_rung_is_the_mean_of_the_last_evaluations_on_validation_rows(tmp_path, plan):
+    root = begun(tmp_path / "t", A, PROX)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    lines = [json.loads(line) for line in (root / "a" / "2" / "rounds.jsonl").read_text().splitlines()]
+    assert list(lines[0]["scores"]) == ["val"]
+    over = ladder.window(2, 4, played_by(made.study).late, made.study.period)
+    by_hand = [line["scores"]["val"]["accuracy"] for line in lines[:2]][-over:]
+    assert made.reached[0].values["A"][2] == pytest.approx(sum(by_hand) / len(by_hand))
+
+
+def test_a_tournament_that_was_stopped_anywhere_ends_as_another_one(tmp_path, plan, monkeypatch):
+    whole = begun(tmp_path / "whole", A, PROX, MOMENTUM)
+    assert execute(whole, workers=1)
+    cut = begun(tmp_path / "cut", A, PROX, MOMENTUM)
+    lines = (whole / tournament.LADDER).read_text().splitlines(keepends=True)
+    for count in (1, 2, 3):  # as if killed after so many lines, and while the next was written
+        (cut / tournament.LADDER).write_text("".join(lines[:count]) + lines[count][:10])
+        assert execute(cut, workers=1)
+        assert told(cut) == told(whole)
+    assert (cut / "study.toml").read_text() == (whole / "study.toml").read_text()
+
+
+def test_a_method_that_fails_is_left_out_and_named(tmp_path, plan):
+    root = begun(tmp_path / "t", A, FAILS, PROX)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    assert "fails" not in made.survivors
+    assert "fails" in made.failed or math.isnan(made.reached[0].values["fails"][2])
+
+
+def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
+    root = begun(tmp_path / "t", A, PROX, budget=1e-6)
+    with pytest.raises(FedtideError, match="the budget of 1e-06 s was over too soon; allowed: a larger --budget"):
+        execute(root, workers=1)
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", '{"rounds": 1, "seeds": [], "values": {"B": {"0": 1.0}}, "kept": []}', "x"]
+)
+def test_a_damaged_ladder_is_one_line(tmp_path, line):
+    root = begun(tmp_path / "t", A, PROX)
+    with open(root / tournament.LADDER, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    with pytest.raises(FedtideError, match=r"ladder.jsonl.*damaged"):
+        read_tournament(root)
