@@ -685,8 +685,8 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
         folder.free(Path(request.out))
     if is_study(data):
         return _begin_with_study(data, request, seconds, columns, began)
-    if (said := next(iter([*request.sets, *([request.scale] if request.scale else [])]), None)) is not None:
-        raise refused("--set, --scale", said, "with a study (a TOML file or recipe:NAME)")
+    if given := [*request.sets, *([request.scale] if request.scale else [])]:
+        raise refused("--set, --scale", given[0], "with a study (a TOML file or recipe:NAME)")
     found = inspect(data, **columns)  # type: ignore[arg-type]
     if found.table.features is None:
         raise FedtideError(f"{found.table.name}: no columns of features, without which there is no model")
@@ -702,8 +702,8 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
         }
         for file, text in files.items():
             write_text(root / file, text)
-        said, spent = str(found).splitlines(), clock.time() - began
-        write_text(root / tournament.LADDER, tournament.first_line(seconds, candidates, said, spent))
+        told, spent = str(found).splitlines(), clock.time() - began
+        write_text(root / tournament.LADDER, tournament.first_line(seconds, candidates, told, spent))
     except FedtideError:
         shutil.rmtree(root if made_here else root / "inspection", ignore_errors=True)
         raise

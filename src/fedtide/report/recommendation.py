@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -62,7 +63,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         setting=setting(made),
         parts=[
             Part("How they stand", standings_table(made), FLATTERS, "how-they-stand",
-                 [swatch(look(number)) if number < MOST_CURVES else "" for number in range(len(entries))]),
+                 [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
         pictures=to_pictures(pictures),
@@ -171,8 +172,8 @@ def curves(root: Path, made: Tournament, entries: Sequence[str]) -> Drawn:
             mean = [100 * float(np.mean([each[done] for each in known])) for done in shared]
             marker = shown.marker or "."  # one evaluation alone is seen, too
             axes.plot(shared, mean, color=shown.color, ls=shown.dashes, marker=marker, ms=4, label=label(entry))
-        for rung in {rung.rounds for rung in made.reached}:
-            axes.axvline(rung, color="#777777", lw=1, ls=":")
+        for at in {rung.rounds for rung in made.reached}:
+            axes.axvline(at, color="#777777", lw=1, ls=":")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("rounds")

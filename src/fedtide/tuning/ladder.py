@@ -130,8 +130,8 @@ def value_at(at: int, over: int, rounds: Sequence[int], accuracy: Sequence[float
     >>> value_at(8, 4, [4, 6, 8, 10], [0.1, 0.2, 0.4, 0.9])
     0.30000000000000004
     """
-    known = [(done, value) for done, value in zip(rounds, accuracy, strict=True) if done <= at]
-    return mean_of_last(*map(list, zip(*known, strict=True)), over) if known else math.nan
+    count = sum(done <= at for done in rounds)
+    return mean_of_last(rounds[:count], accuracy[:count], over) if count else math.nan
 
 
 def mean(values: BySeed) -> float:

@@ -132,7 +132,7 @@ def played_by(study: Experiment) -> Experiment:
     changes: dict[str, Any] = {
         "seeds": tuple(range(first, first + SEEDS)), "eval_every": step_of(study), "eval_splits": ("val",),
         "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
-        "embedding": None, "baseline": None, "checkpoint_every": None,
+        "embedding": None, "baseline": None, "checkpoint_every": None, "track": None,
     }  # fmt: skip
     return study.model_copy(update=changes)
 
