@@ -37,7 +37,20 @@ if TYPE_CHECKING:
         shift,
         weights,
     )
-    from fedtide.api import check, inspect, recommend, results, resume, run, track, trained, tune, verify, write_report
+    from fedtide.api import (
+        check,
+        inspect,
+        recommend,
+        results,
+        resume,
+        run,
+        show,
+        track,
+        trained,
+        tune,
+        verify,
+        write_report,
+    )
     from fedtide.core.errors import FedtideError
     from fedtide.data.shift import Shift
     from fedtide.learn.local import LocalTrainer
@@ -49,13 +62,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
     "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "plot", "population",
-    "priors", "recommend", "results", "resume", "run", "server", "shift", "simulate", "track", "trained", "tune",
-    "verify", "weights", "write_report",
+    "priors", "recommend", "results", "resume", "run", "server", "shift", "show", "simulate", "track", "trained",
+    "tune", "verify", "weights", "write_report",
 ]  # fmt: skip
 
 
 HOMES = {
-    "api": "check inspect recommend results resume run track trained tune verify write_report",
+    "api": "check inspect recommend results resume run show track trained tune verify write_report",
     "core.errors": "FedtideError",
     "data.shift": "Shift",
     "learn.local": "LocalTrainer",

@@ -13,7 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fedtide.config import Experiment, from_dict, read, resolved, slug, to_toml
+from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug, to_toml
 from fedtide.config.code import named
 from fedtide.config.overrides import as_toml, flat, seed_list
 from fedtide.core.atomic import write_text
@@ -22,11 +22,12 @@ from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
 from fedtide.core.user_code import session_code
+from fedtide.data.population import Population
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import auto, folder
-from fedtide.runs.build import as_json, population_of
+from fedtide.runs.build import as_json, cohort_size, population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
 from fedtide.runs.own_code import changed_since
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from fedtide.inspection.findings import Findings
     from fedtide.laws.check import Verdict as LawVerdict
+    from fedtide.preview.preview import Shown
     from fedtide.report.summary import Study, Summary
     from fedtide.runs.trained import Trained
     from fedtide.runs.verify import Verdict as RunVerdict
@@ -434,6 +436,56 @@ def write_report(*run_folders: str | Path, out: str | Path | None = None) -> Pat
 
         return write_recommendation(roots[0], page)
     return write_page(roots, page)
+
+
+@hinted
+def show(
+    shown: Spelled | Population,
+    *,
+    scale: Scale | None = None,
+    sets: Sets = (),
+    seeds: Seeds | None = None,
+    rounds: int | None = None,
+    clients_per_round: int | None = None,
+) -> Shown:
+    """Show who holds what, who is there when and how the mix moves, before anything is run.
+
+    Args:
+        shown: an experiment as `ft.run` takes it, or a population made by `ft.population`.
+        scale: size of a recipe: nano, cpu, paper.
+        sets: values to override, `{"data.partition.alpha": 0.1}`.
+        seeds: in place of the experiment's; the first is shown.
+        rounds: of a population, by default 100; an experiment says its own.
+        clients_per_round: how many arrive, by default 10 of a population, else as the first method asks.
+
+    Returns:
+        Printed it is a few lines; `write(page)` makes a page with pictures, which a notebook shows at once.
+
+    >>> import torch
+    >>> from fedtide.data import IID
+    >>> from fedtide.runs.simulate import population
+    >>> print(show(population(torch.randn(80, 3), torch.arange(80) % 2, IID(clients=4)), rounds=2))
+    4 clients; 80 rows of shape (3,), 2 classes
+    """
+    from fedtide.preview.preview import Preview, Shown
+
+    if isinstance(shown, Population):
+        m = min(clients_per_round or 10, shown.registered)
+        return Shown("Population", [Preview(shown, rounds or 100, m)])
+    more = [] if seeds is None else [f"seeds={seed_list(_seeds(seeds))}"]
+    settings, where, _ = _read(shown, scale, [*_request(None, None, sets, None).sets, *more])
+    seed, previews = settings.seeds[0], dict[str, list[Method]]()
+    first = points(settings, where)[0].experiment
+    for method in first.method:
+        previews.setdefault(repr(first.shift_of(method)), []).append(method)
+    made = []
+    for methods in previews.values():
+        people = population_of(first, first.shift_of(methods[0]), seed)
+        people.check(first.rounds)
+        m = clients_per_round or min(cohort_size(methods[0], people.registered), people.registered)
+        names = [method.name for method in methods] if len(previews) > 1 else []
+        made.append(Preview(people, rounds or first.rounds, m, first.timing.seconds or 1.0, names))
+    return Shown(settings.title or where, made)
 
 
 @hinted

@@ -42,6 +42,7 @@ and which method coped.
     fedtide init study.toml        write a study to begin with
     fedtide recipes                list what ships with the package
     fedtide run recipe:demo        run a recipe
+    fedtide show study.toml        see who holds what, and when, before a run
     fedtide run study.toml         run your own experiment
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
@@ -418,6 +419,39 @@ def report(
     page = write_report(run_folders, out, pictures=figures, saved_tables=tables)
     say(f"report: {page}", screen)
     tell({"report": page, "folders": [_summarized(root) for root in run_folders]}, output)
+    return 0
+
+
+@app.command
+def show(
+    experiment: str,
+    /,
+    *,
+    out: Path = Path("show.html"),
+    scale: Scale | None = None,
+    set_: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
+    seeds: str | None = None,
+    output: Telling = Output(),
+) -> int:
+    """Show who holds what, who is there when and how the mix moves, before anything is run.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME; of a sweep its first point.
+        out: where the page goes.
+        scale: size of a recipe: nano, cpu, paper.
+        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
+        seeds: override the seeds; the first is shown.
+    """
+    from fedtide import api
+
+    page = out
+    shown = api.show(experiment, scale=scale, sets=set_, seeds=seeds)
+    screen = console(output)
+    for line in repr(shown).splitlines():
+        say(line, screen)
+    shown.write(page)
+    say(f"page: {page}", screen)
+    tell({"page": page, "lines": repr(shown).splitlines()}, output)
     return 0
 
 

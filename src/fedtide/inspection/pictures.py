@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from fedtide.inspection import shares
 from fedtide.inspection.findings import WHY, Findings, slot_name
@@ -17,11 +17,10 @@ from fedtide.inspection.questions import CELLS, CYCLES, Cycle, Sample, group_of_
 from fedtide.inspection.shares import counted
 from fedtide.report.figures import GROUP_COLORS, STYLE, Drawn, label, legend_above, look, svg
 from fedtide.report.heatmaps import LEVEL, NAMED, SHARE
+from fedtide.report.sizes import draw_rows
 
 FEW = 12
 """Clients whose names have room."""
-UNEVEN = 20
-"""Ratio of the largest to the smallest client from which rows are drawn on a logarithmic scale."""
 SHOWN = 60
 """Clients in the picture of labels."""
 MARKS = "os^D"
@@ -77,26 +76,7 @@ def rows_per_client(found: Findings) -> Drawn | None:
     """Draw the number of rows of each client, from most to fewest."""
     if found.rows.client is None:
         return None
-    rows = np.sort(np.bincount(found.rows.client, minlength=found.rows.clients))[::-1]
-    figure = Figure(figsize=(6.4, 3.2))
-    axes = figure.subplots()
-    axes.step(np.arange(1, len(rows) + 1), rows, where="mid", color=look(0).color, lw=1.8, label="rows")
-    axes.axhline(
-        float(np.median(rows)), color="#777777", lw=1.2, ls=(0, (1, 1.5)), label=f"median, {np.median(rows):,.0f}"
-    )
-    if rows.max() > UNEVEN * rows.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(0, rows.max() * 1.1)
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    if len(rows) > 1000:
-        axes.set_xscale("log")
-    axes.xaxis.set_major_locator(axes.xaxis.get_major_locator() if len(rows) > 1000 else MaxNLocator(integer=True))
-    axes.set_xlabel("clients, by their rows")
-    axes.set_ylabel("rows")
-    legend_above(axes, room=5.4)
-    return svg(figure, "rows of each client")
+    return draw_rows(np.bincount(found.rows.client, minlength=found.rows.clients))
 
 
 def label_maps(found: Findings) -> Drawn | None:

@@ -42,13 +42,19 @@ def label_shares(record: ExperimentRecord) -> Drawn | None:
     counted = _counted(record)
     if counted is None or not heterogeneous(counted[0]):
         return None
-    counts, clients, names = counted
+    return draw_label_shares(*counted)
+
+
+def draw_label_shares(counts: np.ndarray, clients: int, names: list[str]) -> Drawn | None:
+    """Draw the share of each class in the rows of some clients (clients, classes), of so many; None without rows."""
     held = counts[counts.sum(axis=1) > 0]
+    if not len(held):
+        return None
     shares = held / held.sum(axis=1, keepdims=True)
     # Sorted by the commonest class of a client, then by its share, largest first.
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, min(1.4 + 0.17 * shares.shape[1], 5.0)))
+        figure = Figure(figsize=(9.6, min(max(1.4 + 0.17 * shares.shape[1], 2.2), 5.0)))
         axes = figure.subplots()
         drawn = axes.imshow(
             100 * shares[order].T, aspect="auto", cmap=SHARE, vmin=0, interpolation="nearest", origin="lower"
