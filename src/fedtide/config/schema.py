@@ -299,7 +299,7 @@ class Experiment(Strict):
             quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
         precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
-            passes rows through the model in bfloat16, which is refused on a processor that gains nothing by it.
+            passes rows through the model in bfloat16, which is refused where a step then takes longer.
         data: which rows, and who holds them.
         shift: what changes with time.
         model: the network.

@@ -32,14 +32,18 @@ SHORT = 10.0
 """Seconds of a run that is played as it is, as measuring would take as long."""
 CLEARLY = 0.95
 """Share of one process's time below which another fleet is chosen."""
+CALM = 0.8
+"""Share of its time that one process has a core, below which others use the machine. Threads would wait for each other
+there, and spin: two of them took 16 times as long as one."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A fleet, and the seconds that it needs for a round."""
+    """A fleet and the seconds that it needs for a round; `computing`: the processor seconds of this process in them."""
 
     settings: FleetSettings
     seconds: float
+    computing: float
 
     @property
     def name(self) -> str:
@@ -62,8 +66,9 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
     """Return the experiment with the fleet that "auto" stands for; any other as it is.
 
     One process, worker processes and more threads are tried: on the first cohort, from the first state, and nothing is
-    kept. Processes give the same bits as one; threads change the last ones, which is why the choice is made once,
-    before round 0, and written down. Several runs are played side by side, one process each, and nothing is measured.
+    kept. Threads are not taken on a machine that others use. Processes give the same bits as one; threads change the
+    last ones, which is why the choice is made once, before round 0, and written down. Several runs are played side by
+    side, one process each, and nothing is measured.
 
     Args:
         experiment: as it was asked for.
@@ -77,11 +82,16 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
         local = Local(workers=fleet.workers, channels_last=fleet.channels_last)
         return Choice(_with(experiment, local), workers, f"fleet: local, {runs} runs side by side")
     told = measured(experiment, workers)
-    best = min(told, key=lambda each: each.seconds)
-    if best.seconds > CLEARLY * told[0].seconds:
-        best = told[0]
+    alone = told[0]
+    calm = alone.computing >= CALM * alone.seconds
+    best = min((each for each in told if calm or each.settings.threads == 1), key=lambda each: each.seconds)
+    if best.seconds > CLEARLY * alone.seconds:
+        best = alone
     others = "".join(f"; {each.name} {_said(each.seconds)}" for each in told if each is not best)
-    said = f"fleet: {best.name}, {_said(best.seconds)} a round{others}"
+    busy = (
+        "" if calm else f"; others use this machine, {1 - alone.computing / alone.seconds:.0%} of the time was waiting"
+    )
+    said = f"fleet: {best.name}, {_said(best.seconds)} a round{others}{busy}"
     return Choice(_with(experiment, best.settings), None, said)  # how many processes is part of the choice
 
 
@@ -123,22 +133,27 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
 
             return once
 
-        told = [Measured(Local(channels_last=layout), timed(round_on(LocalEngine(host))))]
+        told = [Measured(Local(channels_last=layout), *timed(round_on(LocalEngine(host))))]
         if size < 2 or told[0].seconds * experiment.rounds < SHORT:
             return told
         pool = stack.enter_context(Pool(size))
         engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
-        told.append(Measured(replace(several, workers=size), timed(round_on(engine))))
+        told.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
         more = Local(channels_last=layout, threads=size)
-        told.append(Measured(more, timed(round_on(LocalEngine(host, size)))))
+        told.append(Measured(more, *timed(round_on(LocalEngine(host, size)))))
         return told
 
 
-def timed(once: Callable[[], None]) -> float:
-    """Median seconds of something done a few times, after once that does not count unless it took long."""
+def timed(once: Callable[[], None]) -> tuple[float, float]:
+    """Return the median seconds of something done a few times, and the median of this process's processor seconds.
+
+    It is done once before, which does not count unless it took long.
+    """
     spent: list[float] = []
+    computing: list[float] = []
     while len(spent) <= ROUNDS and (not spent or sum(spent) < SECONDS):
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         once()
         spent.append(time.perf_counter() - began)
-    return statistics.median(spent[1:] or spent)
+        computing.append(time.process_time() - busy)
+    return statistics.median(spent[1:] or spent), statistics.median(computing[1:] or computing)

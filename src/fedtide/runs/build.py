@@ -36,7 +36,6 @@ from fedtide.evaluate.metrics import METRICS, SHIPPED, Metric
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
-from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
@@ -100,8 +99,6 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"
-    if bfloat:
-        check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
     loss = own(method.loss, f"method '{method.name}'.loss", ())
     if not (callable(loss) or hasattr(loss, "prepare")):

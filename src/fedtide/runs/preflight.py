@@ -19,6 +19,7 @@ from fedtide.evaluate.metrics import METRICS
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
+from fedtide.learn.bfloat import check_gain
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs import build
@@ -48,6 +49,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
+        if point.experiment.precision == "bf16":
+            check_gain()
         for method in point.experiment.method:
             _check_bounds(point.experiment, method, _build(point.experiment, method, tried), sums)
         for method in point.experiment.method if point.experiment.data.seed is None else ():

@@ -22,6 +22,7 @@ from fedtide.multi.expert_nets import Networks
 from fedtide.runs.build import spec_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.disk import needed
+from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 
 MODELS = {
@@ -53,12 +54,6 @@ def kind(request):
     if request.param == "lstm" and not _has_lstm():
         pytest.skip("this processor has no LSTM in bfloat16")
     return request.param
-
-
-@pytest.fixture
-def able(monkeypatch):
-    """A processor that gains by it, wherever these tests run."""
-    monkeypatch.setattr(bfloat, "processor_flags", lambda: frozenset({"avx512_bf16"}))
 
 
 def rows(shape: tuple[int, ...], count: int = 12) -> Shard:
@@ -152,27 +147,47 @@ def test_parameters_of_another_type_are_refused():
         Task(lambda: nn.Linear(1, 1), dtype=torch.float64, bfloat=True)
 
 
-@pytest.mark.parametrize("flags", [["avx512_bf16"], ["sse", "amx_bf16"], ["bf16", "asimd"]])
-def test_a_processor_that_gains_is_let_pass(flags):
-    bfloat.check_gain(flags)
+def test_a_processor_that_loses_is_refused_in_one_line_before_anything_is_written(monkeypatch):
+    experiment = toy("fedavg", {}, precision="bf16")
+    monkeypatch.setattr(bfloat, "gain", lambda: 1.0)
+    preflight(experiment)
+    monkeypatch.setattr(bfloat, "gain", lambda: 0.7)
+    with pytest.raises(FedtideError, match=r"^precision: found 'bf16', .* 1\.4 times as long .*; allowed: fp32, fp64$"):
+        preflight(experiment)
+    preflight(toy("fedavg", {}))
 
 
-@pytest.mark.parametrize("flags", [[], ["avx512f", "avx512_vnni"]])
-def test_a_processor_that_does_not_gain_is_refused_in_one_line(flags, monkeypatch):
-    with pytest.raises(FedtideError, match=r"^precision: found 'bf16', and this processor .*; allowed: fp32, fp64$"):
-        bfloat.check_gain(flags)
-    monkeypatch.setattr(bfloat, "processor_flags", lambda: frozenset(flags))
-    with pytest.raises(FedtideError, match="precision: found 'bf16'"):
-        played(toy("fedavg", {}, precision="bf16"))
+@pytest.mark.parametrize(("plain", "lowered", "looks", "gained"), [
+    ([1.5], [1.0], 1, 1.5), ([1.0], [1.25], bfloat.LOOKS, 0.8),
+    # Somebody else had the processor at the first look.
+    ([1.0, 1.0, 1.0, 1.2], [9.0, 7.0, 8.0, 0.8], 2, 1.25),
+])  # fmt: skip
+def test_what_loses_is_looked_at_again(monkeypatch, plain, lowered, looks, gained):
+    """Steps take turns, the least time of each counts, and one look is enough where it is less in bfloat16."""
+    seconds = [s for k in range(looks * bfloat.STEPS) for s in (plain[k % len(plain)], lowered[k % len(lowered)])]
+    monkeypatch.setattr(bfloat, "_seconds", lambda module, run: seconds.pop(0))
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    bfloat.gain.cache_clear()
+    try:
+        assert bfloat.gain() == pytest.approx(gained)
+    finally:
+        bfloat.gain.cache_clear()
+    assert seconds == []
+    assert torch.equal(before, torch.get_rng_state())
+    assert threads == torch.get_num_threads()
 
 
-def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large(able):
+def test_the_gain_is_measured():
+    assert 0 < bfloat.gain() < float("inf")
+    assert bfloat.gain() is bfloat.gain()
+
+
+def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large():
     fp32, bf16 = (toy("scaffold", {}, precision=precision) for precision in ("fp32", "bf16"))
     assert digest_of(fp32, fp32.method[0], 0) != digest_of(bf16, bf16.method[0], 0)
     assert needed(fp32) == needed(bf16)
 
 
-@pytest.mark.skipif(not set(bfloat.GAINING) & bfloat.processor_flags(), reason="this processor gains nothing by it")
 @pytest.mark.parametrize("name", ["scaffold", "fedtem"])
 def test_workers_give_the_bits_of_one_process(name, pool, tmp_path):
     options = {"prior": {"kind": "linear", "period": 4}} if name == "fedtem" else {}

@@ -21,9 +21,9 @@ def wide(monkeypatch, pool):
     monkeypatch.setattr(auto, "SHORT", 0.0)
 
 
-def pretending(monkeypatch, seconds):
-    """Fleets need so many seconds for a round: local, workers, threads."""
-    left = list(seconds)
+def pretending(monkeypatch, seconds, share=1.0):
+    """Fleets need so many seconds for a round: local, workers, threads; for a share of them local has a core."""
+    left = list(zip(seconds, [seconds[0] * share, 0.001, 0.1], strict=False))
     monkeypatch.setattr(auto, "timed", lambda once: (once(), left.pop(0))[1])
 
 
@@ -40,6 +40,18 @@ def test_the_fastest_fleet_is_chosen_if_clearly_so(wide, monkeypatch, seconds, k
     choice = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
     made = choice.experiment.fleet
     assert (made.kind, made.workers, made.threads, choice.said) == (kind, workers, threads, f"fleet: {said}")
+
+
+def test_threads_are_not_taken_on_a_machine_that_others_use(wide, monkeypatch):
+    """However fast they were while it was measured: another minute, and they wait for each other."""
+    for seconds, kind, said in (
+        ((2.0, 1.8, 1.0), "workers", "workers x 3, 1.8 s a round; local 2 s; local, 3 threads 1 s"),
+        ((2.0, 3.0, 1.0), "local", "local, 2 s a round; workers x 3 3 s; local, 3 threads 1 s"),
+    ):
+        pretending(monkeypatch, seconds, share=0.7)
+        choice = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
+        assert (choice.experiment.fleet.kind, choice.experiment.fleet.threads) == (kind, 1)
+        assert choice.said == f"fleet: {said}; others use this machine, 30% of the time was waiting"
 
 
 def test_measuring_leaves_the_run_as_it_would_have_been(wide, monkeypatch):
@@ -70,9 +82,10 @@ def test_another_fleet_is_left_alone(monkeypatch):
 
 
 def test_a_slow_fleet_is_asked_once(monkeypatch):
-    clock = iter([0.0, 20.0])
+    clock, processor = iter([0.0, 20.0]), iter([1.0, 16.0])
     monkeypatch.setattr("fedtide.runs.auto.time.perf_counter", lambda: next(clock))
-    assert auto.timed(lambda: None) == 20.0
+    monkeypatch.setattr("fedtide.runs.auto.time.process_time", lambda: next(processor))
+    assert auto.timed(lambda: None) == (20.0, 15.0)
 
 
 def test_the_choice_is_written_down_and_resume_reads_it(wide, monkeypatch, tmp_path, capsys):
