@@ -3,9 +3,10 @@
 python bench/recommend.py [--worlds "groups,day or night"] [--share 0.1] [--seed 300] [--out FILE]
 
 In each world all methods of the recipe are candidates. What is best is known from the recipe's kept results: means of
-five seeds on test rows. The tournament plays other seeds. Named is the one that leads; it is right where its kept accuracy
-is within a point of the best. The budget is a share of what the recipe costs, five seeds of every method, in seconds of
-CPU, as the machine may have other work: estimated from FedAvg before, and told as it was after, from what each took.
+five seeds on test rows. The tournament plays other seeds. Named is the one that leads; it is right where its kept
+accuracy is within a point of the best. The budget is a share of what the recipe costs, five seeds of every
+method, in seconds of CPU, as the machine may have other work: estimated from FedAvg before, and told as it was after,
+from what each took.
 """
 
 from __future__ import annotations

@@ -61,6 +61,21 @@ def test_course_of_a_line_and_of_a_step():
     assert shares.course(np.array([[0.0], [0.0], [0.0], [2.0], [2.0]]))[1:] == pytest.approx((1.0, 3))
 
 
+def test_several_steps():
+    """Places 0, 0, 3, 3, 0, 0: mean 1, variance 12 in all; all of it between three segments.
+
+    The best single step, 0, 0 and 3, 3, 0, 0: 2 * 1^2 + 4 * (1/2)^2 = 3, a quarter.
+    """
+    up_and_down = np.array([[0.0], [0.0], [3.0], [3.0], [0.0], [0.0]])
+    assert shares.course(up_and_down)[1] == pytest.approx(1 / 4)
+    assert shares.steps(up_and_down) == ((2, 4), pytest.approx(1.0))
+    """Eight places in a row: 42 in all. Three steps, pairs, leave 4 * 1/2 of it; two, 3, 2 and 3 blocks, 4.5 (0.893)."""
+    at, share = shares.steps(np.arange(8.0)[:, None])
+    assert (at, share) == ((2, 4, 6), pytest.approx(40 / 42))
+    assert shares.steps(np.random.default_rng(0).normal(size=(20, 3)))[0] == ()
+    assert shares.steps(np.zeros((3, 1))) == ((), 0.0)
+
+
 def test_two_heaps():
     """Places 0, 1, 5 with equal weights: mean 2, variance 14 in all; heaps 0, 1 and 5: 2 (3/2)^2 + 3^2 = 27/2."""
     share, upper = shares.two_heaps(np.array([0.0, 5.0, 1.0]), np.ones(3))

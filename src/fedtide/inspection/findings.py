@@ -397,6 +397,9 @@ def day_of(seconds: float) -> str:
 def how(drift: Drift, seconds: np.ndarray) -> str:
     """Return the course of what drifts, in words."""
     line, step, at = drift.course
+    if drift.steps:
+        days = [day_of(float(seconds[drift.block == each].min())) for each in drift.steps]
+        return f"in {len(days)} steps, around {listed(days)}"
     if max(line, step) < 0.5:
         return "back and forth"
     if line >= step:

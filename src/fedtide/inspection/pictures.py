@@ -293,9 +293,10 @@ def drift(found: Findings) -> Drawn | None:
             )
         legend_above(axes)
     line, step, at = measured.course
-    if found["drift"].found and step > max(line, 0.5):
-        for axes in (top, *below):
-            axes.axvline(at - 0.5, color="#555555", lw=1.2, ls=(0, (4, 3)))
+    marked = measured.steps or ((at,) if step > max(line, 0.5) else ())
+    for axes in (top, *below) if found["drift"].found else ():
+        for each in marked:
+            axes.axvline(each - 0.5, color="#555555", lw=1.2, ls=(0, (4, 3)))
     begins = [float(rows.seconds[measured.block == number].min()) for number in range(blocks)]
     few = x[:: max(blocks // 5, 1)]
     (below or [top])[-1].set_xticks(few, [_date(begins[number], begins) for number in few])

@@ -501,7 +501,8 @@ def said_by_clients(rows: Sample, picked: np.ndarray, clients: Clients | None) -
 class Drift:
     """How blocks of time of equally many rows differ.
 
-    labels, looks: distances. course: line, step and place, of what changes most. ahead: test then train. recency,
+    labels, looks: distances. course: line, step and place, of what changes most. steps: the first blocks after several
+    steps, where these explain it and a line does not. ahead: test then train. recency,
     cost: against shuffled blocks. None where a column is missing.
     """
 
@@ -511,6 +512,7 @@ class Drift:
     looks: Against | None
     changes: Changes
     course: tuple[float, float, int]
+    steps: tuple[int, ...]
     ahead: Ahead | None
     recency: Against | None
     cost: Against | None
@@ -566,4 +568,6 @@ def drift_of(rows: Sample, clients: Clients | None) -> Drift:
         mixed = max(labels.distance, looks.distance) >= DISTANCE[0]
         if changes.alike is not None and changes.meaning >= GAIN[0] and not mixed:
             means = np.eye(int(changes.alike.max()) + 1)[changes.alike]
-    return Drift(block, blocks, labels, looks, changes, shares.course(means), seen, recency, cost)
+    course, (at, explained) = shares.course(means), shares.steps(means)
+    several = at if len(at) > 1 and explained > course[0] + shares.APART else ()
+    return Drift(block, blocks, labels, looks, changes, course, several, seen, recency, cost)

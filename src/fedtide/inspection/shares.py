@@ -11,6 +11,10 @@ from fedtide.core.rng import Rng
 
 SHUFFLES = 40
 """Number of shuffles that a difference is compared with."""
+NEARLY = 0.9
+"""Share of the variance of stretches of time that steps explain, if it goes in steps."""
+APART = 0.05
+"""Share that steps explain more than a line, if they are steps: three make nearly a line."""
 CLEAR = 4.0
 """Standard deviations of the shuffles above their mean, from which a difference is no accident: fewer than one in
 ten thousand shuffles lie there."""
@@ -227,6 +231,43 @@ def course(means: np.ndarray) -> tuple[float, float, int]:
     size = np.arange(2, len(means) - 1)[:, None]
     step = (before**2 / size + before**2 / (len(means) - size)).sum(1)
     return line / whole, float(step.max()) / whole, int(step.argmax()) + 2
+
+
+def steps(means: np.ndarray, most: int = 4) -> tuple[tuple[int, ...], float]:
+    """Find the fewest steps that explain nearly all of how block means (blocks, dims) vary.
+
+    Segments between steps are of two blocks or more; the best ones of each number are found by dynamic programming.
+
+    Returns:
+        The first block after each step, and the share of the variance that they explain; of no number nearly all: none.
+
+    >>> steps(np.array([[0.0], [0.0], [1.0], [1.0], [0.0], [0.0]]))
+    ((2, 4), 1.0)
+    """
+    blocks = len(means)
+    centered = means - means.mean(0)
+    whole = float((centered**2).sum())
+    if blocks < 4 or whole <= 0:
+        return (), 0.0
+    sums = np.concatenate([np.zeros((1, means.shape[1])), np.cumsum(centered, 0)])
+
+    def between(begin: int, end: int) -> float:
+        return float(((sums[end] - sums[begin]) ** 2).sum()) / (end - begin)
+
+    # best[end] of so many segments up to there: what they explain, and where the last begins.
+    best = {end: (between(0, end), (0,)) for end in range(2, blocks + 1)}
+    for _ in range(most):
+        best = {
+            end: max((best[at][0] + between(at, end), (*best[at][1], at)) for at in range(2, end - 1) if at in best)
+            for end in range(4, blocks + 1)
+            if any(at in best for at in range(2, end - 1))
+        }
+        if blocks not in best:
+            break
+        explained, begins = best[blocks]
+        if explained / whole >= NEARLY:
+            return begins[1:], explained / whole
+    return (), 0.0
 
 
 def two_heaps(points: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:

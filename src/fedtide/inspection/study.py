@@ -68,7 +68,9 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         if columns["time"]:
             # A date beside an hour is read without the hour: in what order rows come hardly changes.
             yield f"time = {as_toml(columns['time'][0] if len(columns['time']) < 3 else columns['time'])}"
-        yield f"features = {as_toml(columns['features'])}"
+        yield f"features = {as_toml([*columns['features'], *columns['categories']])}"
+        if columns["categories"]:
+            yield f"categories = {as_toml(columns['categories'])}  # texts that come again; inspection left them out"
         if columns["missing"]:
             yield 'missing = "drop"'
         yield "scaled = true"

@@ -18,6 +18,9 @@ from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import CALENDAR, MOST_CLASSES, Roles, assign, local, read_columns, when_of, words_of
 
+MOST_CATEGORIES = 30
+"""Different texts up to which a column is offered as categories: each becomes a feature."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -71,13 +74,14 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
     rows = len(next(iter(columns.values())).values)
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    found = assign(name, columns, roles)
+    begin = 2 * bool(source)  # the header of a file is its first row
+    found = assign(name, columns, roles, first=begin)
     taken = (*found.time, *([found.client] if found.client else []), found.label)
     seen = [columns[column] for column in (*found.features, *taken)]
     whole = ~np.any([column.missing for column in seen], axis=0)
     if not whole.any():
         raise FedtideError(f"{name}: something is missing in every row of {', '.join((*found.features, *taken))}")
-    places = np.flatnonzero(whole) + 2 * bool(source)  # the header of a file is its first row
+    places = np.flatnonzero(whole) + begin
     times = {column: columns[column].values[whole] for column in found.time}
     numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
     labels, measured = _label(columns[found.label], whole)
@@ -88,11 +92,22 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         columns[found.client].texts[whole] if found.client else None,
         when_of(name, places, times, roles.zone) if times else None,
         columns={"label": found.label, "client": found.client, "time": found.time, "features": found.features,
-                 "missing": int(rows - whole.sum())},
+                 "missing": int(rows - whole.sum()), "categories": categories_of(columns, found.left)},
         source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
     )  # fmt: skip
     return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone)))
+
+
+def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns that were left out as texts, and that a study can take for categories: none lacks a cell."""
+    texts = [columns[name] for name in left]
+    return tuple(
+        name
+        for name, column in zip(left, texts, strict=True)
+        if column.numbers is None and not column.dated and column.stray is None and column.repeats
+        and 2 <= column.distinct <= MOST_CATEGORIES and not column.missing.any()
+    )  # fmt: skip
 
 
 def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
@@ -111,7 +126,8 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     features = rows.x.reshape(len(rows), -1).float().numpy()
     table = Table(rows.name, label, features, client, time)
     columns = {"label": "y", "client": "client" if client is not None else None,
-               "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0}  # fmt: skip
+               "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0,
+               "categories": ()}  # fmt: skip
     table = replace(table, columns=columns)
     return replace(table, said=tuple(_said(table, len(rows), False, {}, roles.zone)))
 

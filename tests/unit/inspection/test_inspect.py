@@ -13,6 +13,7 @@ import pytest
 
 import fedtide as ft
 from fedtide.api import prepare
+from fedtide.config import read as read_experiment
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
 from fedtide.inspection.table import Roles, Table, read
@@ -42,6 +43,7 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     found = read(table(tmp_path / "a.csv"))
     assert found.columns == {
         "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
+        "categories": (),
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
@@ -82,6 +84,46 @@ def test_a_measure_is_a_label_too():
     assert found.table.measured
     assert found["meaning"].level == "strong"
     assert not found["labels"].found
+
+
+def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):
+    path = table(tmp_path / "a.csv")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    cells = lines[38].split(",")
+    lines[38] = ",".join([*cells[:3], "4x", *cells[4:]])
+    path.write_text("\n".join([lines[0], *lines[1:]]) + "\n", encoding="utf-8")
+    said = read(path, Roles(features="No")).said
+    assert "basket" not in said[1]
+    x = np.arange(100).astype(str).astype(object)
+    x[38] = "3,8"
+    found = read({"x": x, "z": np.arange(100) % 7, "y": np.arange(100) % 2})
+    assert found.said[2] == "left out: x (99 of 100 are numbers, row 38 is '3,8': mend it, or NA)"
+    assert "basket (398 of 399 are numbers, row 39 is '4x': mend it, or NA)" in read(path, Roles(label="score")).said[2]
+
+
+def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
+    texts = np.array([f"note {number}" for number in range(40)])
+    found = read({"label": texts, "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
+    assert found.columns["label"] == "kind"
+    assert found.said[2] == "left out: label (called a label, but its texts hardly come again: text)"
+    found = read({"label": np.array(["a"] * 40), "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
+    assert found.said[2] == "left out: label (text)"
+
+
+def test_texts_that_come_again_are_categories_of_the_study(tmp_path):
+    draw = np.random.default_rng(0)
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(["shop", "basket", "weather", "note", "label"])
+        for row in range(120):
+            weather, basket = ["sun", "rain"][int(draw.integers(2))], int(draw.integers(10))
+            lines.writerow([f"s{row % 6}", basket, weather, f"note {row}", "a" if basket > 4 else "b"])
+    found = ft.inspect(tmp_path / "a.csv")
+    assert found.table.columns["categories"] == ("weather",)
+    study = found.write(tmp_path / "out").parent / "study.toml"
+    source = read_experiment(study).data.source
+    assert (source.features, source.categories) == (("basket", "weather"), ("weather",))
+    assert tuple(source.load(None, 0).shape) == (3,)
 
 
 def test_a_column_that_is_named_is_nothing_else():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import date, datetime
 from functools import cached_property
@@ -14,6 +15,8 @@ from fedtide.core.errors import refused
 
 MARKS = frozenset(("", "na", "nan", "null"))
 """Cells in which something is missing, in lower case."""
+MOSTLY = 0.9
+"""Share of numbers from which a column seems to be one of numbers with mistakes."""
 MISSING = MARKS | {"none", "nat", "?", "<na>"}
 """The same with what sources of a study do not know."""
 
@@ -75,6 +78,18 @@ class Column:
             return len(np.unique(self.numbers[~self.missing]))
         return len(set(self.texts[~self.missing].tolist()))
 
+    @cached_property
+    def stray(self) -> tuple[int, int] | None:
+        """Number of cells that are numbers, and the first row that is none, where hardly any is not; None elsewhere."""
+        if self.numbers is not None or self.values.dtype.kind == "M":
+            return None
+        rows = np.flatnonzero(~self.missing)
+        some = self.values[rows].tolist()
+        if sum(map(_is_number, some[:1000])) < MOSTLY * len(some[:1000]):
+            return None
+        read = np.fromiter(map(_is_number, some), bool, len(some))
+        return (int(read.sum()), int(rows[~read][0])) if MOSTLY <= read.mean() < 1 else None
+
     @property
     def repeats(self) -> bool:
         """True if there are two different cells or more, and texts that come again."""
@@ -95,6 +110,13 @@ class Column:
         if self.values.dtype.kind == "M":
             return bool((some == some.astype("datetime64[D]")).all())
         return self.dated and all(_midnight(value) for value in some[:: max(len(some) // 50, 1)])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _midnight(value: Any) -> bool:

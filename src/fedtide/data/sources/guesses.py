@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtide.core.durations import zone_of
-from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, numeric_columns, read_cells
 from fedtide.data.sources.column import Column
 from fedtide.data.sources.when import seconds_of
@@ -71,7 +71,9 @@ class Assigned:
     left: Mapping[str, str]
 
 
-def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories: bool = False) -> Assigned:
+def assign(
+    name: str, columns: Mapping[str, Column], roles: Roles, *, categories: bool = False, first: int = 0
+) -> Assigned:
     """Find out which column is what.
 
     Args:
@@ -79,6 +81,7 @@ def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories
         columns: all there are.
         roles: what a person says of them.
         categories: whether texts that come again are features, too.
+        first: number of the first row, for messages.
 
     Raises:
         FedtideError: a column is not there, has two parts, or none looks like a label.
@@ -112,9 +115,12 @@ def assign(name: str, columns: Mapping[str, Column], roles: Roles, *, categories
         raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
     left: dict[str, str] = {}
     if "features" not in named:
-        features, left = guess_features(free(when, client, domain, label), categories=categories)
+        features, left = guess_features(free(when, client, domain, label), categories=categories, first=first)
         # Hours and months of a time in several columns tell something of the label, too.
         features += tuple(column for column in when[1:] if column.strip().lower() in (*HOURS.split(), "month"))
+    if "label" not in named:
+        called_so = LABELS.split()
+        left = {c: _no_label(columns[c], why) if c.strip().lower() in called_so else why for c, why in left.items()}
     for feature in features:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
@@ -215,7 +221,7 @@ def counts_rows(name: str, column: Column) -> bool:
 
 
 def guess_features(
-    columns: Mapping[str, Column], *, categories: bool = False
+    columns: Mapping[str, Column], *, categories: bool = False, first: int = 0
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the columns of features, and why others are left out."""
     left = {}
@@ -224,12 +230,28 @@ def guess_features(
         if column.missing.mean() > MOST_MISSING:
             left[name] = f"{100 * column.missing.mean():.0f} % missing"
         elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else "text"
+            left[name] = "dates" if column.dated else _text(column, first)
         elif column.distinct < 2:
             left[name] = "always the same"
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
     return tuple(name for name in columns if name not in left), left
+
+
+def _text(column: Column, first: int) -> str:
+    """Say that a column is of texts, or which of its cells makes it one."""
+    if column.stray is None:
+        return "text"
+    numbers, row = column.stray
+    cell = shown(str(column.cell(row)))
+    return f"{numbers:,} of {int((~column.missing).sum()):,} are numbers, row {first + row} is {cell}: mend it, or NA"
+
+
+def _no_label(column: Column, why: str) -> str:
+    """Say why a column that is called a label is none."""
+    if column.distinct < 2:
+        return why
+    return f"called a label, but its texts hardly come again: {why}"
 
 
 def _named(table: str, columns: Iterable[str], given: str, option: str) -> tuple[str, ...]:
