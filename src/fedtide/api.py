@@ -132,7 +132,7 @@ class Finished:
 
     def __repr__(self) -> str:
         made = self.summaries
-        means = [(m.name, m.measures["accuracy"].mean) for m in made[0].methods if "accuracy" in m.measures]
+        means = [(m.name, m.measures[m.score].mean) for m in made[0].methods if m.score in m.measures]
         found = [f"{len(made)} points"] if len(made) > 1 else [f"{name} {mean:.4g}" for name, mean in means]
         return f"Finished({', '.join([repr(str(self.folder)), *found])})"
 

@@ -40,7 +40,7 @@ from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.transforms import Step
-from fedtide.evaluate.metrics import SHIPPED, Unit
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, MORE, SHIPPED, Unit, score_of
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CLASSES, Setting
@@ -238,7 +238,7 @@ class Claim(Strict):
             the lowest; None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
         bound: the number, or the difference, must lie beyond this.
-        less: it must lie below.
+        less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.
         at: the part of a sweep that the claim is about, by parts of the points' names as the report writes them: "alpha
             0.1", or "chosen" for all of it. Of several points each method takes the one that it chose by its validation
@@ -251,10 +251,15 @@ class Claim(Strict):
     versus: Annotated[tuple[str, ...], Distinct] | str | None = None
     measure: str = "accuracy"
     bound: Finite = 0.0
-    less: Flag = False
+    less: Flag | None = None
     within: Positive | None = None
     at: str | None = None
     beyond: str | None = None
+
+    @property
+    def below(self) -> bool:
+        """Tell whether the number must lie below the bound."""
+        return self.measure in LOWER_IS_BETTER if self.less is None else self.less
 
     @property
     def rivals(self) -> tuple[str, ...]:
@@ -264,7 +269,7 @@ class Claim(Strict):
     def gap(self, number: float) -> float:
         """Return how far a number lies on the claimed side of the bound; below zero it lies on the other side."""
         above = number - self.bound
-        return self.within - abs(above) if self.within is not None else -above if self.less else above
+        return self.within - abs(above) if self.within is not None else -above if self.below else above
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Claim:
@@ -358,9 +363,15 @@ class Experiment(Strict):
         return self.shift if method.shift is None else method.shift
 
     @property
+    def score(self) -> str:
+        """Name of the headline number of evaluations."""
+        return score_of(self.data.target.kind)
+
+    @property
     def metric_units(self) -> dict[str, Unit]:
-        """Units of what `metrics` records, by its names."""
-        return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
+        """Units of what is recorded beside the metrics of every experiment: of the target, and of `metrics`."""
+        more = {metric.name: metric.unit for metric in MORE[self.data.target.kind]}
+        return more | {name: unit for metric in self.metrics for name, unit in metric.units.items()}
 
     @property
     def timing(self) -> Devices:

@@ -25,7 +25,7 @@ from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
-from fedtide.learn.target import Target
+from fedtide.learn.target import Measured, Target
 
 
 @dataclass(frozen=True, repr=False)
@@ -342,6 +342,23 @@ class Population:
             return None
         labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
         return self.target.best_constant(self.rows.targets(rows, labels)[0])
+
+    def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
+        """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.
+
+        It is over those of the judged rows that have such a value; left out where fewer than half have.
+        """
+        if not isinstance(self.target, Measured) or not isinstance(self.rows, Rows) or self.rows.value is None:
+            return {}
+        rows, _ = self.pooled(clients, moment, part)
+        found = {}
+        for name, earlier in self.rows.earlier.items():
+            before = earlier[rows.long()]
+            known = before >= 0
+            if len(rows) and 2 * int(known.sum()) >= len(rows):
+                said, value = self.rows.value[before[known]], self.rows.value[rows.long()[known]]
+                found[name] = self.target.skill_of(said, value)
+        return found
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
         """Return the names of events since the previous round or `before`: "arrival", "drift", "swap", ..."""

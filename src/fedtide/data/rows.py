@@ -16,6 +16,9 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.learn.target import CLASSES, Classes, CountTarget, Labels, NumberTarget, QuantileTarget, Setting, Target
 
+LAGS = {"yesterday": 86_400, "last_week": 7 * 86_400}
+"""Baselines of time series: how many seconds ago the value is from that they say."""
+
 COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 """Columns of rows beside their features."""
 
@@ -129,6 +132,28 @@ class Rows:
     def labels(self, rows: Tensor) -> Tensor:
         """Return y of some rows, by position."""
         return torch.index_select(self.y, 0, rows)
+
+    @cached_property
+    def earlier(self) -> dict[str, Tensor]:
+        """Positions of the rows of the same client a day and a week before each row (rows,); -1 where there is none.
+
+        Empty where rows have no time, or two rows of a client have the same.
+        """
+        if self.time is None:
+            return {}
+        series = torch.zeros(len(self), dtype=torch.int64) if self.client is None else self.client.long()
+        since = (self.time - self.time.min()).round().long()
+        span = int(since.max()) + 1
+        keys, order = (series * span + since).sort()
+        if bool((keys[1:] == keys[:-1]).any()):
+            return {}
+        found = {}
+        for name, lag in LAGS.items():
+            then = since - lag
+            place = torch.searchsorted(keys, series * span + then).clamp(max=len(keys) - 1)
+            there = (then >= 0) & (keys[place] == series * span + then)
+            found[name] = torch.where(there, order[place], -1)
+        return found
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what models learn of some rows, by position, and their bins where that is no class; `y` are theirs."""

@@ -164,7 +164,7 @@ class Judge:
         payload, slot = self.algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)
         rows = float(scores.rows.sum())
-        return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
+        return {self.metrics[0].name: scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
         """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
@@ -173,7 +173,9 @@ class Judge:
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
         told = summarized(scores, group, names, own_expert=own, metrics=self.metrics)
         commonest = None if truth is None else truth.commonest(scores.clients, self.fleet.moment, view.part)
-        return told if commonest is None else {**told, "commonest": commonest}
+        told = told if commonest is None else {**told, "commonest": commonest}
+        known = {} if truth is None else truth.baselines(scores.clients, self.fleet.moment, view.part)
+        return {**told, "baselines": known} if known else told
 
     def _groups(self, clients: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the true group of each of `clients`, and the names of all; one without a name where none is known."""

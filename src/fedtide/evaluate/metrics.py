@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedtide.core.types import Scores
+from fedtide.learn.target import SKILLED
 from fedtide.parts.assign import best_assignment
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
@@ -74,7 +75,7 @@ METRICS = (
 )
 """The metrics of every evaluation. A line here is all that a new one needs."""
 
-NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups", "commonest")
+NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines")
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 
 
@@ -129,6 +130,63 @@ AUC = Metric("auc", _of_pooled("odds", lambda counts: auc(counts)[0]), needs="od
 
 AUC_BOUND = Metric("auc_bound", _of_pooled("odds", lambda counts: auc(counts)[1]), needs="odds")
 """How far that is off at most, as scores in one bin are not told apart."""
+
+
+def _mean_of(name: str) -> Callable[[Scores], float]:
+    return lambda scores: per_row(scores, scores.sums[name])
+
+
+def _coverage(scores: Scores) -> float:
+    """Return the share of rows between the lowest and the highest quantile."""
+    below = scores.sums["below"].sum(0) / scores.rows.sum()
+    return float(below[-1] - below[0])
+
+
+def _f1(scores: Scores) -> torch.Tensor:
+    """Return hits, false alarms and misses of each label (3, labels)."""
+    return torch.stack([scores.sums[name].sum(0) for name in ("hits", "false_alarms", "misses")])
+
+
+def f1_of_labels(counts: torch.Tensor) -> tuple[float, float]:
+    """Return micro- and macro-averaged F1 = 2 hits / (2 hits + false alarms + misses) of labels (3, labels).
+
+    Labels that no row has or is said to have are left out of the mean.
+
+    >>> f1_of_labels(torch.tensor([[2.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))  # 4/6 and 2/4; 6/10
+    (0.6, 0.5833333333333333)
+    """
+    hits, false_alarms, misses = counts.double()
+    both = 2 * hits + false_alarms + misses
+    return float(2 * hits.sum() / both.sum()), float((2 * hits / both)[both > 0].mean())
+
+
+_MAE = Metric("mae", _mean_of("absolute"))
+_RMSE = Metric("rmse", lambda scores: math.sqrt(_mean_of("square")(scores)))
+MORE: Mapping[str, tuple[Metric, ...]] = {
+    "classes": (),
+    "number": (_MAE, _RMSE),
+    "quantiles": (Metric("pinball", _mean_of("error")), Metric("coverage", _coverage, "share"), _MAE),
+    "counts": (Metric("deviance", _mean_of("error")), _MAE, _RMSE),
+    "labels": (
+        Metric("micro-f1", lambda scores: f1_of_labels(_f1(scores))[0], "share"),
+        Metric("macro-f1", lambda scores: f1_of_labels(_f1(scores))[1], "share"),
+        Metric("exact", _mean_of("exact"), "share"),
+    ),
+}
+"""Further metrics of each kind of target."""
+
+LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
+"""Metrics that are errors: claims and tables take the lower one for the better one."""
+
+
+def score_of(kind: str) -> str:
+    """Return the name of the headline number of a kind of target."""
+    return "skill" if kind in SKILLED else "accuracy"
+
+
+def metrics_for(kind: str) -> tuple[Metric, ...]:
+    """Return the metrics of every evaluation of a kind of target, the headline first."""
+    return (replace(METRICS[0], name=score_of(kind)), *METRICS[1:], *MORE[kind])
 
 
 SHIPPED: Mapping[str, tuple[Metric, ...]] = {"macro-f1": (MACRO_F1,), "auc": (AUC, AUC_BOUND)}

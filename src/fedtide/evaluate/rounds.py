@@ -27,7 +27,12 @@ def headline(line: Mapping[str, Any]) -> float | None:
     0.25
     """
     shown = [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
-    return shown[0].get("accuracy") if shown else None
+    return score_in(shown[0]) if shown else None
+
+
+def score_in(entry: Mapping[str, Any]) -> Any:
+    """Return the headline number in an entry of the record: an accuracy, or of numbers a skill; None without any."""
+    return entry.get("accuracy", entry.get("skill"))
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:

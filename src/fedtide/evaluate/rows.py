@@ -32,5 +32,6 @@ def rows_of_scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         for view, scores in line.get("scores", {}).items():
             if scores:  # real clients may all be away
                 told = {name: value for name, value in scores.items() if is_cell(value)}
-                groups = {f"accuracy_{group}": value for group, value in scores.get("groups", {}).items()}
+                score = "skill" if "skill" in scores else "accuracy"
+                groups = {f"{score}_{group}": value for group, value in scores.get("groups", {}).items()}
                 yield {"round": line["round"], "view": view, **told, **groups}

@@ -35,8 +35,8 @@ LOG_SPREAD = 7.0
 class Target(Protocol):
     """How outputs of a model are read, and compared with the values of rows."""
 
-    name: ClassVar[str]
-    """Name of the headline number of an evaluation."""
+    kind: str
+    """What it is called in a configuration."""
 
     @property
     def width(self) -> int:
@@ -142,7 +142,6 @@ class Classes(Target):
     """
 
     kind: Literal["classes"] = "classes"
-    name: ClassVar[str] = "accuracy"
 
     @property
     def loss(self) -> CrossEntropy:
@@ -201,7 +200,6 @@ class Measured(Target):
     scale: float
     constant: tuple[float, ...]
     edges: tuple[float, ...] = ()
-    name: ClassVar[str] = "skill"
 
     @property
     def bins(self) -> int:
@@ -236,13 +234,23 @@ class Measured(Target):
     def sums(self, told: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         """Return errors of the constant, and plain ones of what was told."""
         told, y = told.double(), y.double()
-        rival = torch.tensor(self.constant, dtype=torch.float64).expand(len(y), -1)
         off = self.middle(told) - y
-        return {"reference": self.errors(self.rival(rival), y), "absolute": off.abs(), "square": off.square()}
+        return {
+            "error": self.errors(told, y), "reference": self.errors(self._rival(len(y)), y), "absolute": off.abs(),
+            "square": off.square(),
+        }  # fmt: skip
 
-    def rival(self, constant: Tensor) -> Tensor:
-        """Return what a model would tell that says the constant (rows, numbers)."""
-        return constant
+    def _rival(self, rows: int) -> Tensor:
+        return self.telling(torch.tensor(self.constant, dtype=torch.float64)).expand(rows, -1)
+
+    def telling(self, numbers: Tensor) -> Tensor:
+        """Return what a model tells that says these numbers (..., numbers)."""
+        return numbers
+
+    def skill_of(self, said: Tensor, y: Tensor) -> float:
+        """Return the skill of whoever says a number of each row (rows,), such as yesterday's."""
+        told = self.telling(said.double()).unsqueeze(-1).expand(-1, len(self.constant))
+        return 1 - float(self.errors(told, y.double()).sum() / self.errors(self._rival(len(y)), y.double()).sum())
 
 
 @dataclass(frozen=True)
@@ -250,6 +258,7 @@ class NumberTarget(Measured):
     """A number; `form` is the loss in standard deviations of the data (`Number`)."""
 
     form: str = "squared"
+    kind: ClassVar[str] = "number"
 
     @property
     def likelihood(self) -> bool:
@@ -300,6 +309,7 @@ class QuantileTarget(Measured):
     """Some quantiles of a number."""
 
     at: tuple[float, ...] = (0.5,)
+    kind: ClassVar[str] = "quantiles"
 
     @property
     def width(self) -> int:
@@ -346,6 +356,8 @@ class QuantileTarget(Measured):
 class CountTarget(Measured):
     """A count: the model says the logarithm of its mean."""
 
+    kind: ClassVar[str] = "counts"
+
     def told(self, outputs: Tensor) -> Tensor:
         """Return logarithms of means; outputs of 0 say the mean of the known counts."""
         return outputs + math.log(self.center)
@@ -362,9 +374,9 @@ class CountTarget(Measured):
         """Return means."""
         return told[..., 0].exp()
 
-    def rival(self, constant: Tensor) -> Tensor:
-        """Return the logarithm of the constant."""
-        return constant.log()
+    def telling(self, numbers: Tensor) -> Tensor:
+        """Return logarithms; of 0, which would exclude all other counts, that of 1/2."""
+        return torch.where(numbers > 0, numbers, 0.5).log()
 
     def errors(self, said: Tensor, y: Tensor) -> Tensor:
         """Return the deviance of a Poisson distribution, `2 (y log(y / mu) - y + mu)`."""
@@ -383,7 +395,7 @@ class LabelsTarget(Target):
     """
 
     labels: int
-    name: ClassVar[str] = "accuracy"
+    kind: ClassVar[str] = "labels"
 
     @property
     def bins(self) -> int:
@@ -520,8 +532,8 @@ class Labels:
 Setting = Classes | Number | Quantiles | Counts | Labels
 """What `data.target` says."""
 
-MEASURES = ("number", "quantiles", "counts", "labels")
-"""Kinds whose values are numbers, and not the number of a class."""
+SKILLED = ("number", "quantiles", "counts")
+"""Kinds whose headline is a skill; that of others is an accuracy."""
 
 
 def _about(values: Tensor, known: Tensor) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import math
 from operator import itemgetter
 
 from fedtide.report.summary import MethodSummary, Summary
+from fedtide.report.wording import worded
 
 
 def alarms(summary: Summary) -> list[str]:
@@ -14,7 +15,7 @@ def alarms(summary: Summary) -> list[str]:
     A client's answer with a number that is not finite is refused and not counted; a model with such weights predicts
     NaN, of which there is no accuracy. A loss that rises without bound leaves a model that may say one class for ever.
     """
-    return [line for method in summary.methods for line in _of(method)]
+    return [worded(line, summary.target) for method in summary.methods for line in _of(method)]
 
 
 SOME = 0.1

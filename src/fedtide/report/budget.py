@@ -40,7 +40,7 @@ def epsilon_and_accuracy(record: ExperimentRecord) -> Drawn | None:
         axes[0].set_ylim(bottom=0)
         over_rounds(axes[0], 0, record.experiment.rounds)
         axes[1].set_xlabel("epsilon spent")
-        axes[1].set_ylabel(f"accuracy of {record.whose}, %")
+        axes[1].set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         from_below(axes[1], [values for curves in bought.values() for _, values in curves])
         legend_above(axes[0])
         return svg(figure, "privacy budget")

@@ -58,7 +58,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
         axes.set_xlabel(f"simulated time, {name}")
         axes.set_xlim(0, longest / unit)
         from_below(axes, [values for times in curves.values() for _, values in times])
-        axes.set_ylabel(f"accuracy of {record.whose}, %")
+        axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         legend_above(axes)
         return svg(figure, "accuracy over simulated time")
 

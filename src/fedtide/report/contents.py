@@ -6,6 +6,7 @@ from fedtide.report import clock, nodes, tables
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
+from fedtide.report.wording import SKILL_IS, worded
 
 Told = tuple[str, Table | None, str]
 """Title of a table, the table, None where it has no content, and its caption."""
@@ -28,13 +29,20 @@ CUT = (
 
 def tables_of(record: ExperimentRecord, summary: Summary, *, nano: bool = False) -> list[Told]:
     """Return all tables; with `nano` claims have no verdicts."""
-    return [
+    found = [
         *_on_accuracy(record, summary, nano=nano),
         *_on_blends(record, summary),
         *_on_clients(summary),
         *_on_shift(record, summary),
         *_on_cost(record, summary),
     ]
+    of = summary.target
+    return [(worded(title, of), table and _headed(table, of), worded(caption, of)) for title, table, caption in found]
+
+
+def _headed(table: Table, target: str) -> Table:
+    # Cells name methods, which a person calls what they like.
+    return Table([worded(each, target) for each in table.header], table.rows)
 
 
 def _on_accuracy(record: ExperimentRecord, summary: Summary, *, nano: bool) -> list[Told]:
@@ -46,7 +54,8 @@ def _on_accuracy(record: ExperimentRecord, summary: Summary, *, nano: bool) -> l
         ("Accuracy", tables.accuracy_table(summary),
          "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
          "compare means and worst points."
-         + (" A swing is the highest minus the lowest accuracy within a period." if swings else "")),
+         + (" A swing is the highest minus the lowest accuracy within a period." if swings else "")
+         + SKILL_IS * (summary.score == "skill")),
         ("Over groups", tables.groups_table(summary),
          f"Means over {span}, of each group alone."
          + (" The branch of the true group: how many rows are answered by the branch that is their group's, as "
@@ -88,7 +97,8 @@ def _on_clients(summary: Summary) -> list[Told]:
          "tenth is the mean accuracy of those clients that are served worst at that evaluation."),
         ("More metrics", tables.metrics_table(summary),
          f"Means over the evaluations of {span}, of all rows together."
-         + (" Of scores in bins the AUC is off by auc_bound at most." if "auc" in summary.metrics else "")),
+         + (" Of scores in bins the AUC is off by auc_bound at most." if "auc" in summary.metrics else "")
+         + (" Errors are in the units of the labels." if summary.score == "skill" else "")),
         ("Forgetting within a round", tables.measured(summary, tables.LOCAL_FORGETTING),
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),

@@ -19,9 +19,11 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.evaluate.metrics import cumulative
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, cumulative
+from fedtide.evaluate.rounds import score_in
 from fedtide.report.drift import marks
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.wording import BASELINES, floor_of
 
 INK = "#1d2733"
 """Color of text and axes; the page's style sheet exchanges it, and the grays below, on a dark screen."""
@@ -117,9 +119,14 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
         for method in record.methods:
             if method.name == floor:
                 curves = [run.commonest(record.view) for run in method.runs]
-                band(top, curves, "commonest class, without training", Look("#666666", ":"))
+                band(top, curves, floor_of(record.experiment.data.target.kind), Look("#666666", ":"))
                 legend_above(top)
-        top.set_ylabel(f"accuracy of {record.whose}, %")
+        for dashes, (name, words) in zip(("--", "-."), BASELINES.items(), strict=True):
+            curves = [run.baseline(record.view, name) for method in record.methods[:1] for run in method.runs]
+            if any(len(at) for at, _ in curves):
+                band(top, curves, words, Look("#666666", dashes))
+                legend_above(top)
+        top.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         over_rounds([top, *below][-1], 0, record.experiment.rounds)
         return svg(figure, "accuracy over rounds")
 
@@ -136,8 +143,9 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
         figure = Figure(figsize=(9.6, 3.6 + 0.1 * len(named)))
         axes = figure.subplots()
         _draw_accuracies(axes, named)
-        views = {record.whose for _, record in records}
-        axes.set_ylabel(f"accuracy of {views.pop()}, %" if len(views) == 1 else "accuracy, %")
+        views, scores = {record.whose for _, record in records}, sorted({r.experiment.score for _, r in records})
+        score = " or ".join(scores)
+        axes.set_ylabel(f"{score} of {views.pop()}, %" if len(views) == 1 else f"{score}, %")
         over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
         return svg(figure, "accuracy of all methods")
 
@@ -164,7 +172,8 @@ def metrics_over_rounds(record: ExperimentRecord) -> Drawn | None:
             for number, method, curves in methods:
                 if any(len(at) for at, _ in curves):
                     band(axes, curves, label(method.name), look(number), scale=100.0 if share else 1.0)
-            axes.set_ylabel(label(f"{name}, %" if share else name))
+            better = ", lower is better" * (name in LOWER_IS_BETTER)
+            axes.set_ylabel(label(f"{name}, %" if share else f"{name}{better}"))
             over_rounds(axes, 0, record.experiment.rounds)
         handles, labels = stacks[0][0].get_legend_handles_labels()
         wide = figure.get_size_inches()[0] - 0.6
@@ -308,7 +317,7 @@ def one_period(record: ExperimentRecord) -> Drawn | None:
         room = 0.12 * (max(high) - min(low)) + 0.5
         panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
         for axes in filter(leftmost, panels):
-            axes.set_ylabel(f"accuracy of {record.whose}, %")
+            axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
         return svg(figure, "accuracy within one period")
@@ -416,12 +425,12 @@ def participants(record: ExperimentRecord) -> Drawn | None:
             axes.set_title(label(record.methods[number].name), fontsize=10)
             over_rounds(axes, record.experiment.rounds - span, record.experiment.rounds)
             if leftmost(axes):
-                axes.set_ylabel("accuracy on the\nparticipants' rows, %")
+                axes.set_ylabel(f"{record.experiment.score} on the\nparticipants' rows, %")
         return svg(figure, "accuracy on the participants")
 
 
 def _received(run: RunRecord, span: int) -> Curve:
-    values = run.every_round(lambda line: line["participants"].get("accuracy"))
+    values = run.every_round(lambda line: score_in(line["participants"]))
     return np.arange(1, len(values) + 1)[-span:], values[-span:]
 
 
@@ -440,7 +449,7 @@ def client_distribution(record: ExperimentRecord) -> Drawn | None:
                 axes.step(*steps, where="post", label=label(method.name), color=shown.color, ls=shown.dashes,
                           marker=shown.marker, markevery=every, ms=4, lw=1.8)  # fmt: skip
                 found = True
-        axes.set_xlabel(f"accuracy of a client, % (mean over {record.span})")
+        axes.set_xlabel(f"{record.experiment.score} of a client, % (mean over {record.span})")
         axes.set_ylabel("clients with at most that, %")
         axes.set_ylim(0, 100)
         legend_above(axes, room=5.4)

@@ -218,6 +218,7 @@ FORMATS: dict[Unit, Written] = {
 
 WRITTEN: dict[Written, str] = {
     percent: "last best worst_point mean_over_rounds branch_accuracy val_accuracy own_weight recovered split_purity "
+    "skill val_skill yesterday last_week "
     "fullest_component events_recovered events_detected counted reached_accuracy reached_target commonest_class purity "
     "fullest_cluster churn period_known period_found shares_known",
     points: "swing std_over_rounds client_std local_forgetting local_forgetting_own local_forgetting_apart forgetting "
@@ -263,7 +264,7 @@ ARRIVALS = {
 A seed that does not counts with the time at which its run ended.
 """
 
-BY_GROUP = ("accuracy", "swing", "forgetting")
+BY_GROUP = ("accuracy", "skill", "swing", "forgetting")
 """Measures that also exist for every group of clients, as `accuracy_day`."""
 
 BY_WAY = "accuracy_by_"
@@ -312,6 +313,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:
                 raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")
         own += metric.units
+    own += experiment.metric_units
     for place, claim in enumerate(experiment.claim):
         if unit_of(claim.measure) is None and claim.measure not in own:
             known = [*UNITS, *own, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]

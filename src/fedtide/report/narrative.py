@@ -28,9 +28,9 @@ TARGET = "rounds_to_target"
 def sentence(summary: Summary, method: MethodSummary) -> str:
     """Describe the result of one method in plain words."""
     of = method.measure
-    if of("accuracy").mean is None:
+    if of(method.score).mean is None:
         return f"{method.name} was never judged."
-    said = f"{method.name} has an accuracy of {percent(of('accuracy'))} over {summary.span}"
+    said = f"{method.name} has an accuracy of {percent(of(method.score))} over {summary.span}"
     if of("swing").mean is not None:
         said += f", and of {percent(of('worst_point'))} at its worst moment"
         apart = [f"{points(of(f'swing_{g}'))} for {g} clients" for g in summary.groups]
@@ -275,7 +275,7 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     done = {m.name: m for m in summary.methods if not broken(m)}
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
-        cost = steady.against(shifted, "accuracy")
+        cost = steady.against(shifted, steady.score)
         costs = (cost.mean or 0.0) >= 0
         said = f"The shift costs {points(cost)} of accuracy on average"
         if not costs:
@@ -292,13 +292,12 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
         else:
             said += _doubt(cost)
         return f"{said}. {_cure(done, shifted, steady)}".strip()
-    ranked = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
+    ranked = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm != ORACLE]
     if not ranked:
         return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
-    bounds = [m for m in done.values() if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
+    bounds = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm == ORACLE]
     return _first(ranked, summary) + "".join(
-        f" {m.name}, which knows the true groups and is no method, has {percent(m.measures['accuracy'])}."
-        for m in bounds
+        f" {m.name}, which knows the true groups and is no method, has {percent(m.measures[m.score])}." for m in bounds
     )
 
 
@@ -310,8 +309,8 @@ def _doubt(difference: Measure) -> str:
 
 
 def _first(ranked: list[MethodSummary], summary: Summary) -> str:
-    first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
-    got = f"{percent(first.measures['accuracy'])} over {summary.span}"
+    first, *others = sorted(ranked, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
+    got = f"{percent(first.measures[first.score])} over {summary.span}"
     if first.no_better:
         return f"No method is better than {_floor(first)}: {first.name} has the highest mean, {got}."
     twins = [method.name for method in others if method.same_run(first)]
@@ -320,7 +319,7 @@ def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     has = "have" if twins else "has"
     if not rivals:
         return f"{who} {has} an accuracy of {got}."
-    rival, ahead = rivals[0].name, first.against(rivals[0], "accuracy")
+    rival, ahead = rivals[0].name, first.against(rivals[0], first.score)
     if ahead.side() > 0:
         return f"{who} came out first, with {got}: {points(ahead)} more than {rival}, seed by seed."
     lead = "and no clear lead" if ahead.clarity(ahead.mean or 0.0) == "unclear" else "from too few seeds to tell a lead"
@@ -329,14 +328,14 @@ def _first(ranked: list[MethodSummary], summary: Summary) -> str:
 
 def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
     """Describe the best method that clearly gains over the shifted one, and compare it with no shift."""
-    gains = {name: m.against(shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
+    gains = {name: m.against(shifted, m.score) for name, m in done.items() if m not in (shifted, steady)}
     clear = {name: gain for name, gain in gains.items() if gain.side() > 0}
     if not clear:
         few = any(gain.mean and gain.mean > 0 and gain.clarity(gain.mean) == "too few seeds" for gain in gains.values())
         return f"None of the others clearly gains on that{': too few seeds to tell' * few}." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
-    rest = done[best].against(steady, "accuracy")
-    level = [name for name in clear if name != best and done[best].against(done[name], "accuracy").side() <= 0]
+    rest = done[best].against(steady, done[best].score)
+    level = [name for name in clear if name != best and done[best].against(done[name], done[best].score).side() <= 0]
     said = f"{best} copes best: it wins back {points(clear[best])}"
     if level:
         both = f"{listed([best, *level])} cope best, without a clear difference between them"

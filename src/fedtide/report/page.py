@@ -21,6 +21,7 @@ from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary
 from fedtide.report.together import Shown, Together, together
+from fedtide.report.wording import worded
 
 MARKS = {
     tables.HIGHER: "clearly higher than {}",
@@ -166,18 +167,18 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
 
 def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: bool) -> Section:
     marks = [swatch(figures.look(number)) for number, method in enumerate(record.methods) if method.runs]
-    floor = [Markup("")] if summary.floor else []
     methods = tables.methods_table(summary)
+    floor = [Markup("")] * (len(methods.rows) - len(summary.methods))
     left = [f"{method.unfinished} of {method.unfinished + len(method.seeds)} runs of {method.name}"
             for method in summary.methods if method.unfinished]  # fmt: skip
     return Section(
         heading,
         anchor(heading) if heading else "",
-        narrative.setting(record),
+        worded(narrative.setting(record), summary.target),
         alarms(summary),
-        narrative.headline(record, summary),
+        worded(narrative.headline(record, summary), summary.target),
         Part("", methods, _about_marks(methods, summary), anchor("Methods", heading), [*marks, *floor]),
-        [(mark, method.name, narrative.sentence(summary, method))
+        [(mark, method.name, worded(narrative.sentence(summary, method), summary.target))
          for mark, method in zip(marks, summary.methods, strict=True)],
         f"Not finished and not counted: {listed(left)}." if left else "",
         to_pictures(pictures_of(record, summary), heading),

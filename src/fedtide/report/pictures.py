@@ -20,6 +20,7 @@ from fedtide.report import (
 from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
+from fedtide.report.wording import worded
 
 Pictured = tuple[str, str, Drawn | None]
 """Title of a picture, its caption, and the figure, None where it has nothing to show."""
@@ -49,7 +50,11 @@ class Kind:
 
 def pictures_of(record: ExperimentRecord, summary: Summary) -> list[Pictured]:
     """Return all pictures, in the order of a page."""
-    return [(kind.title, kind.about(record, summary), kind.draw(record, summary)) for kind in PICTURES.values()]
+    of = summary.target
+    return [
+        (worded(kind.title, of), worded(kind.about(record, summary), of), kind.draw(record, summary))
+        for kind in PICTURES.values()
+    ]
 
 
 def _of_record(draw: Callable[[ExperimentRecord], Drawn | None]) -> Callable[[ExperimentRecord, Summary], Drawn | None]:

@@ -19,6 +19,7 @@ from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.data.saved import labels_of, names_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
+from fedtide.evaluate.rounds import score_in
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
 
@@ -177,12 +178,16 @@ class RunRecord:
     def accuracy(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the accuracy curve of one view, pooled or of one group of clients."""
         if group is None:
-            return self.curve(view, lambda scores: scores.get("accuracy"))
+            return self.curve(view, score_in)
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
     def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
         return self.curve(view, lambda scores: scores.get("commonest"))
+
+    def baseline(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the curve of the skill of a baseline of time series, `yesterday` or `last_week`."""
+        return self.curve(view, lambda scores: scores.get("baselines", {}).get(name))
 
     def other_way(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the accuracy curve of another way to combine a method's models."""
@@ -465,14 +470,20 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
-    if not all(_may_be_number(view.get("accuracy")) for view in scores.values()):
+    if not all(_may_be_number(score_in(view)) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'accuracy' is of another kind")
+    if not all(_are_baselines(view.get("baselines", {})) for view in scores.values()):
+        raise FedtideError(f"{where}: damaged: 'baselines' is of another kind")
     if not all(_are_ways(view) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'others' or 'densities' is of another kind")
     if not all(_may_be_number(view.get("commonest")) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'commonest' is of another kind")
     if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
         raise FedtideError(f"{where}: damaged: 'weights' is of another kind")
+
+
+def _are_baselines(found: Any) -> bool:
+    return isinstance(found, dict) and all(map(_may_be_number, found.values()))
 
 
 def _are_numbers(found: Any) -> bool:

@@ -16,7 +16,9 @@ from fedtide.config import Claim, axes, matching
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
+from fedtide.data.rows import LAGS
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.evaluate.rounds import score_in
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
@@ -27,7 +29,7 @@ from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRec
 from fedtide.report.rhythm import learning
 from fedtide.runs.folder import go_on, load
 
-OF_A_RUN = ("accuracy", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
+OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
 """Measures of predictions, equal at a seed only where all evaluations are."""
 
 
@@ -69,12 +71,17 @@ class MethodSummary:
         return Measure.of(list(self.minus(other, name).values()))
 
     @property
+    def score(self) -> str:
+        """Name of its headline measure: the accuracy, or of numbers the skill."""
+        return "skill" if "skill" in self.measures else "accuracy"
+
+    @property
     def no_better(self) -> bool:
         """True if accuracy is not clearly above that of always answering the commonest class, which needs no training.
 
         From fewer than three seeds the mean decides.
         """
-        ours, floor = self.by_seed("accuracy"), self.by_seed("commonest_class")
+        ours, floor = self.by_seed(self.score), self.by_seed("commonest_class")
         lead = Measure.of([ours[seed] - floor[seed] for seed in floor if seed in ours])
         return lead.mean is not None and (lead.mean <= 0 or lead.clarity(lead.mean) == "unclear")
 
@@ -83,7 +90,7 @@ class MethodSummary:
         seeds = set(self.seeds) & set(other.seeds)
         mine, others = ({name: m.by_seed(name) for name in OF_A_RUN if name in m.measures} for m in (self, other))
         return (
-            bool(seeds) and "accuracy" in mine and mine.keys() == others.keys()
+            bool(seeds) and self.score in mine and mine.keys() == others.keys()
             and all(mine[name][seed] == others[name][seed] for name in mine for seed in seeds)
         )  # fmt: skip
 
@@ -122,7 +129,7 @@ class Judged:
 class Summary:
     """Summary of one experiment, or of one point of a sweep.
 
-    metrics: the person's own, with their units. clock: what times are in.
+    metrics: what is measured beside, with their units. clock: what times are in. target: the kind of `data.target`.
     """
 
     title: str
@@ -137,11 +144,17 @@ class Summary:
     claims: list[Judged] = field(default_factory=list)
     metrics: dict[str, Unit] = field(default_factory=dict)
     clock: Clock = "seconds"
+    target: str = "classes"
 
     @property
     def units(self) -> dict[str, Unit]:
         """Units of measures whose name does not say them."""
         return {**self.metrics, "time_to_accuracy": self.clock, "time_to_target": self.clock}
+
+    @property
+    def score(self) -> str:
+        """Name of the headline measure."""
+        return self.methods[0].score if self.methods else "accuracy"
 
     @property
     def span(self) -> str:
@@ -241,6 +254,7 @@ def summarize(record: ExperimentRecord) -> Summary:
     made = Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
         methods, _paired(record, methods), metrics=own, clock=record.clock,
+        target=experiment.data.target.kind,
     )  # fmt: skip
     return replace(made, claims=[judged(methods, claim, made.units) for claim in experiment.claim])
 
@@ -262,17 +276,17 @@ def _measures(record: ExperimentRecord, method: MethodRecord, targets: Mapping[i
 
 def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:
     """Return every measure of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
-    rounds, accuracy = run.accuracy(record.view)
+    score, (rounds, accuracy) = record.experiment.score, run.accuracy(record.view)
     scored = [line["scores"][record.view] for line in run.judged if record.view in line["scores"]]
-    without = [scores.get("accuracy") is None for scores in scored]
+    without = [score_in(scores) is None for scores in scored]
     costs = {name: run.total(name) for name in ("down", "up", "answered", "refused")}
     costs |= {"diverged": float(sum(without)), **on_the_clock(record, run), **_losses(run)}
     costs |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
     if not without or without[-1]:  # a mean over the evaluations before would be that of another model
-        return {"accuracy": math.nan, **costs}
+        return {score: math.nan, **costs}
     window = record.window
     out = costs | {
-        "accuracy": mean_of_last(rounds, accuracy, window),
+        score: mean_of_last(rounds, accuracy, window),
         "last": float(accuracy[-1]),
         "best": float(accuracy.max()),
         "worst_point": worst_point(rounds, accuracy, window),
@@ -283,10 +297,10 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out["swing"] = swing(rounds, accuracy, record.period, window)
     for group in record.groups:
         at, values = run.accuracy(record.view, group)
-        out[f"accuracy_{group}"] = mean_of_last(at, values, window)
+        out[f"{score}_{group}"] = mean_of_last(at, values, window)
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
-    for name in (*(metric.name for metric in METRICS), *record.experiment.metric_units):
+    for name in (score, *(metric.name for metric in METRICS[1:]), *record.experiment.metric_units):
         out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
@@ -297,6 +311,10 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     at, commonest = run.commonest(record.view)
     if len(at):
         out["commonest_class"] = mean_of_last(at, commonest, window)
+    for name in LAGS:
+        at, known = run.baseline(record.view, name)
+        if len(at):
+            out[name] = mean_of_last(at, known, window)
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)
@@ -305,7 +323,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
     at, val = run.accuracy("val")
     if len(at):
-        out["val_accuracy"] = mean_of_last(at, val, window)
+        out[f"val_{score}"] = mean_of_last(at, val, window)
     times = run.times(record.clock)
     if not math.isnan(target):
         first = time_to_accuracy(times[rounds - 1], accuracy, target)
@@ -362,7 +380,7 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
     if base is None:
         return []
     others = [method for method in methods if method is not base]
-    return [Paired(m.name, base.name, m.against(base, "accuracy"), m.same_run(base)) for m in others]
+    return [Paired(m.name, base.name, m.against(base, m.score), m.same_run(base)) for m in others]
 
 
 def judged(methods: list[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
@@ -447,7 +465,7 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
         by_seed, same = ours.minus(methods[1], claim.measure), ours.same_run(methods[1])
         return _Claimed(by_seed, True, same, reached)
     by_seed = ours.by_seed(claim.measure)
-    if short and (claim.less or claim.within is not None):
+    if short and (claim.below or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
     return _Claimed(by_seed, False, False, reached)
 
@@ -455,7 +473,7 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
     """Return a list of the rival of highest mean, or of the lowest; the first of equal ones, none of unknown means."""
     known = [rival for rival in rivals if rival.measure(claim.measure).mean is not None]
-    sign = -1.0 if claim.less else 1.0
+    sign = -1.0 if claim.below else 1.0
     return [max(known, key=lambda rival: sign * (rival.measures[claim.measure].mean or 0.0))] if known else rivals[:1]
 
 
@@ -468,7 +486,7 @@ def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
         return {}
     out: dict[str, Summary] = {}
     for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
-        scored = [(s, m.measure("val_accuracy").mean) for s in summaries for m in s.methods if m.name == name]
+        scored = [(s, m.measure(f"val_{m.score}").mean) for s in summaries for m in s.methods if m.name == name]
         known = [(s, v) for s, v in scored if v is not None]
         if known:
             out[name] = max(known, key=lambda pair: pair[1])[0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.prose import listed
-from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_last
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     ARRIVALS,
@@ -35,6 +35,7 @@ from fedtide.report.measures import (
 )
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Judged, MethodSummary, Paired, Summary
+from fedtide.report.wording import BASELINES, floor_of
 
 Columns = Mapping[str, str]
 """Columns of a table, a row per method: their titles, and the measures in them."""
@@ -122,18 +123,15 @@ def _apart(name: str, cells: Sequence[str]) -> list[list[str]]:
 def accuracy_table(summary: Summary) -> Table:
     """Build the table of all forms of accuracy, a row per method."""
     columns = {
-        f"mean over {summary.span}": "accuracy",
+        f"mean over {summary.span}": summary.score,
         "last round": "last",
         "best": "best",
         "worst point": "worst_point",
         "swing": "swing",
-        **({} if summary.view == "val" else {"validation rows": "val_accuracy"}),
+        **({} if summary.view == "val" else {"validation rows": f"val_{summary.score}"}),
     }
     return _with_floor(_against_baseline(_known(summary, columns), summary, 2, "against {}, paired"), summary)
 
-
-FLOOR = "commonest class, without training"
-"""Name of the line that every method should be above."""
 
 HIGHER, LOWER = "▲", "▼"
 """Signs of clearly higher and clearly lower accuracy than the baseline's."""
@@ -147,7 +145,7 @@ SAME = "="
 
 def methods_table(summary: Summary) -> Table:
     """Build the first table of a page, a row per method, with a mark at the difference to the baseline."""
-    columns = {f"mean over {summary.span}": "accuracy", "worst point": "worst_point", "swing": "swing"}
+    columns = {f"mean over {summary.span}": summary.score, "worst point": "worst_point", "swing": "swing"}
     if any(any(m.measure("refused").values) for m in summary.methods):
         columns["refused answers"] = "refused"
     table = _against_baseline(_known(summary, columns), summary, 2, "against {}")
@@ -157,10 +155,13 @@ def methods_table(summary: Summary) -> Table:
 
 
 def _with_floor(table: Table, summary: Summary) -> Table:
-    """Add a row for always answering the commonest class, where a method is no better; accuracy is the first column."""
-    if summary.floor is None:
-        return table
-    return Table(table.header, [*table.rows, [FLOOR, percent(summary.floor), *["-"] * (len(table.header) - 2)]])
+    """Add a row for baselines of time series, and for the floor, where a method is no better; the first column."""
+    first = summary.methods[0] if summary.methods else None
+    known = {words: first.measure(name) for name, words in BASELINES.items() if first and name in first.measures}
+    if summary.floor is not None:
+        known[floor_of(summary.target)] = summary.floor
+    lines = [[name, percent(measure), *["-"] * (len(table.header) - 2)] for name, measure in known.items()]
+    return Table(table.header, [*table.rows, *lines])
 
 
 def sign(pair: Paired) -> str:
@@ -173,7 +174,7 @@ def sign(pair: Paired) -> str:
 
 def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
     """Build the table of the methods of several experiments, which may be averaged over other rounds."""
-    columns = {"accuracy": "accuracy", "worst point": "worst_point", "swing": "swing",
+    columns = {"accuracy": "accuracy", "skill": "skill", "worst point": "worst_point", "swing": "swing",
                "worst tenth of clients": "worst_decile", "refused answers": "refused"}  # fmt: skip
     known = [c for c in columns.items() if any(c[1] in m.measures for _, summary in summaries for m in summary.methods)]
     rows = [
@@ -186,7 +187,7 @@ def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
 
 def groups_table(summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups."""
-    columns = {f"{group} clients": f"accuracy_{group}" for group in summary.groups}
+    columns = {f"{group} clients": f"{summary.score}_{group}" for group in summary.groups}
     table = _known(summary, columns | {"branch of the true group": "branch_accuracy"})
     return table if len(table.header) > 1 else None
 
@@ -205,7 +206,11 @@ def clients_table(summary: Summary) -> Table | None:
 
 def metrics_table(summary: Summary) -> Table | None:
     """Build the table of the person's own metrics, a row per method; None without any."""
-    return measured(summary, {name: name for name in summary.metrics})
+    return measured(summary, {_of_metric(name): name for name in summary.metrics})
+
+
+def _of_metric(name: str) -> str:
+    return f"{name}, lower is better" if name in LOWER_IS_BETTER else name
 
 
 def measured(summary: Summary, columns: Columns) -> Table | None:
@@ -364,9 +369,7 @@ def ways_table(summary: Summary) -> Table | None:
     if not names:
         return None
     rows = [
-        [m.name, *(percent(m.measure(name)) for name in ("accuracy", *names))]
-        for m in summary.methods
-        if by_way[m.name]
+        [m.name, *(percent(m.measure(name)) for name in (m.score, *names))] for m in summary.methods if by_way[m.name]
     ]
     return Table(["method", "as it predicts", *(name.removeprefix(BY_WAY) for name in names)], rows)
 
@@ -390,12 +393,12 @@ def density_table(record: ExperimentRecord) -> Table | None:
 def brief_table(summary: Summary) -> Table:
     """Build the short table for terminals."""
     columns = {
-        f"mean over {summary.span}": "accuracy",
+        f"mean over {summary.span}": summary.score,
         "worst point": "worst_point",
         "swing": "swing",
         "right branch": "branch_accuracy",
         "local forgetting": "local_forgetting",
-        **{name: name for name in summary.metrics},
+        **{_of_metric(name): name for name in summary.metrics},
     }
     table = _known(summary, columns)
     return _with_floor(_against_baseline(table, summary, len(table.header), "against {}"), summary)
@@ -457,7 +460,7 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
         cells = []
         for name in names:
             mark = " ← chosen" if chosen.get(name) is summary else ""
-            cells.append((percent(done[name].measure("accuracy")) if name in done else "-") + mark)
+            cells.append((percent(done[name].measure(done[name].score)) if name in done else "-") + mark)
         rows.append([summary.point, *cells])
     return Table(["point", *names], rows)
 

@@ -85,8 +85,11 @@ def paired(shown: Sequence[Shown]) -> Iterator[Pair]:
 def _row(pair: Pair, measures: Sequence[str]) -> list[str]:
     later, ours, first, theirs = pair
     common = ", ".join(str(seed) for seed in ours.seeds if seed in theirs.seeds)
-    found = Paired(ours.name, theirs.name, ours.against(theirs, "accuracy"), ours.same_run(theirs))
-    accuracy, *others = (difference(name, ours.against(theirs, name), tables.format_of(name)) for name in measures)
+    found = Paired(ours.name, theirs.name, ours.against(theirs, ours.score), ours.same_run(theirs))
+    accuracy, *others = (
+        difference(name, ours.against(theirs, name), tables.format_of(name))
+        for name in (ours.score if each == "accuracy" else each for each in measures)
+    )
     sign = f"{tables.sign(found)} " if found.difference.mean is not None else ""
     names = f"{later.name}: {ours.name}", f"{first.name}: {theirs.name}"
     return [*names, common or "none in common", sign + accuracy, *others]

@@ -32,12 +32,12 @@ from fedtide.data.rows import Rows, check_classes, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.transforms import apply_transforms, shape_after
 from fedtide.evaluate.judge import Embedded
-from fedtide.evaluate.metrics import METRICS, SHIPPED, Metric
+from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.target import Classes
+from fedtide.learn.target import CLASSES, Classes
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
@@ -159,12 +159,14 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
     made: list[Metric] = []
     for number, said in enumerate(experiment.metrics):
         if not isinstance(said, OwnMetric):
+            if experiment.data.target != CLASSES:
+                raise refused(f"metrics[{number}]", said.kind, "your own module:function where rows have no classes")
             made += SHIPPED[said.kind]
             continue
         key = f"metrics[{number}]"
         function = imported(said.function, f"{key}.function")
         made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit))
-    return (*METRICS, *made)
+    return (*metrics_for(experiment.data.target.kind), *made)
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:

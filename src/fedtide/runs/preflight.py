@@ -15,7 +15,7 @@ from fedtide.core.types import Moment, Scores
 from fedtide.data.population import Population
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
-from fedtide.evaluate.metrics import METRICS
+from fedtide.evaluate.metrics import metrics_for
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
@@ -140,7 +140,7 @@ def _try_metrics(experiment: Experiment) -> None:
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
     moment = Moment(0, experiment.rounds, 0.0)
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
-    for metric in build.metrics_of(experiment)[len(METRICS) :]:
+    for metric in build.metrics_of(experiment)[len(metrics_for(experiment.data.target.kind)) :]:
         if not metric.needs:
             metric.of(scores)
 

@@ -25,7 +25,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
-from fedtide.evaluate.metrics import METRICS, Metric
+from fedtide.evaluate.metrics import Metric, metrics_for
 from fedtide.evaluate.rows import rows_of_scores
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
@@ -206,7 +206,7 @@ def simulate(
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    judge = Judge(algorithm, fleet, views(population), metrics=(*METRICS, *metrics))
+    judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.kind), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
