@@ -58,6 +58,8 @@ GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": 
 BY_SUMS = {"kind": "nothing", "fewest": 2}
 FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
+CERTAIN = "it answers by the branch that is more certain of a class"
+
 # Options shared by several reductions.
 KERAS = {"server": {"kind": "keras-adam", "lr": 0.01, "eps": 1e-4}}
 FULL = {"local": {"lr": 0.1, "batch_size": 0}}
@@ -181,6 +183,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "min-loss": Entry(
         minloss, "weights down, update and branch up", "branches",
+        exempt={"numbers": CERTAIN},
         variants={
             "": PRINTED,
             "members": {**PRINTED, "lam": 0.0, "normalize_by": "members", "choose_per": "client"},
@@ -190,6 +193,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "scsgd": Entry(
         scsgd, "weights down, update up", "branches",
+        exempt={"numbers": CERTAIN},
         variants={
             "": LINEAR,
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},

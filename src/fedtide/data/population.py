@@ -85,6 +85,9 @@ class Population:
         if self.availability is not None and not self.availability.awake(0.0).any():
             raise FedtideError("shift.who.path: no registered client is awake at 0, allowed: one or more")
         classes = None if self.rows.steps else self.rows.classes
+        kind = getattr(self._how, "kind", "python")
+        if self.rows.value is not None and kind not in ("identity", "rotation", "python"):
+            raise refused("shift.how.kind", kind, "'identity'", "it exchanges labels, and rows have no classes")
         self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
         self._what.check(self._view)

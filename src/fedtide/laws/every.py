@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.algorithms import REGISTRY
 from fedtide.core import codec, sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -621,6 +622,25 @@ def no_memory(case: Case) -> None:
     hold(all_finite(scores), "without memory a number of a prediction is not finite")
 
 
+def numbers(case: Case) -> None:
+    """It trains on numbers too, of which mixtures need a likelihood, or is said to need classes."""
+    if case.experiment.method[0].algorithm not in REGISTRY:
+        raise NotApplicable("it may be for classes alone")
+    options = {} if "loss" not in case.experiment.method[0].model_fields_set else {"loss": "cross-entropy"}
+
+    def play(target: Mapping[str, str]) -> Played:
+        return played(case.make(options, data={"target": target}, shift={"how": {"kind": "identity"}}), rounds=2)
+
+    try:
+        run = play({"kind": "number"})
+    except FedtideError as error:
+        hold("data.target" in str(error), f"it refuses numbers without a word on data.target: {error}")
+        run = play({"kind": "number", "loss": "gaussian"})
+    hold(all_finite(run.state), "of numbers the last state is not finite")
+    *_, scores = judged(run)
+    hold("reference" in scores.sums and bool((scores.rows > 0).all()), "clients were not judged by their numbers")
+
+
 @dataclass(frozen=True)
 class Law:
     """A law: the name by which an exemption is declared, and its function, whose docstring states it."""
@@ -656,6 +676,7 @@ CHECKS: dict[str, list[Callable[[Case], None]]] = {
     "masks": [masked, masked_again],
     "private": [private],
     "pooled": [pooled, batch_size, no_memory],
+    "numbers": [numbers],
 }
 LAWS = tuple(Law(name, check) for name, checks in CHECKS.items() for check in checks)
 """All laws, in the order in which they are checked: the first failure explains most."""

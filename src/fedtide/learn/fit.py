@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Shard
 from fedtide.learn.local import LocalTrainer
@@ -24,14 +24,17 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
     Raises:
         FedtideError: the model does not take such samples, or has no logits for their classes.
     """
-    x, y, steps = shard.x, shard.y, shard.y.shape[1:]
+    x, y, width = shard.x, shard.y, task.target.width
+    steps = () if width else shard.y.shape[1:]
     try:
         with torch.random.fork_rng(devices=[]):  # of dropout
             weights = task.scratch.weights if task.begin is None else task.begin
             if not weights.params:
                 raise FedtideError("model: found no parameters, allowed: a module with some to train")
             logits = task.logits(weights, x)
-            if logits.dim() < 2 or logits.shape[-1] < classes or (steps and logits.shape[:-1] != y.shape):
+            if width and logits.shape != (len(x), width):
+                raise refused("model: shape of outputs", tuple(logits.shape), f"{(len(x), width)}, as of data.target")
+            if logits.dim() < 2 or logits.shape[-1] < (width or classes) or (steps and logits.shape[:-1] != y.shape):
                 wanted = f"(rows, {steps[0]} steps, classes)" if steps else "(rows, classes)"
                 raise FedtideError(
                     f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "

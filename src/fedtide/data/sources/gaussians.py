@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +18,9 @@ from fedtide.data.sources.files import Loading
 @ingredient
 class Gaussians(Loading):
     """Gaussian blobs, one per class in each of several groups, where a label has another place in each group.
+
+    Where `data.target` is a number or a count, each row has a count that follows from its features, otherwise in each
+    domain.
 
     The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
     rows are the center plus N(0, noise^2).
@@ -44,6 +48,19 @@ class Gaussians(Loading):
     every: Positive | None = None
     kind: Literal["gaussians"] = "gaussians"
     drawn: ClassVar[bool] = True
+
+    def load_values(self, directory: Path | None, seed: int) -> Rows:
+        """Draw the rows, with counts as values: of a Poisson distribution, of mean exp(1 + a linear function of x).
+
+        The function is another one in each domain, and differs by one standard deviation over rows.
+        """
+        rows = self.load(directory, seed)
+        draw = Rng(seed).at("gaussians", "values").numpy()
+        slopes = draw.normal(0, 1, (self.domains, self.dims))
+        domain = np.zeros(len(rows), np.int64) if rows.domain is None else rows.domain.numpy()
+        linear = (slopes[domain] * rows.x.numpy()).sum(1)
+        value = draw.poisson(np.exp(1 + np.clip(linear / linear.std(), -3, 3))).astype(np.float32)
+        return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, value=torch.from_numpy(value))
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Draw the rows from the seed alone."""

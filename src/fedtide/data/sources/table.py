@@ -99,8 +99,8 @@ class CSV(Loading):
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone); or the columns of a date in UTC: year,
-            month, day, and optionally hour, minute, second; or `{ every = SECONDS }`, the time from each row to the
-            next.
+            month, day, and optionally hour, minute, second; or a date and an hour; or `{ every = SECONDS }`, the time
+            from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
             those of all rows; where rows have a time, of the earliest tenth, as what is to come is not known. Others
@@ -126,9 +126,10 @@ class CSV(Loading):
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
-        if isinstance(self.time, tuple) and not 3 <= len(self.time) <= 6:
+        if isinstance(self.time, tuple) and not 2 <= len(self.time) <= 6:
             raise ValueError(
-                f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, minute, second"
+                f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, minute, second; or "
+                "2: a date and an hour"
             )
         if any(after <= before for before, after in pairwise(self.cuts)):
             raise ValueError(f"found cuts {list(self.cuts)}, allowed: rising numbers")
@@ -234,6 +235,9 @@ class CSV(Loading):
                 _check_there(name, texts[name], cells.where)
         if len(times) == 1:
             time = all_seconds(texts[times[0]], cells.where)
+        elif len(times) == 2:
+            date, hour = times
+            time = all_seconds(texts[date], cells.where) + 3600 * _measured(cells, hour)
         elif times:
             time = dates([texts[name] for name in times], cells.where)
         elif isinstance(self.time, Every):
