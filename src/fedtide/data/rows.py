@@ -137,23 +137,21 @@ class Rows:
     def earlier(self) -> dict[str, Tensor]:
         """Positions of the rows of the same client a day and a week before each row (rows,); -1 where there is none.
 
-        Empty where rows have no time, or two rows of a client have the same.
+        Of the same domain, too, where rows of several domains have the same time. Empty where rows have no time, or two
+        rows of a client and a domain have the same.
         """
         if self.time is None:
             return {}
-        series = torch.zeros(len(self), dtype=torch.int64) if self.client is None else self.client.long()
+        nobody = torch.zeros(len(self), dtype=torch.int64)
+        client = nobody if self.client is None else self.client.long()
+        domain = nobody if self.domain is None else self.domain.long()
         since = (self.time - self.time.min()).round().long()
         span = int(since.max()) + 1
-        keys, order = (series * span + since).sort()
-        if bool((keys[1:] == keys[:-1]).any()):
-            return {}
-        found = {}
-        for name, lag in LAGS.items():
-            then = since - lag
-            place = torch.searchsorted(keys, series * span + then).clamp(max=len(keys) - 1)
-            there = (then >= 0) & (keys[place] == series * span + then)
-            found[name] = torch.where(there, order[place], -1)
-        return found
+        for series in (client, client * len(self.domain_names) + domain):
+            keys, order = (series * span + since).sort()
+            if not bool((keys[1:] == keys[:-1]).any()):
+                return {name: _before(series * span, since - lag, keys, order) for name, lag in LAGS.items()}
+        return {}
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what models learn of some rows, by position, and their bins where that is no class; `y` are theirs."""
@@ -178,6 +176,12 @@ class Rows:
         columns = {name: getattr(self, name) for name in ("x", *COLUMNS)}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         return replace(self, **picked)
+
+
+def _before(begin: Tensor, then: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+    """Return positions of the rows at times `then` of series that begin at `begin`, -1 for none; `keys` are sorted."""
+    place = torch.searchsorted(keys, begin + then).clamp(max=len(keys) - 1)
+    return torch.where((then >= 0) & (keys[place] == begin + then), order[place], -1)
 
 
 def known_rows(rows: Rows) -> Tensor:

@@ -8,6 +8,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Shard
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 
 
@@ -24,6 +25,8 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
     Raises:
         FedtideError: the model does not take such samples, or has no logits for their classes.
     """
+    if shard.bins is not None and task.target == CLASSES:
+        raise refused("Task.target", "classes", "target=population.target, as rows have none")
     x, y, width = shard.x, shard.y, task.target.width
     steps = () if width else shard.y.shape[1:]
     try:

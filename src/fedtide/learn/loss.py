@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.config_types import ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Shard
 
 Columns = tuple[Tensor, ...]
@@ -90,6 +90,8 @@ class CrossEntropy:
 
     def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
         """Return the mean over samples, or over the steps that count."""
+        if y.is_floating_point():
+            raise refused("loss", "cross-entropy", "Task(..., target=population.target), as rows have no classes")
         return F.cross_entropy(*keep_counted(outputs, y, columns))
 
     def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:

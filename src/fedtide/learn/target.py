@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +89,10 @@ class Target(Protocol):
     def best_constant(self, y: Tensor) -> float:
         """Return the headline number of always saying the same, the best of all that could be said of these rows."""
         return 0.0
+
+    def columns(self, told: Tensor) -> dict[str, Tensor]:
+        """Return what was told (rows, width) as named columns (rows,) for people."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,10 @@ class Measured(Target):
         """Number of outputs of the model for each row."""
         return 1
 
+    def columns(self, told: Tensor) -> dict[str, Tensor]:
+        """Return the number that was told."""
+        return {"value": self.middle(told)}
+
     def standard(self, values: Tensor) -> Tensor:
         """Return values less their mean, in standard deviations."""
         return (values - self.center) / self.scale
@@ -258,7 +266,7 @@ class NumberTarget(Measured):
     """A number; `form` is the loss in standard deviations of the data (`Number`)."""
 
     form: str = "squared"
-    kind: ClassVar[str] = "number"
+    kind: Literal["number"] = "number"
 
     @property
     def likelihood(self) -> bool:
@@ -296,6 +304,10 @@ class NumberTarget(Measured):
         spread = super().mixed(variance + (mean - middle.unsqueeze(dim)).square(), log_shares, dim)
         return torch.cat([middle, spread.log() / 2], -1)
 
+    def columns(self, told: Tensor) -> dict[str, Tensor]:
+        """Return the number, and its standard deviation where the model says it."""
+        return super().columns(told) | ({"standard deviation": told[..., 1].exp()} if self.likelihood else {})
+
     def errors(self, said: Tensor, y: Tensor) -> Tensor:
         """Return squared errors, or Huber's in units of the data."""
         off = said[..., 0] - y
@@ -309,7 +321,7 @@ class QuantileTarget(Measured):
     """Some quantiles of a number."""
 
     at: tuple[float, ...] = (0.5,)
-    kind: ClassVar[str] = "quantiles"
+    kind: Literal["quantiles"] = "quantiles"
 
     @property
     def width(self) -> int:
@@ -343,6 +355,10 @@ class QuantileTarget(Measured):
         off, at = y.unsqueeze(-1) - said, torch.tensor(self.at, dtype=said.dtype)
         return torch.maximum(at * off, (at - 1) * off).mean(-1)
 
+    def columns(self, told: Tensor) -> dict[str, Tensor]:
+        """Return the quantiles."""
+        return {f"quantile {at:g}": told[..., k] for k, at in enumerate(self.at)}
+
     def middle(self, told: Tensor) -> Tensor:
         """Return the quantile next to the median."""
         return told[..., min(range(len(self.at)), key=lambda k: abs(self.at[k] - 0.5))]
@@ -356,7 +372,7 @@ class QuantileTarget(Measured):
 class CountTarget(Measured):
     """A count: the model says the logarithm of its mean."""
 
-    kind: ClassVar[str] = "counts"
+    kind: Literal["counts"] = "counts"
 
     def told(self, outputs: Tensor) -> Tensor:
         """Return logarithms of means; outputs of 0 say the mean of the known counts."""
@@ -395,7 +411,7 @@ class LabelsTarget(Target):
     """
 
     labels: int
-    kind: ClassVar[str] = "labels"
+    kind: Literal["labels"] = "labels"
 
     @property
     def bins(self) -> int:
@@ -423,6 +439,10 @@ class LabelsTarget(Target):
         """Return the logits of mixed probabilities."""
         there, not_there = (CLASSES.mixed(F.logsigmoid(sign * told), log_shares, dim) for sign in (1, -1))
         return there - not_there
+
+    def columns(self, told: Tensor) -> dict[str, Tensor]:
+        """Return the probability of each label."""
+        return {f"p {k}": told[..., k].sigmoid() for k in range(self.labels)}
 
     def says(self, told: Tensor) -> Tensor:
         """Return which labels are likelier than not."""

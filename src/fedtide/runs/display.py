@@ -75,9 +75,10 @@ class Live(Display):
             self._bars.console.print(f"  done  {self._runs[run].title}  {self._shown(run)}", highlight=False)
 
     def _shown(self, run: int) -> str:
+        score = self._runs[run].experiment.score
         if run not in self._accuracy:
-            return "accuracy     -  "
-        return "no accuracy, NaN" if math.isnan(self._accuracy[run]) else f"accuracy {100 * self._accuracy[run]:5.1f} %"
+            return f"{score}     -  "
+        return f"no {score}, NaN" if math.isnan(self._accuracy[run]) else f"{score} {100 * self._accuracy[run]:5.1f} %"
 
     def _line(self, run: int, progress: Progress) -> None:
         now, last = time.monotonic(), progress.round == progress.rounds

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import fedtide
 from fedtide.config import resolved
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Weights
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.predict import names_of_classes
 from fedtide.runs.trained import Trained, agrees, module_of
@@ -85,6 +86,8 @@ def export(model: Model, out: Path, format: Format) -> str:
         except SafetensorError as error:
             raise FedtideError(f"{out}: cannot be written ({error})") from None
         return f"weights of {sum(array.numel() for array in arrays.values()):,} numbers in {len(arrays)} arrays"
+    if model.task.target != CLASSES:
+        raise refused("--format", format, "safetensors, as rows have no classes and a model says standardized numbers")
     program = Predicting(module_of(model.task, parts)).eval()
     with torch.no_grad():
         said = program(rows)

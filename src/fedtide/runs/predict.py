@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.files import reading
 from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
+from fedtide.learn.target import CLASSES
 from fedtide.runs.trained import Trained
 
 LABEL = "label"
@@ -33,6 +34,8 @@ def predict_file(
     trained: Trained, path: Path, out: Path, *, client: int | None = None, cluster: int | None = None
 ) -> int:
     """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
+
+    Of other targets what the model tells is written: a number in the units of the data, quantiles, or labels.
 
     Args:
         trained: the run.
@@ -51,7 +54,11 @@ def predict_file(
         said = trained.predict_with(weights, x)
     else:
         said = trained.predict(x, client)
-    write_table(out, said.logp, names_of_classes(trained))
+    target = trained.host.population.target
+    if target == CLASSES:
+        write_table(out, said.logp, names_of_classes(trained))
+    else:
+        write_text(out, table_of(target.columns(said.logp)))
     return len(x)
 
 
@@ -154,6 +161,22 @@ def names_of_classes(trained: Trained) -> list[str]:
     """Return the names of the run's classes, or their numbers."""
     rows = trained.host.population.rows
     return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
+
+
+def table_of(columns: Mapping[str, Tensor]) -> str:
+    """Return columns of numbers as CSV.
+
+    >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
+    value
+    1.5
+    2
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for numbers in zip(*(column.tolist() for column in columns.values()), strict=True):
+        writer.writerow([f"{number:.6g}" for number in numbers])
+    return text.getvalue()
 
 
 def table(logp: Tensor, names: list[str]) -> str:

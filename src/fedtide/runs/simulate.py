@@ -20,7 +20,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import Partition
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.transforms import Prepare
@@ -31,6 +31,7 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.target import CLASSES, Setting
 from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
 
@@ -51,13 +52,14 @@ def population(
     seed: int = 0,
     transforms: Sequence[Prepare] = (),
     public_samples: int = 0,
+    target: Setting = CLASSES,
 ) -> Population:
     """Build a population from arrays, or from the rows of a source or of a table.
 
     Args:
         x: (rows, ...) features; uint8 pictures are read as 0..1. Or Rows with all of their columns, such as those of
             `ft.data.table(frame)`.
-        y: (rows,) labels from 0, or names.
+        y: (rows,) labels from 0, or names; with a `target` numbers, or (rows, labels) of several labels at once.
         partition: how rows are dealt to clients; None means natural where `client` is given, else iid.
         client: (rows,) natural clients.
         domain: (rows,) which of several data sets or modes a row is from.
@@ -70,12 +72,17 @@ def population(
         seed: of everything that is drawn.
         transforms: what is done to images before a model sees them, in order.
         public_samples: number of training rows that no client holds; `population.public_features()` returns them.
+        target: what rows are labeled with: "classes", "number", "quantiles", "counts" or "labels", or one of
+            `fedtide.data` such as `Number(loss="huber")`. Rows of a table have their own. A task of such a population
+            is `ft.Task(model, target=population.target)`, of a model with `population.target.width` outputs.
 
     >>> import torch
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, "iid").registered
     100
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, client=torch.arange(100) % 5).registered
     5
+    >>> population(torch.randn(100, 3), torch.randn(100), "iid", target="number")
+    Population(100 clients, 100 rows of shape (3,), numbers)
     >>> from fedtide.data import table
     >>> population(table({"a": [1.5, 2.0] * 9, "user": ["ann"] * 9 + ["bob"] * 9, "label": [0, 1] * 9}, quiet=True))
     Population(2 clients, 18 rows of shape (1,), 2 classes)
@@ -93,7 +100,9 @@ def population(
     elif y is None:
         raise refused("population: y", None, "labels; or rows alone, as of a table: population(ft.data.table(frame))")
     else:
-        rows = from_arrays("arrays", x, **columns)
+        setting = as_written("population", PopulationOptions, {"target": target})["target"]
+        rows = with_target(from_arrays("arrays", x, **columns, measured=setting != CLASSES), setting)
+    given.pop("target")
     return build(rows, **as_written("population", PopulationOptions, given | {"transforms": tuple(transforms)}))
 
 

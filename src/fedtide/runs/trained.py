@@ -24,6 +24,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.fleets.schema import made_up
 from fedtide.fleets.tally import decision_units
+from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_to_read
@@ -176,7 +177,8 @@ class Trained:
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.
 
-        It is in evaluation mode. The softmax of what it returns (rows, classes) are probabilities.
+        It is in evaluation mode. The softmax of what it returns (rows, classes) are probabilities; of other targets
+        `run.task.target.told` reads what it returns.
         """
         return module_of(self.task, self.parts(client, cluster))
 
@@ -212,13 +214,19 @@ def mixed(
     # What a client keeps is more its own than what everybody receives.
     shared = networks_in(received, like)
     tries = [[(found, 1.0)] for found in (*networks_in(memory, like), *shared)]
-    if said.weights is not None and len(shared) == said.weights.shape[1]:
+    if task.target == CLASSES and said.weights is not None and len(shared) == said.weights.shape[1]:
         tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
     return next((parts for parts in tries if agrees(task, module_of(task, parts)(rows), said.logp)), None)
 
 
 def agrees(task: Task, logits: Tensor, logp: Tensor) -> bool:
-    """Tell whether logits, and log-probabilities, are those of the same model, computed in another order."""
+    """Tell whether logits, and log-probabilities, are those of the same model, computed in another order.
+
+    Of other targets, whether outputs say what was told, up to a ten-thousandth of its largest size.
+    """
+    if task.target != CLASSES:
+        told = task.target.told(logits)
+        return bool((told - logp).abs().max() <= (0.02 if task.bfloat else 1e-4) * logp.abs().max())
     far = (logits.log_softmax(-1).double().exp() - logp.double().exp()).abs().max()
     return bool(far <= (0.02 if task.bfloat else TOLERANCE))
 

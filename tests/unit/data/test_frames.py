@@ -133,7 +133,8 @@ def test_domains_and_cuts():
 
 @pytest.mark.parametrize(("data", "options", "said"), [
     ({"a": [1, 2], "b": [1, 2]}, {"label": "lable"}, "table: label: no column 'lable'; allowed: a, b"),
-    ({"a": [1.5, 2], "b": [1.5, 2.25]}, {"label": "b"}, "table: label 'b': found 'a measure with 2 values', all"),
+    ({"a": [1.5, 2], "b": [1.5, 2.25]}, {"label": "b", "target": "classes"},
+     "table: label 'b': found 'a measure with 2 values', all"),
     ({"a": [1.5, 2], "b": ["x", "y"]}, {"label": "b", "cuts": [1]}, "table: label: found 'b', allowed: a column of"),
     ({"a": [1.5, 2], "b": [0, 1]}, {"label": "b", "missing": "fill"}, "missing: found 'fill', allowed: error, drop"),
     ({"a": [1.5, np.inf], "b": [0, 1]}, {"label": "b", "features": ["a"]}, "table: row 1: a: found inf, allowed: a v"),

@@ -7,17 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.prose import listed
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
 from fedtide.data.sources.table import Columns
+from fedtide.learn.target import CLASSES, Number, Setting
 
 MISSING = ("error", "drop", "mean")
 
@@ -30,6 +33,7 @@ def table(
     domain: str | None = None,
     time: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
+    target: Any = None,
     cuts: Sequence[float] = (),
     missing: str = "error",
     scaled: bool = False,
@@ -46,6 +50,8 @@ def table(
             seconds, or ISO 8601; without a time zone they are in UTC.
         features: columns of the features; by default all other numbers, and texts that come again. Each category of a
             text becomes a feature of 0 or 1.
+        target: what the label is: "classes", "number", "quantiles" or "counts", or one of `fedtide.data` such as
+            `Number(loss="huber")`; by default a number where it is a measure with many values, else classes.
         cuts: ascending thresholds for a label that is a measure; its class is the number of thresholds that it reaches.
         missing: "error" raises for what is missing, "drop" leaves such rows out; with "mean" the mean of the known rows
             stands for a number, a category is none of those there are, and rows without the other columns are left out.
@@ -86,16 +92,17 @@ def table(
     categories = [column for column in found.features if column not in numbers]
     measures = [np.asarray(columns[column].numbers)[keep] for column in numbers]
     measured = np.stack(measures, 1) if measures else np.empty((len(keep), 0))
+    setting = _target(target, columns[found.label], len(keep), cuts)
     made = Columns(
         found.features,
         np.where(np.isfinite(measured), measured, np.nan),
         {column: np.where(columns[column].missing, "", columns[column].texts)[keep].tolist() for column in categories},
-        _label(name, found.label, columns[found.label], keep, cuts),
+        _label(name, found.label, columns[found.label], keep, cuts, measured=setting != CLASSES),
         client=texts[found.client] if found.client else None,
         domain=texts[found.domain] if found.domain else None,
         time=when_of(name, keep, times, None) if times else None,
-    ).rows(name, scaled=scaled)
-    made = replace(made, classes=len(cuts) + 1) if cuts else made
+    ).rows(name, scaled=scaled, measured=setting != CLASSES)
+    made = replace(made, classes=len(cuts) + 1) if cuts else with_target(made, setting)
     made = replace(made, said=tuple(_said(made, rows, found, categories)))
     if not quiet and None in (label, client, domain, time):
         print(*made.said, sep="\n", file=sys.stderr)
@@ -131,15 +138,39 @@ def _kept(name: str, columns: dict[str, Column], found: Assigned, missing: str) 
     return np.flatnonzero(keep)
 
 
-def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequence[float]) -> Any:
-    """Return the classes of the rows that are kept."""
+@ingredient
+class _Target:
+    """What a person says of a label."""
+
+    target: Annotated[Setting, Field(discriminator="kind"), Spelled] = CLASSES
+
+
+def _target(said: Any, column: Column, rows: int, cuts: Sequence[float]) -> Setting:
+    """Return what a label is, as it is said or by its values."""
+    if said is not None:
+        if cuts and said != "classes":
+            raise refused("table: cuts", list(cuts), "none with a target, as they make classes")
+        return _Target(said).target
+    return Number() if not cuts and column.numbers is not None and _is_measure(column, rows) else CLASSES
+
+
+def _is_measure(column: Column, rows: int) -> bool:
+    return not column.whole or column.distinct > max(MOST_CLASSES, rows // 2)
+
+
+def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequence[float], *, measured: bool) -> Any:
+    """Return the classes of the rows that are kept, or the values of a label that is measured."""
+    if measured:
+        if column.numbers is None:
+            raise refused(f"{name}: label", label, "a column of numbers, or target='classes'")
+        return column.numbers[keep].astype(np.float32)
     if cuts:
         if column.numbers is None:
             raise refused(f"{name}: label", label, "a column of numbers, as it is to be cut into classes")
         return np.searchsorted(np.asarray(cuts, np.float64), column.numbers[keep], side="right")
     if column.numbers is None:
         return column.texts[keep].tolist()
-    if not column.whole or column.distinct > max(MOST_CLASSES, len(keep) // 2):
+    if _is_measure(column, len(keep)):
         many = f"a measure with {column.distinct:,} values"
         raise refused(f"{name}: label '{label}'", many, "classes; cuts=[...] makes classes of a measure")
     return column.numbers[keep].astype(np.int64)
@@ -158,7 +189,9 @@ def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str]) ->
         time = f"{', '.join(found.time)} ({first} to {last})"
     lack = there - len(rows)
     yield f"{rows.name}: {there:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
-    classes = f"{found.label} ({rows.classes} classes)"
+    classes = f"{found.label} ({rows.labeled})"
+    if rows.value is not None:
+        classes = f"{found.label} ({rows.labeled} from {float(rows.value.min()):g} to {float(rows.value.max()):g})"
     yield f"label: {classes}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
     if found.left:
         yield f"left out: {listed([f'{name} ({why})' for name, why in found.left.items()])}"

@@ -1,0 +1,200 @@
+"""Rows that have no classes: from tables and arrays to clients' shards, baselines of time, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtide as ft
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Moment
+from fedtide.data.build import build
+from fedtide.data.partition import IID, Dirichlet
+from fedtide.data.rows import Rows, with_target
+from fedtide.data.sources import CSV, NPZ, Gaussians, Images
+from fedtide.evaluate.metrics import score_of
+from fedtide.laws.toy import played, toy
+from fedtide.learn.target import CLASSES, Counts, Labels, Number
+from fedtide.runs.build import host_of, metrics_of
+
+NOW = Moment(0, 1)
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "data.csv").write_text(text)
+    return str(folder / "data.csv")
+
+
+def hours(days: int, value: Any) -> Rows:
+    """An hourly series of one client."""
+    time = torch.arange(24.0 * days, dtype=torch.float64) * 3600
+    x = torch.zeros(len(time), 1)
+    y = torch.zeros(len(time), dtype=torch.int64)
+    return with_target(Rows("hours", x, y, 1, time=time, value=torch.as_tensor(value, dtype=torch.float32)), Number())
+
+
+def test_a_column_of_numbers_is_a_target_where_it_is_said(tmp_path):
+    path = written(tmp_path, "a,load\n1,10.5\n2,20.5\n3,30.5\n4,40.5\n")
+    rows = with_target(CSV(path, label="load").load_values(None, 0), Number())
+    assert rows.value is not None
+    assert rows.value.tolist() == [10.5, 20.5, 30.5, 40.5]
+    assert rows.target.center == 25.5
+    assert rows.y.tolist() == sorted(rows.y.tolist())
+    assert rows.classes == len(rows.target.edges) + 1
+    with pytest.raises(FedtideError, match=r"row 2: label: found '10\.5', .*data.target = 'number' takes"):
+        CSV(path, label="load").load(None, 0)
+
+
+def test_several_labels_are_several_columns(tmp_path):
+    path = written(tmp_path, "a,wind,rain\n1,0,1\n2,1,1\n3,0,0\n")
+    rows = with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Labels())
+    assert rows.value is not None
+    assert rows.value.tolist() == [[0, 1], [1, 1], [0, 0]]
+    assert (rows.y.tolist(), rows.classes, rows.shape) == ([1, 0, 2], 3, (1,))
+    with pytest.raises(FedtideError, match=r"data.source.label: found \['wind', 'rain'\], allowed: one column"):
+        CSV(path, label=("wind", "rain")).load(None, 0)
+    with pytest.raises(FedtideError, match=r"shape of y: found .*allowed: .*rows,.* with target 'number'"):
+        with_target(CSV(path, label=("wind", "rain")).load_values(None, 0), Number())
+
+
+def test_a_date_and_an_hour_are_a_time(tmp_path):
+    path = written(tmp_path, "a,day,hr,y\n1,1970-01-01,0,1.5\n2,1970-01-02,3,2.5\n")
+    rows = CSV(path, label="y", time=("day", "hr")).load_values(None, 0)
+    assert rows.time is not None
+    assert rows.time.tolist() == [0.0, 27 * 3600.0]
+
+
+@pytest.mark.parametrize(("cell", "line"), [("x", "row 3: y: found 'x', allowed: a finite number"),
+                                            ("inf", "row 3: y: found 'inf', allowed: a finite number")])  # fmt: skip
+def test_a_wrong_value_names_its_row(tmp_path, cell, line):
+    with pytest.raises(FedtideError, match=line):
+        CSV(written(tmp_path, f"a,y\n1,1.5\n2,{cell}\n"), label="y").load_values(None, 0)
+
+
+def test_values_come_from_npz_and_from_tables_too(tmp_path):
+    x, y = np.arange(12.0).reshape(6, 2), np.linspace(0, 1, 6)
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    rows = NPZ(str(tmp_path / "rows.npz")).load_values(None, 0)
+    assert rows.value is not None
+    np.testing.assert_allclose(rows.value.numpy(), y)
+    table = ft.data.table({"a": x[:, 0], "load": y}, label="load", quiet=True)
+    assert table.said[1].startswith("label: load (numbers from 0 to 1)")
+    assert table.target.kind == "number"
+    whole = ft.data.table({"a": x[:, 0], "bikes": [0, 3, 0, 2, 1, 4]}, label="bikes", target="counts", quiet=True)
+    assert whole.target.kind == "counts"
+    plain = ft.data.table({"a": x[:, 0], "bikes": [0, 3, 0, 2, 1, 4]}, label="bikes", target="classes", quiet=True)
+    assert plain.target == CLASSES
+
+
+def test_clients_hold_values_and_whoever_reads_labels_has_bins():
+    draw = torch.Generator().manual_seed(0)
+    value = torch.randn(200, generator=draw)
+    people = ft.population(torch.randn(200, 3), value, Dirichlet(clients=4, alpha=0.1), target="number")
+    shard = people.shard(0, NOW)
+    assert shard.y.dtype == torch.float32
+    assert torch.equal(shard.y, value[shard.ids.long()])
+    assert torch.equal(shard.labels, people.rows.y[shard.ids.long()])
+    assert torch.equal(shard.pick(slice(0, 2)).labels, shard.labels[:2])
+    shares = people.label_shares(people.clients, NOW)
+    assert shares.shape == (4, people.rows.classes)
+    assert float(shares.max()) > 0.3  # ten bins hold a tenth each, and clients few of them
+    assert people.commonest(people.clients, NOW, "train") == 0.0
+
+
+def test_a_simulation_from_python_tells_skill():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=draw)
+    y = 50 + 10 * (x @ torch.tensor([1.0, -1.0, 0.5])) + torch.randn(400, generator=draw)
+    people = ft.population(x, y, IID(clients=4), target="number")
+    task = ft.Task(lambda: nn.Linear(3, people.target.width), target=people.target)
+    result = ft.simulate(ft.algorithms.fedavg(task, cohort=4), people, rounds=20, eval_every=20)
+    entry = result.lines[-1]["scores"]["train_clients"]
+    assert result.accuracy[-1] == entry["skill"] > 0.95  # noise has 1 % of the variance
+    assert entry["rmse"] == pytest.approx(1.0, rel=0.3)
+    assert entry["mae"] < entry["rmse"]
+    assert "skill" in result.lines[-1]["participants"]
+    with pytest.raises(FedtideError, match=r"target=population.target"):
+        ft.simulate(ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(3, 1)), cohort=4), people, rounds=1)
+
+
+def test_yesterday_says_the_value_of_the_same_hour():
+    """A day's curve comes again but for noise of one hour: yesterday errs twice, in that hour and a day later."""
+    curve = np.tile(np.sin(np.arange(24) * 2 * math.pi / 24), 16)
+    curve[200] += 1.0
+    rows = hours(16, curve)
+    earlier = rows.earlier
+    assert earlier["yesterday"][:24].tolist() == [-1] * 24
+    assert earlier["yesterday"][24:].tolist() == list(range(24 * 15))
+    assert earlier["last_week"][168:].tolist() == list(range(24 * 16 - 168))
+    people = build(rows, IID(clients=1))
+    found = people.baselines(people.clients, NOW, "train")
+    held = people.held(0, NOW, "train").long()
+    kept = held[held >= 24]
+    off = curve[kept.numpy()] - curve[kept.numpy() - 24]
+    rival = curve[kept.numpy()] - curve.mean()
+    assert found["yesterday"] == pytest.approx(1 - (off**2).sum() / (rival**2).sum(), abs=1e-5)
+    assert found["yesterday"] > 0.95
+
+
+def test_there_is_no_yesterday_without_a_clock_or_where_times_come_twice():
+    assert hours(3, np.arange(72.0)).earlier["last_week"].tolist() == [-1] * 72
+    rows = hours(2, np.arange(48.0))
+    twice = torch.zeros(48, dtype=torch.float64)
+    people = build(with_target(Rows("twice", rows.x, rows.y * 0, 1, time=twice, value=rows.value), Number()), IID(2))
+    assert people.baselines(people.clients, NOW, "train") == {}
+
+
+def test_domains_at_the_same_time_are_series_of_their_own():
+    rows = with_target(Gaussians(samples=60, dims=2, every=43_200.0).load_values(None, 0), Counts())
+    assert rows.earlier["yesterday"][:4].tolist() == [-1, -1, 0, 1]
+    assert rows.earlier["yesterday"][60:64].tolist() == [-1, -1, 60, 61]
+
+
+NUMBERS: dict[str, Any] = {"data": {"target": "number"}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "changes", "line"),
+    [
+        ("fedavg", {"loss": "wsm"}, NUMBERS, "loss: found 'wsm'.*rows have no classes.*the loss of data.target"),
+        ("fedem", {}, NUMBERS, r"found 'fedem', allowed: .*data.target = .*gaussian"),
+        ("aem", {"personal": "mixture"}, NUMBERS, "personal: found 'mixture', allowed: .*data.target"),
+        ("min-loss", {}, NUMBERS, "by the branch that is more certain of a class"),
+        ("fedavg", {}, {**NUMBERS, "shift": {"how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}},
+         "shift.how.kind: found 'label-swaps', but it exchanges labels, and rows have no classes"),
+        ("fedavg", {}, {"data": {"target": "labels"}}, "shape of y"),
+    ],
+)  # fmt: skip
+def test_what_needs_classes_is_refused_before_a_run(algorithm, options, changes, line):
+    experiment = toy(algorithm, options, **changes)
+    with pytest.raises(FedtideError, match=line):
+        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+
+def test_sources_of_classes_have_no_numbers():
+    with pytest.raises(FedtideError, match=r"data.target: .*rows of source 'images' have no other labels"):
+        Images("pictures").load_values(None, 0)
+
+
+def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():
+    experiment = toy("fedavg", **NUMBERS)
+    assert [metric.name for metric in metrics_of(experiment)][0::9] == ["skill", "rmse"]
+    assert experiment.metric_units == {"mae": "number", "rmse": "number"}
+    with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'auc'"):
+        metrics_of(toy("fedavg", metrics=["auc"], **NUMBERS))
+    assert (score_of("labels"), score_of("counts")) == ("accuracy", "skill")
+
+
+@pytest.mark.parametrize("target", ["counts", {"kind": "quantiles", "at": [0.5]}])
+def test_other_targets_play(target):
+    run = played(toy("fedavg", data={"target": target}), rounds=2)
+    scores = run.fleet.score(run.state.weights, run.host.population.clients)
+    assert math.isfinite(scores.accuracy)
+    assert scores.accuracy <= 1.0
