@@ -208,4 +208,4 @@ def test_classes_are_read_as_ever():
     logits = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
     assert torch.equal(CLASSES.told(logits), torch.log_softmax(logits, -1))
     assert CLASSES.says(CLASSES.told(logits)).tolist() == [0, 0]
-    assert (CLASSES.width, CLASSES.bins, CLASSES.name) == (0, 0, "accuracy")
+    assert (CLASSES.width, CLASSES.bins, CLASSES.kind) == (0, 0, "classes")
