@@ -69,7 +69,7 @@ def test_several_steps():
     up_and_down = np.array([[0.0], [0.0], [3.0], [3.0], [0.0], [0.0]])
     assert shares.course(up_and_down)[1] == pytest.approx(1 / 4)
     assert shares.steps(up_and_down) == ((2, 4), pytest.approx(1.0))
-    """Eight places in a row: 42 in all. Three steps, pairs, leave 4 * 1/2 of it; two, 3, 2 and 3 blocks, 4.5 (0.893)."""
+    """Eight places in a row: 42 in all. Three steps leave 4 * 1/2 of it; two, after 3 and 5, 4.5 (0.893)."""
     at, share = shares.steps(np.arange(8.0)[:, None])
     assert (at, share) == ((2, 4, 6), pytest.approx(40 / 42))
     assert shares.steps(np.random.default_rng(0).normal(size=(20, 3)))[0] == ()
