@@ -2,8 +2,9 @@
 
 python bench/near.py [--rows 40] [--rounds 6] [--clients 100] [--home /dev/shm] [--out bench/results.jsonl]
 
-Each client is a node of its own, so nothing is shared between clients. Rounds of both fleets alternate, and the least
-seconds of the processor count, as the disk's are not ours: memory is flushed to it, which takes what it takes.
+Each client is a node of its own, so nothing is shared between clients. Rounds of all fleets alternate, and the least
+seconds of the processor count, as the disk's are not ours: nodes flush memory to it, which takes what it takes. What
+clients keep lies in files as in a run, in the simulation too; "ram" is a simulation that keeps it in RAM.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ METHODS = ("fedavg", "scaffold")
 GOAL = 1.3
 
 
-def rounds_of(algorithm: str, clients: int, rows: int, home: Path | None) -> Iterator[Any]:
-    """Play rounds of the small CNN with all clients; in nodes with homes, or simulated."""
+def rounds_of(
+    algorithm: str, clients: int, rows: int, memory: Path | None = None, home: Path | None = None
+) -> Iterator[Any]:
+    """Play rounds of the small CNN with all clients; in nodes with homes, or simulated, with a folder or RAM to keep."""
     experiment = from_dict(
         {
             "rounds": ENDLESS,
@@ -47,7 +50,7 @@ def rounds_of(algorithm: str, clients: int, rows: int, home: Path | None) -> Ite
             ],
         }
     )
-    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(memory))
     fleet: Any
     if home is None:
         fleet = SimulatedFleet.of(host, LocalEngine(host), SteadyClock())
@@ -77,11 +80,13 @@ def main() -> None:
     given = parser.parse_args()
     for algorithm in METHODS:
         with tempfile.TemporaryDirectory(dir=given.home) as folder, threads(1):
-            both = [rounds_of(algorithm, given.clients, given.rows, home) for home in (None, Path(folder))]
-            took = [[seconds(rounds) for rounds in both] for _ in range(given.rounds + 1)][1:]
-        local, near = (min(each[place] for each in took) for place in (0, 1))
+            places = ({}, {"memory": Path(folder) / "memory"}, {"home": Path(folder) / "nodes"})
+            fleets = [rounds_of(algorithm, given.clients, given.rows, **place) for place in places]
+            took = [[seconds(rounds) for rounds in fleets] for _ in range(given.rounds + 1)][1:]
+        ram, local, near = (min(each[place] for each in took) for place in range(3))
         line = {"bench": "near", "date": now(), "algorithm": algorithm, "clients": given.clients, "rows": given.rows}
-        line |= {"local": round(local, 3), "near": round(near, 3), "ratio": round(near / local, 2), "goal": GOAL}
+        line |= {"ram": round(ram, 3), "local": round(local, 3), "near": round(near, 3)}
+        line |= {"ratio": round(near / local, 2), "goal": GOAL}
         told(f"{algorithm}: a round in nodes of one process", line | machine(), given.out)
 
 
