@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def making(path: Path) -> Iterator[Path]:
+def making(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """A new folder under a temporary name, which becomes `path` at the end, or disappears after an error.
 
     >>> import tempfile
@@ -69,7 +69,8 @@ def making(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.making-{secrets.token_hex(8)}")
     try:
         with naming(path):
-            temporary.mkdir(parents=True)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(mode)
             yield temporary
         temporary.replace(path)
     finally:

@@ -15,10 +15,7 @@ All but the last four are made at once by `fedtide deploy`, which never writes o
 
 from __future__ import annotations
 
-import os
 import platform
-import secrets
-import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +34,7 @@ from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, 
 from fedtide.config.deploy import Deploy, parted
 from fedtide.config.fleet import Local
 from fedtide.config.wire import WireSettings
-from fedtide.core.atomic import replacing
+from fedtide.core.atomic import making, replacing
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.memory import MemoryStore
 from fedtide.core.strict import Strict, checked
@@ -452,8 +449,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     Raises:
         FedtideError: there is something at `root`, or the study cannot be deployed; nothing is written.
     """
-    if root.exists() or root.is_symlink():
-        raise FedtideError(f"{root}: already exists, and is left as it is; allowed: --out with another folder")
+    _check_free(root)
     certificates.library()
     study = chosen(experiment, method, roster.clients, address, where)
     check_hidden(study, roster, where)
@@ -476,27 +472,26 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         versions=versions(),
         rows=about_rows(study, rows, directory),
     )
-    making = root.with_name(f"{root.name}.making-{secrets.token_hex(8)}")
-    site = Site(making, study, about, roster)
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (making, site.authority, making / "tickets"):
-            folder.mkdir(mode=0o700)
-        certificates.make_authority(site.authority, site.address)
-        write_new(making / "study.toml", to_toml(study).encode())
-        write_new(making / "site.toml", tomli_w.dumps(about.model_dump(mode="json")).encode())
-        write_roster(making, roster)
-        for node in roster.node:
-            site.ticket(node).write(making / "tickets" / f"{node.name}.ticket")
-        try:
-            os.rename(making, root)
-        except OSError:  # another command was faster
-            raise FedtideError(
-                f"{root}: already exists, and is left as it is; allowed: --out with another folder"
-            ) from None
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+        with making(root, 0o700) as made:
+            site = Site(made, study, about, roster)
+            for folder in (site.authority, made / "tickets"):
+                folder.mkdir(mode=0o700)
+            certificates.make_authority(site.authority, site.address)
+            write_new(made / "study.toml", to_toml(study).encode())
+            write_new(made / "site.toml", tomli_w.dumps(about.model_dump(mode="json")).encode())
+            write_roster(made, roster)
+            for node in roster.node:
+                site.ticket(node).write(made / "tickets" / f"{node.name}.ticket")
+    except OSError:
+        _check_free(root)  # another command may have been faster
+        raise
     return replace(site, root=root)
+
+
+def _check_free(root: Path) -> None:
+    if root.exists() or root.is_symlink():
+        raise FedtideError(f"{root}: already exists, and is left as it is; allowed: --out with another folder")
 
 
 def admit(root: Path, name: str, public: Path) -> tuple[Member, str]:

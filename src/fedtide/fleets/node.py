@@ -241,7 +241,7 @@ class Node:
                 told[str(client)] = f"{REFUSED}a number of its answer is too large for the sum"
             except MemoryLost as error:  # the server's word for what it kept: zeros in its place would be its choice
                 sent.pop(client, None)
-                told[str(client)] = f"{REFUSED}{error}"
+                told[str(client)] = REFUSED + self._described(error)
             except Exception as error:
                 sent.pop(client, None)
                 told[str(client)] = REFUSED + self._described(error)
@@ -291,6 +291,7 @@ class Node:
     def _described(self, error: Exception) -> str:
         """Describe an error without its text, which may hold data; the node's log has it in full."""
         if isinstance(error, MemoryLost):
+            self.log(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
             return str(error)
         self.log("".join(traceback.format_exception(error)))
         return f"{type(error).__name__} at the node, whose log says more"

@@ -80,8 +80,8 @@ class NodeMemory:
         """
         try:
             self._write(self.file(client, version), row, settled, self.counted[client])
-        except (OSError, FedtideError):
-            raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from None
+        except OSError as error:
+            raise MemoryLost("the node cannot keep its memory; see whether its disk is full") from error
 
     def _write(self, file: Path, row: Memory, settled: Version | None, counted: Version | None) -> None:
         folder, kept = os.path.dirname(file), []  # words in place of paths: a round writes a file for each client
@@ -128,15 +128,15 @@ def row_in(path: Path, version: Version) -> Memory:
     Raises:
         MemoryLost: it is damaged, or of another version of this package.
     """
-    fault = "is damaged at the node; restore its folder"
     try:
         held = codec.from_bytes(path.read_bytes())
         if held.get("format") == FORMAT:
             return held["row"]
-        fault = "is of another version of fedtide; install the one that wrote it"
-    except (OSError, *UNREADABLE, FedtideError):
-        pass  # it is damaged
-    raise MemoryLost(f"its memory of round {version[0]} {fault}")
+    except (OSError, *UNREADABLE, FedtideError) as error:
+        raise MemoryLost(f"its memory of round {version[0]} is damaged at the node; restore its folder") from error
+    raise MemoryLost(
+        f"its memory of round {version[0]} is of another version of fedtide; install the one that wrote it"
+    )
 
 
 @dataclass(frozen=True)

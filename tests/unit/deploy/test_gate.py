@@ -67,7 +67,7 @@ def ask(
     length = str(len(body) * parts).encode() if length is None else length
     headers = [(b"content-length", length), *((name.encode(), value) for name, value in more.items())]
     scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}
-    asyncio.run((app or gate.make_app("/socket", "https://127.0.0.1:9", "ca.crt"))(scope, receive, send))
+    asyncio.run((app or gate.Gate("/socket", "https://127.0.0.1:9", "ca.crt"))(scope, receive, send))
     return int(sent[0]["status"])
 
 
@@ -123,7 +123,7 @@ def test_a_stranger_does_not_choose_the_host(asked):
 
 
 def test_all_requests_together_have_little_room_and_little_time(asked, monkeypatch):
-    app = gate.make_app("/socket", "https://127.0.0.1:9", "ca.crt")
+    app = gate.Gate("/socket", "https://127.0.0.1:9", "ca.crt")
     monkeypatch.setattr(gate, "HELD", 1000)
     assert ask("/v1/fleet/push-object", body=b"x" * 600, parts=2, app=app) == 503
     assert ask("/v1/fleet/push-object", body=b"x" * 400, parts=2, app=app) == 200  # the room is given back

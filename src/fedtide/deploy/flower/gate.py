@@ -29,8 +29,8 @@ OPEN = frozenset(
 )  # fmt: skip
 """All that a node asks, to the letter: another spelling of a path may be another path behind the gate. Nodes do not
 register themselves: their keys are admitted by the server's owner."""
-PIECES = "/v1/fleet/push-object"
-"""What carries the pieces of answers."""
+ANSWERS, PIECES = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+"""What carries answers, and their pieces."""
 LARGEST, SMALL = 8 * 2**20, 2**20
 """Bytes of one request that carries a piece of an answer, of which Flower makes 5 MB each, and of any other."""
 OBJECTS = 512
@@ -49,74 +49,100 @@ HOP = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade"}
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Refusal = tuple[int, bytes]
 
 
-def make_app(behind: str, name: str, ca: str) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """Return the server's program for requests: an ASGI application.
+class Gate:
+    """The server's program for requests: an ASGI application.
 
     Args:
         behind: the socket of what it stands before.
         name: the address under which that has its certificate.
         ca: the authority of the certificate.
     """
-    context = ssl.create_default_context(cafile=ca)
-    way = httpx.AsyncHTTPTransport(verify=context, uds=behind, limits=httpx.Limits(max_connections=FORWARDED))
-    client = httpx.AsyncClient(base_url=name, transport=way, timeout=SECONDS, trust_env=False)
-    held = 0
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal held
+    def __init__(self, behind: str, name: str, ca: str) -> None:
+        context = ssl.create_default_context(cafile=ca)
+        way = httpx.AsyncHTTPTransport(verify=context, uds=behind, limits=httpx.Limits(max_connections=FORWARDED))
+        self._client = httpx.AsyncClient(base_url=name, transport=way, timeout=SECONDS, trust_env=False)
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or begin and end."""
         if scope["type"] == "lifespan":
             while (await receive())["type"] != "lifespan.shutdown":
                 await send({"type": "lifespan.startup.complete"})
-            await client.aclose()
+            await self._client.aclose()
             await send({"type": "lifespan.shutdown.complete"})
-            return
-        if scope["type"] != "http":
-            return
-        path = scope["path"]
-        if scope["method"] != "POST" or path not in OPEN or scope.get("query_string"):
-            return await _answer(send, 403, b"only nodes are served here")
-        length = dict(scope["headers"]).get(b"content-length", b"")
-        if not (length.isdigit() and len(length) < 10):
-            return await _answer(send, 411, b"its length is to be said")
-        most = LARGEST if path == PIECES else SMALL
-        if int(length) > most:
-            return await _answer(send, 413, b"too large")
-        body, begun = bytearray(), False
-        try:
-            async with asyncio.timeout(SECONDS):
-                more = True
-                while more:
-                    part = await receive()
-                    if part["type"] == "http.disconnect":
-                        return None
-                    body += part.get("body", b"")
-                    held += len(part.get("body", b""))
-                    more = part.get("more_body", False)
-                    if len(body) > most:  # a chunked one is as long as it likes
-                        return await _answer(send, 413, b"too large")
-                    if held > HELD:
-                        return await _answer(send, 503, b"too much at a time")
-            if path == "/v1/fleet/push-messages" and not replies(bytes(body)):
-                return await _answer(send, 403, b"only answers to questions are taken here")
-            kept = [(name, value) for name, value in scope["headers"] if name not in {*HOP, b"content-length"}]
-            sent = client.stream("POST", path, content=bytes(body), headers=kept)
-            async with asyncio.timeout(SECONDS), sent as reply:
-                told = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP]
-                await send({"type": "http.response.start", "status": reply.status_code, "headers": told})
-                begun = True
-                async for piece in reply.aiter_raw():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body"})
-        except (TimeoutError, httpx.HTTPError) as error:
-            if not begun:
-                slow = isinstance(error, TimeoutError)
-                await _answer(send, 408 if slow else 503, b"too slow" if slow else b"the server is being started")
-        finally:
-            held -= len(body)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
 
-    return app
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on once all of it is here and may pass, and what is said to it back."""
+        body, began = bytearray(), list[int]()
+        try:
+            why = _objection(scope)
+            if why is None:
+                async with asyncio.timeout(SECONDS):
+                    why = await self._take(body, receive, _most(scope["path"]))
+            if why is None and scope["path"] == ANSWERS and not replies(bytes(body)):
+                why = 403, b"only answers to questions are taken here"
+            if why is not None:
+                return await _answer(send, *why)
+            async with asyncio.timeout(SECONDS):
+                await self._pass_on(scope, bytes(body), send, began)
+        except ConnectionResetError:
+            pass  # who asked has gone
+        except TimeoutError:
+            if not began:
+                await _answer(send, 408, b"too slow")
+        except httpx.HTTPError:
+            if not began:
+                await _answer(send, 503, b"the server is being started")
+        finally:
+            self._held -= len(body)
+
+    async def _take(self, body: bytearray, receive: Receive, most: int) -> Refusal | None:
+        """Put a request's body together, of which there is room for so many bytes."""
+        more = True
+        while more:
+            part = await receive()
+            if part["type"] == "http.disconnect":
+                raise ConnectionResetError
+            body += part.get("body", b"")
+            self._held += len(part.get("body", b""))
+            more = part.get("more_body", False)
+            if len(body) > most:  # a chunked one is as long as it likes
+                return 413, b"too large"
+            if self._held > HELD:
+                return 503, b"too much at a time"
+        return None
+
+    async def _pass_on(self, scope: Scope, body: bytes, send: Send, began: list[int]) -> None:
+        """Have a request answered; `began` notes that the answer has begun."""
+        kept = [(name, value) for name, value in scope["headers"] if name not in {*HOP, b"content-length"}]
+        async with self._client.stream("POST", scope["path"], content=body, headers=kept) as reply:
+            told = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP]
+            await send({"type": "http.response.start", "status": reply.status_code, "headers": told})
+            began.append(reply.status_code)
+            async for piece in reply.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body"})
+
+
+def _objection(scope: Scope) -> Refusal | None:
+    """Return why a request may not pass, by what is said before its body."""
+    if scope["method"] != "POST" or scope["path"] not in OPEN or scope.get("query_string"):
+        return 403, b"only nodes are served here"
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    if not (length.isdigit() and len(length) < 10):
+        return 411, b"its length is to be said"
+    return (413, b"too large") if int(length) > _most(scope["path"]) else None
+
+
+def _most(path: str) -> int:
+    """Return how many bytes a request may have."""
+    return LARGEST if path == PIECES else SMALL
 
 
 def replies(body: bytes) -> bool:
@@ -166,7 +192,7 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 def main(told: dict[str, Any]) -> None:
     """Serve until the process is ended."""
     uvicorn.run(
-        make_app(told["behind"], told["name"], told["ca"]),
+        Gate(told["behind"], told["name"], told["ca"]),
         host=told["host"],
         port=told["port"],
         ssl_certfile=told["certificate"],
