@@ -128,7 +128,7 @@ def test_all_requests_together_have_little_room_and_little_time(asked, monkeypat
     assert ask("/v1/fleet/push-object", body=b"x" * 600, parts=2, app=app) == 503
     assert ask("/v1/fleet/push-object", body=b"x" * 400, parts=2, app=app) == 200  # the room is given back
     monkeypatch.setattr(gate, "SECONDS", 0.05)
-    assert ask("/v1/fleet/push-object", body=b"x", pause=60.0, app=app) == 408
+    assert ask("/v1/fleet/push-object", body=b"x", pause=60.0, app=app) == 504
 
 
 def pushed(**changes: Any) -> bytes:

@@ -127,6 +127,15 @@ def test_a_program_that_opens_a_port_is_ended(tmp_path):
     assert "Flower listens on port " in said.stderr
 
 
+def test_a_program_ends_with_a_thread_that_ends_by_an_error(tmp_path):
+    text = "import threading, time; threading.Thread(target=lambda: 1 / 0).start(); time.sleep(60)"
+    command = at_socket(tmp_path / "s", program(tmp_path / "program", text))
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 6
+    assert "division by zero" in said.stderr
+    assert said.stderr.endswith("a thread of Flower ended by ZeroDivisionError; it is started again\n")
+
+
 @pytest.mark.slow
 def test_a_program_whose_tasks_nobody_hands_out_any_more_is_ended(tmp_path):
     command = [*at_socket(tmp_path / "s", program(tmp_path / "served", SERVED)), "task"]

@@ -95,7 +95,7 @@ class Gate:
             pass  # who asked has gone
         except TimeoutError:
             if not began:
-                await _answer(send, 408, b"too slow")
+                await _answer(send, 504, b"too slow")  # nodes try that again, and give up after 408
         except httpx.HTTPError:
             if not began:
                 await _answer(send, 503, b"the server is being started")

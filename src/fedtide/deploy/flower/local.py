@@ -70,6 +70,23 @@ def wipe() -> None:
     sqlite3.dbapi2.connect = connects
 
 
+def watch_threads() -> None:
+    """End this process where one of its threads ends by an error, so that its keeper starts it again.
+
+    A SuperNode whose heartbeat ends, as when the server's disk is full, would go on and count as away for ever.
+    """
+    tell = threading.excepthook
+
+    def ends(told: Any) -> None:
+        if told.exc_type is SystemExit:
+            return
+        tell(told)
+        print(f"a thread of Flower ended by {told.exc_type.__name__}; it is started again", file=sys.stderr, flush=True)
+        os._exit(6)
+
+    threading.excepthook = ends
+
+
 def _end_without(started: list[subprocess.Popen[bytes]]) -> None:
     """End once what hands out tasks is gone, which Flower starts but once: both are started again together."""
     while all(child.poll() is None for child in started):
@@ -111,6 +128,7 @@ def main() -> None:
     reach(socket, address)
     serve(socket)
     wipe()
+    watch_threads()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
