@@ -15,6 +15,11 @@ SHARED = (
     "machine's cores, or the CPUs of the Ray cluster."
 )
 LAYOUT = "keep convolutions in the memory format channels_last, which is faster on many processors."
+Device = Literal["cpu", "cuda", "auto"]
+WHERE = (
+    'where models compute: "cuda", "auto" for a GPU where there is one; weights and sums are on the CPU all the same. '
+    "Another device gives other last bits."
+)
 Threads = Annotated[
     int,
     Field(strict=True, ge=1, le=1024, description="of torch for a client's work; more than one changes the last bits."),
@@ -27,6 +32,7 @@ class Processes:
 
     workers: Annotated[Count | None, Field(description=SHARED)] = None
     channels_last: Annotated[Flag, Field(description=LAYOUT)] = True
+    device: Annotated[Device, Field(description=WHERE)] = "cpu"
 
 
 @ingredient
@@ -52,8 +58,8 @@ class Ray(Processes):
     Args:
         address: of the cluster's head node, HOST:PORT, or "auto" for one on this machine; None starts one here that
             ends with the command.
-        gpus: share of a GPU that each actor has to itself, for algorithms of your own that compute on it; those of
-            this library compute on the CPU.
+        gpus: share of a GPU that each actor has to itself, with `device`, or for algorithms of your own that
+            compute on it.
     """
 
     threads: Threads = 1

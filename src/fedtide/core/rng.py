@@ -39,9 +39,9 @@ class Rng:
         text = "\x1f".join([str(self.seed), *(f"{type(p).__name__[0]}{STREAMS.get(p, p)}" for p in self.path)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
-    def torch(self) -> torch.Generator:
-        """A fresh torch generator on the CPU, started from this key."""
-        return torch.Generator().manual_seed(self.number)
+    def torch(self, device: str = "cpu") -> torch.Generator:
+        """A fresh torch generator on a device, started from this key."""
+        return torch.Generator(device).manual_seed(self.number)
 
     def numpy(self) -> np.random.Generator:
         """A fresh numpy generator (PCG64), started from this key."""

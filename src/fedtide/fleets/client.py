@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from fedtide.core.memory import Version
@@ -15,6 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
 from fedtide.fleets.ask import Ask
+from fedtide.learn.device import drawn_from
 from fedtide.learn.target import Target
 
 
@@ -95,7 +94,7 @@ class Clients:
         rng, moment = Rng(self.seed).at(ask.moment.round, client, ask.purpose), ask.moment
         if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
             moment = replace(moment, part=rng.at("work"))
-        with _torch_seeded(rng):
+        with drawn_from(rng.number):
             shard = self.rows.shard(client, ask.moment)
             if judged == "val":  # rows that are judged must not be adapted on
                 shard = replace(shard, fetch_val=None)
@@ -105,14 +104,3 @@ class Clients:
 def is_finite(answer: Answer, sums: bool = True) -> bool:
     """Tell whether all that an answer leaves behind is finite; with `sums = False` its total is left out."""
     return all_finite([dict(answer.rows), answer.memory, answer.total if sums else None])
-
-
-@contextmanager
-def _torch_seeded(rng: Rng) -> Iterator[None]:
-    """Seed torch's global generator, the only one that dropout knows, from a key, and put it back."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(rng.number)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)

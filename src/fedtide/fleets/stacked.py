@@ -20,6 +20,7 @@ from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.together import HELD_BYTES, Together
+from fedtide.learn.device import CPU, home
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import Term
 from fedtide.learn.stack import Fit, Stack, stack_of, train_stacked, unstackable
@@ -65,7 +66,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
             continue
         short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
         try:
-            stack = stack_of(work.task, device(), population.rows.shape)
+            stack = stack_of(work.task, torch.device(work.task.device), population.rows.shape)
             pair, rngs = [shard] * 2, [Rng(0), Rng(1)]
             fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
             one = torch.ones(2, dtype=torch.float64)
@@ -73,15 +74,6 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             raise _refused(where, f"several copies of the model at once: {said}") from None
-
-
-def device() -> torch.device:
-    """Return the device of stacks: a GPU where torch has one. It is part of a run's digest."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    # Else convolutions would be in TF32, and not twice the same.
-    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
-    return torch.device("cuda")
 
 
 def _unstackable(work: object) -> str | None:
@@ -112,8 +104,9 @@ class StackedEngine(LocalEngine):
 
     @cached_property
     def _stacks(self) -> dict[str, Stack | LayerStack]:
-        works, shape = self.host.algorithm.works.items(), self.host.population.rows.shape
-        return {name: stack_of(work.task, device(), shape) for name, work in works if isinstance(work, Training)}
+        shape = self.host.population.rows.shape
+        tasks = {name: work.task for name, work in self.host.algorithm.works.items() if isinstance(work, Training)}
+        return {name: stack_of(task, torch.device(task.device), shape) for name, task in tasks.items()}
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
@@ -133,7 +126,7 @@ class StackedEngine(LocalEngine):
 
     @cached_property
     def _together(self) -> Together:
-        return Together(self.host, device(), self._cut)
+        return Together(self.host, self._cut)
 
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult:
         """Train clients and add their updates up in stacks, without an answer of each."""
@@ -175,7 +168,7 @@ class StackedEngine(LocalEngine):
         most = HELD_BYTES // max(model, 1)
         if stack is not None and len(counts):
             step = stack.row_bytes * (batch or int(counts.max()))
-            limit = STACK_BYTES if device().type == "cpu" else GPU_STACK_BYTES
+            limit = STACK_BYTES if stack.device.type == CPU else GPU_STACK_BYTES
             most = min(limit // model, STEP_BYTES // max(step, 1))
         row = 4 * math.prod(self.host.population.rows.shape)
         held = (counts.cumsum(0) - counts) * row // ROW_BYTES
@@ -223,7 +216,7 @@ def _sum_of(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
 
     def add(leaf: Tensor) -> Tensor:
         shares = weight.to(leaf.device, leaf.dtype)
-        return (shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double().cpu()
+        return home((shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double())
 
     delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
     total = {"delta": delta}
@@ -237,14 +230,14 @@ def _sum_of(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
 def _squares(delta: Weights, names: Sequence[str]) -> Tensor:
     """Return the squared length (clients,) float64 of some parameters of stacked updates."""
     each = [delta.params[name].flatten(1).double().square().sum(1) for name in names]
-    return torch.stack(each).sum(0).cpu()
+    return home(torch.stack(each).sum(0))
 
 
 def _finite(fit: Fit) -> Tensor:
     """Return the mask (clients,) of clients whose numbers are all finite."""
     good = fit.loss.isfinite()
     for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
-        good &= leaf.reshape(len(leaf), -1).isfinite().all(1).cpu()
+        good &= home(leaf.reshape(len(leaf), -1).isfinite().all(1))
     return good
 
 

@@ -14,6 +14,7 @@ from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.core.types import Answer, Moment, Shard
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
+from fedtide.learn.device import Drawing, drawing, drawn_from
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Stack, fitted_parts, joined, stack_of, train_stacked, unstackable
@@ -34,13 +35,13 @@ class Working:
     Args:
         client: its id.
         steps: its work.
-        random: state of torch's global generator, which dropout draws from.
+        random: state of torch's global generators, which dropout draws from.
         request: what it waits for; None before it begins and after it has answered.
     """
 
     client: int
     steps: Steps[Answer | None]
-    random: Tensor
+    random: Drawing
     request: Any = None
 
     def resume(self, result: Any) -> Answer | None:
@@ -57,13 +58,11 @@ class Working:
         return self._drawing(self.request.alone)
 
     def _drawing(self, run: Callable[[], Any]) -> Any:
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.random)
-        try:
-            return run()
-        finally:
-            self.random = torch.get_rng_state()
-            torch.set_rng_state(before)
+        with drawn_from(self.random):
+            try:
+                return run()
+            finally:
+                self.random = drawing()
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,10 @@ class Together:
 
     Args:
         host: algorithm, population, memory.
-        device: device of stacks.
         cut: cuts clients into those that go together.
     """
 
     host: Host
-    device: torch.device
     cut: Cut
     stacks: dict[int, Stack | LayerStack | None] = field(default_factory=dict)
 
@@ -111,7 +108,9 @@ class Together:
         for (client, received), shard in zip(ask.sent(payload), shards, strict=True):
             rng = Rng(host.seed).at(moment.round, client, ask.purpose)
             steps = work.start(received, host.memory.read(client, ask.version), shard, moment, rng)
-            yield Working(client, steps, torch.Generator().manual_seed(rng.number).get_state())
+            with drawn_from(rng.number):
+                random = drawing()
+            yield Working(client, steps, random)
 
     def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
@@ -147,13 +146,13 @@ class Together:
             return None
         key = id(request.task)
         if key not in self.stacks:
-            self.stacks[key] = tried_stack(request.task, self.device, request.shard, request.moment)
+            self.stacks[key] = tried_stack(request.task, request.shard, request.moment)
         return self.stacks[key]
 
 
-def tried_stack(task: Task, device: torch.device, shard: Shard, moment: Moment) -> Stack | LayerStack | None:
+def tried_stack(task: Task, shard: Shard, moment: Moment) -> Stack | LayerStack | None:
     """Return what trains several copies of a task's model; None if two of them on some samples cannot be trained."""
-    stack, few = stack_of(task, device, tuple(shard.x.shape[1:])), shard.pick(slice(0, 2))
+    stack, few = stack_of(task, torch.device(task.device), tuple(shard.x.shape[1:])), shard.pick(slice(0, 2))
     try:
         train_stacked(stack, LocalTrainer(local_steps=1), None, task.init(Rng(0)), [few] * 2, moment, [Rng(0)] * 2)
     except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError):

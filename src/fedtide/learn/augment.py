@@ -58,11 +58,11 @@ class RandomCrop:
         _, high, wide = self.shape(tuple(x.shape[1:]))
         padded = self._padded(x)
         rows, _, height, width = padded.shape
-        top = torch.randint(height - high + 1, (rows,), generator=draw)
-        left = torch.randint(width - wide + 1, (rows,), generator=draw)
+        top = torch.randint(height - high + 1, (rows,), generator=draw, device=x.device)
+        left = torch.randint(width - wide + 1, (rows,), generator=draw, device=x.device)
         # A view of all windows of every image; one window per image is copied.
         windows = padded.unfold(2, high, 1).unfold(3, wide, 1)
-        return windows[torch.arange(rows), :, top, left]
+        return windows[torch.arange(rows, device=x.device), :, top, left]
 
     def _padded(self, x: Tensor) -> Tensor:
         sides = (self.padding,) * 4
@@ -70,7 +70,7 @@ class RandomCrop:
             return F.pad(x, sides)
         if self.fill == "edge":
             return F.pad(x, sides, mode="replicate")
-        fill = torch.tensor(self.fill, dtype=x.dtype)[:, None, None]
+        fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device)[:, None, None]
         padded = fill.expand(len(x), -1, x.shape[2] + 2 * self.padding, x.shape[3] + 2 * self.padding).clone()
         padded[:, :, self.padding : self.padding + x.shape[2], self.padding : self.padding + x.shape[3]] = x
         return padded
@@ -100,7 +100,7 @@ class Flip:
 
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """Mirror each image (samples, channels, height, width) with probability `p`."""
-        mirrored = torch.rand(len(x), generator=draw) < self.p
+        mirrored = torch.rand(len(x), generator=draw, device=x.device) < self.p
         return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 
 

@@ -47,6 +47,6 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
                 local.check(task.scratch, tuple(x.shape[1:]), key)
                 x = local.augmented(x, Rng(0).torch())
             made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
-            task.loss.value(made, y, *task.loss.prepare(shard))
+            task.loss.value(made, *task.there((y, *task.loss.prepare(shard))))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None

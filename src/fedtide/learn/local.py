@@ -25,6 +25,7 @@ from fedtide.core.trees import detached, unshare
 from fedtide.core.types import ComputeCost, Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
+from fedtide.learn.device import home
 from fedtide.learn.loss import Loss, label_count, mask_of
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.schedule import Constant, Schedule
@@ -155,16 +156,23 @@ class LocalTrainer:
         module = scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
-        received = [weights.params[name] for name in scratch.names]
+        received = [] if extra is None else [task.there(weights.params[name]) for name in scratch.names]
         shared, columns = loss.prepare(shard)
-        table = (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))
-        draw = rng.at("augment").torch() if self.augment else None
+        shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))))
+        draw = rng.at("augment").torch(task.device) if self.augment else None
         alone = (
             extra is not None or self.max_grad_norm is not None or self.weight_decay > 0
         )  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
+        unread: list[tuple[Tensor, int]] = []
 
         def fitted() -> Fitted:
+            nonlocal total
+            if unread:  # a device is waited for here alone
+                values, labels = zip(*unread, strict=True)
+                for value, count in zip(home(torch.stack(values)).tolist(), labels, strict=True):
+                    total += value * count
+                unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
         work = self if moment.part is None else self.draw_partial(moment.part)
@@ -186,7 +194,7 @@ class LocalTrainer:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
             labels = label_count(y, None if shard.mask is None else rest[-1])
-            total += value.item() * labels
+            unread.append((value.detach(), labels))
             seen += labels
             steps += 1
         yield fitted()
@@ -245,7 +253,7 @@ class LocalTrainer:
         while rows >= smallest and (
             epoch < (self.epochs or 1) if self.local_steps is None else done < self.local_steps
         ):
-            order = torch.randperm(rows, generator=generator)
+            order = torch.randperm(rows, generator=generator).to(columns[0].device)
             shuffled = tuple(column.index_select(0, order) for column in columns)
             # Many a client has a single batch, which needs no cutting.
             cut = [shuffled] if rows <= size else zip(*(column.split(size) for column in shuffled), strict=True)

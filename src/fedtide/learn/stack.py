@@ -23,6 +23,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves, unshare
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
+from fedtide.learn.device import home
 from fedtide.learn.layers import LayerStack, Room, layers_of
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
@@ -77,8 +78,8 @@ class FittedPart:
 
 def fitted_parts(fit: Fit, received: Weights, rate: float) -> list[FittedPart]:
     """Return what came of each client, trained from `received` at a learning rate."""
-    losses, steps = fit.loss.tolist(), fit.steps.tolist()
-    deltas = [map_leaves(lambda leaf, k=k: leaf[k], fit.delta) for k in range(len(losses))]
+    losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(home, fit.delta)
+    deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
     parts = zip(losses, steps, deltas, strict=True)
     return [FittedPart(loss, taken, taken * rate, delta, received) for loss, taken, delta in parts]
 
@@ -323,7 +324,7 @@ def train_stacked(
     labels = steps.labels.to(stack.device)
     loss = (losses.double() * labels).sum(0) / labels.sum(0)
     taken = torch.from_numpy((steps.sizes > 0).sum(0))
-    return Fit(stack.difference(received, params, held), loss.cpu(), taken)
+    return Fit(stack.difference(received, params, held), home(loss), taken)
 
 
 def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:

@@ -15,6 +15,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
+from fedtide.learn.device import CPU, home, there
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.target import CLASSES, Target
 
@@ -23,10 +24,17 @@ ROWS = 2048
 
 
 class Scratch:
-    """A module whose parameters are overwritten again and again; `weights` is a view of its storage."""
+    """A module whose parameters are overwritten again and again.
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool) -> None:
-        self.module = module.to(dtype)
+    Args:
+        module: a fresh one.
+        dtype: its number type.
+        channels_last: memory format of 4-D parameters.
+        device: where it computes.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool, device: str = CPU) -> None:
+        self.module, self.device = module.to(device, dtype), device
         if channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -39,18 +47,40 @@ class Scratch:
         self._counters = [(b, self.counters[name]) for name, b in counters.items()]
         self.names = list(trained)
         self.params = list(trained.values())
-        self.weights = Weights(
+        self._views = Weights(
             {name: param.detach() for name, param in trained.items()},
             {name: buffer.detach() for name, buffer in {**buffers, **frozen}.items()},
         )
         # The same storage without autograd, for changes in place.
-        self.values = list(self.weights.params.values())
+        self.values = list(self._views.params.values())
         self.loads = 0
+        self._home: tuple[int, Weights] | None = None
         layers = list(self.module.modules())
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
         # What `module.train` does to each, without looking for them anew: small models change modes all the time.
         plain = all(type(m).train is nn.Module.train and "train" not in vars(m) for m in layers)
         self._modes = [vars(m) for m in layers] if plain else None
+
+    @property
+    def weights(self) -> Weights:
+        """Weights of the module: a view of its storage, or on another device a copy of it as it is now."""
+        if self.device == CPU:
+            return self._views
+        now = self._changes
+        if self._home is None or self._home[0] != now:
+            self._home = now, map_leaves(home, self._views)
+        return self._home[1]
+
+    @property
+    def _changes(self) -> int:
+        """How often the module's storage was changed."""
+        return sum(leaf._version for leaf in (*self.values, *self._views.buffers.values()))
+
+    def _holds(self, weights: Weights) -> bool:
+        """Tell whether these are the module's own weights, as they are now."""
+        if self.device == CPU:
+            return weights is self._views
+        return self._home is not None and weights is self._home[1] and self._home[0] == self._changes
 
     @cached_property
     def _delta(self) -> Weights:
@@ -67,10 +97,12 @@ class Scratch:
 
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
         """Copy `weights` into the module and return it in training or evaluation mode; its own weights need no copy."""
-        self.loads += weights is not self.weights
-        torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
-        for name, buffer in self.weights.buffers.items():
-            buffer.copy_(weights.buffers[name])
+        own = self._holds(weights)
+        self.loads += not own
+        if self.device == CPU or not own:
+            torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
+            for name, buffer in self._views.buffers.items():
+                buffer.copy_(weights.buffers[name])
         for counter, start in self._counters:
             counter.copy_(start)
         self.set_mode(train)
@@ -108,6 +140,7 @@ class Task:
             in `dtype`, which must be float32.
         target: what rows are labeled with, and how outputs are read. Of other targets than classes the default loss is
             their own.
+        device: where forward and backward passes are computed; weights and results are on the CPU all the same.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -125,6 +158,7 @@ class Task:
     init_layers: Callable[[nn.Module], None] | None = None
     bfloat: bool = False
     target: Target = CLASSES
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
@@ -145,7 +179,7 @@ class Task:
     @cached_property
     def scratch(self) -> Scratch:
         """Module of the task, one per process."""
-        return Scratch(self._fresh(Rng(0), overwritten=True), self.dtype, self.channels_last)
+        return Scratch(self._fresh(Rng(0), overwritten=True), self.dtype, self.channels_last, self.device)
 
     def _fresh(self, rng: Rng, *, overwritten: bool = False) -> nn.Module:
         # Module initialization uses only torch's global generator: seed it for the call and restore it.
@@ -189,8 +223,13 @@ class Task:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
+    def there(self, value: Any) -> Any:
+        """Move tensors, also in tuples, to the task's device."""
+        return there(value, self.device)
+
     def run(self, module: nn.Module, x: Tensor) -> Any:
-        """Run the task's module on prepared `inputs`: the only place where it is called."""
+        """Run the task's module on prepared `inputs`, on its device: the only place where it is called."""
+        x = self.there(x)
         return run_in_bfloat(module, x) if self.bfloat else module(x)
 
     @torch.no_grad()
@@ -203,7 +242,7 @@ class Task:
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
         # Without samples there is one pass too, as the shapes of the outputs are needed.
         for rows in parts(max(len(x), 1), steps):
-            yield self.run(module, self.inputs(x[rows]))
+            yield home(self.run(module, self.inputs(x[rows])))
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
@@ -227,14 +266,15 @@ class Task:
         total, seen = 0.0, 0
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
             value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
-            total += value.item() * count
+            total += home(value).item() * count
             seen += count
         return total / max(seen, 1)
 
     def _loss(self, module: nn.Module, shard: Shard, shared: Any, columns: Columns) -> tuple[Tensor, int]:
         """Return the mean training loss of one pass, and the number of labels in the mean."""
         outputs = self.run(module, self.inputs(shard.x))
-        return self.loss.value(outputs, shard.y, shared, columns), label_count(shard.y, shard.mask)
+        value = self.loss.value(outputs, *self.there((shard.y, shared, columns)))
+        return value, label_count(shard.y, shard.mask)
 
     def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> tuple[dict[str, Tensor], float]:
         """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
@@ -259,8 +299,8 @@ class Task:
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
             gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
-            loss += share * (value.item() - loss)
-        return dict(zip(self.scratch.names, gradient, strict=True)), loss
+            loss += share * (home(value).item() - loss)
+        return dict(zip(self.scratch.names, map(home, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""

@@ -63,7 +63,7 @@ class Correction:
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""
-        return self.by
+        return [each.to(value.device) for each, value in zip(self.by, now, strict=True)]
 
     def stacked(self, terms: Sequence[Correction], layout: Layout) -> StackedCorrection:
         """Return the term of several clients that are trained at once."""

@@ -10,6 +10,7 @@ import torch
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Loss
 from fedtide.learn.task import Task
@@ -76,5 +77,6 @@ def train_early_stopping(
 def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
     """Return the mean loss of all samples at once, in evaluation mode."""
     module = task.scratch.load(weights, train=False)
-    value = float(loss.value(task.run(module, task.inputs(shard.x)), shard.y, *prepared))
+    found = loss.value(task.run(module, task.inputs(shard.x)), *task.there((shard.y, *prepared)))
+    value = float(home(found))
     return value if math.isfinite(value) else math.inf

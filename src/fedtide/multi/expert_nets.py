@@ -58,6 +58,7 @@ class Networks:
         made = Task(
             lambda: model.build(shape, outputs), task.loss if classes is None else CrossEntropy(), task.dtype,
             task.channels_last, example, bfloat=task.bfloat, target=task.target if classes is None else CLASSES,
+            device=task.device,
         )  # fmt: skip
         with within("personal"):  # a network refuses rows as the federation's model
             try:
@@ -83,7 +84,7 @@ class Networks:
             task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
             self._made[key] = Task(
                 lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
-                CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat,
+                CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat, device=task.device,
             )  # fmt: skip
         return self._made[key]
 

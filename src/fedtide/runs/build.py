@@ -36,6 +36,7 @@ from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
+from fedtide.learn.device import find_device
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.target import CLASSES, Classes
 from fedtide.learn.task import Task
@@ -106,7 +107,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     init: Any = getattr(experiment.model, "init", "torch")
     task = Task(
         make, loss, dtype, last, example, public, init_layers=partial(initialize, init=init), bfloat=bfloat,
-        target=rows.target,
+        target=rows.target, device=find_device(experiment.fleet.device),
     )  # fmt: skip
     if method.init_from is None:
         return task

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.fleets.stacked import device
 from fedtide.learn.begin import file_of
+from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.runs.build import place_of_weights, spec_of
 from fedtide.runs.files import located
 from fedtide.runs.folder import Planned
@@ -35,8 +35,8 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
-    if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
-        spec |= {"device": where}
+    if (device := find_device(experiment.fleet.device)) != CPU:
+        spec |= {"device": name_of(device)}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -54,6 +54,8 @@ def digest_to_read(run: Planned) -> str | None:
     That one knew fewer options: what it wrote can be read with their defaults, but not compared.
     """
     written = run.folder.parent.parent / "config.toml"
+    if run.experiment.fleet.device != CPU:  # another machine may have another one, or none
+        return None
     if written.is_file() and _lacks(tomllib.loads(written.read_text(encoding="utf-8")), resolved(run.experiment)):
         return None
     return known_digest_of(run.experiment, run.method, run.seed)

@@ -20,6 +20,7 @@ from fedtide.fleets import ray_cluster
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
 from fedtide.learn.bfloat import check_gain
+from fedtide.learn.device import CPU
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs import build
@@ -152,8 +153,8 @@ def _check_ray(experiment: Experiment, where: str) -> None:
         return
     ray_cluster.check(fleet.address)
     named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
-    if fleet.gpus and named is not None:
-        allowed = "0, or algorithms of your own alone (module:function)"
+    if fleet.gpus and named is not None and fleet.device == CPU:
+        allowed = "0, or fleet.device = 'cuda', or algorithms of your own alone (module:function)"
         raise refused(f"{where}: fleet.gpus", fleet.gpus, allowed, f"'{named}' computes on the CPU")
 
 

@@ -1,0 +1,159 @@
+"""A device besides the CPU: all that a model computes with is moved there, all that comes of it is brought home.
+
+No machine of the tests need have a GPU. "cpu:0" is a device of another name with the same numbers. On torch's "meta"
+device tensors have no numbers, and whatever was left on the CPU is refused by the first operation that meets both;
+what comes home is zeros.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Moment, Shard
+from fedtide.fleets import stacked
+from fedtide.fleets.stacked import StackedEngine
+from fedtide.laws.every import judged
+from fedtide.learn import device, local, stack, task
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import Task
+from fedtide.multi import early_stopping
+from fedtide.runs import build, digest
+from fedtide.runs.digest import digest_of
+from helpers.toys import played, toy
+
+ENTRIES = {
+    "fedavg": {"local": {"epochs": 2, "momentum": 0.5, "weight_decay": 0.1, "max_grad_norm": 1.0}},
+    "fedavg wsm": {"loss": "wsm"},
+    "fedprox": {"mu": 0.5},
+    "fedsgd": {},
+    "q-fedavg": {},
+    "scaffold": {"variant": "I"},
+    "ifca": {"n_init": 2},
+    "aem": {"personal": {"kind": "mixture", "gating": {"epochs": 2}, "solver": {"epochs": 2}}},
+    "aem stacking": {"personal": {"kind": "stacking", "solver": {"epochs": 2}, "tuning": {"epochs": 2}}},
+    "fedtem": {},
+    "fedtkm": {},
+    "fedem": {},
+    "min-loss": {},
+    "t-shot": {},
+    "cfl": {},
+    "feddrift": {},
+    "fielding": {"representation": "gradient"},
+    "flexcfl": {},
+    "auxo": {},
+    "local": {},
+    "centralized": {},
+}
+
+
+def zeros(value):
+    """What comes home from the meta device."""
+    if isinstance(value, tuple):
+        return tuple(map(zeros, value))
+    there = isinstance(value, torch.Tensor) and value.device.type == "meta"
+    return torch.zeros(value.shape, dtype=value.dtype) if there else value
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Tasks on a device."""
+
+    def on(name):
+        monkeypatch.setattr(build, "find_device", lambda wanted: name)
+        if name == "meta":
+            for module in (early_stopping, local, stack, stacked, task):
+                monkeypatch.setattr(module, "home", zeros)
+
+    return on
+
+
+OTHERS = (
+    "fedavg wsm",
+    "fedprox",
+    "fedsgd",
+    "q-fedavg",
+    "aem stacking",
+    "fedem",
+    "min-loss",
+    "t-shot",
+    "cfl",
+    "flexcfl",
+    "auxo",
+)
+"""Whose works compute as others do."""
+NAMES = [pytest.param(name, marks=pytest.mark.thorough if name in OTHERS else ()) for name in ENTRIES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_work_gives_the_same_bits_on_a_device_of_another_name(name, elsewhere):
+    experiment = toy(name.partition(" ")[0], ENTRIES[name])
+    here = played(experiment, rounds=2)
+    elsewhere("cpu:0")
+    there = played(experiment, rounds=2)
+    assert same(here.state, there.state)
+    assert same(*(judged(run)[3].loss for run in (here, there)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_that_a_model_computes_with_is_left_behind(name, elsewhere):
+    elsewhere("meta")
+    judged(played(toy(name.partition(" ")[0], ENTRIES[name]), rounds=1))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca"])
+def test_stacks_lie_on_the_device(name, elsewhere):
+    experiment = toy(name.partition(" ")[0], ENTRIES[name])
+    here = played(experiment, rounds=1, engine=StackedEngine)
+    elsewhere("cpu:0")
+    assert same(here.state, played(experiment, rounds=1, engine=StackedEngine).state)
+    elsewhere("meta")
+    played(experiment, rounds=1, engine=StackedEngine)
+
+
+def pictures():
+    """A client with pictures."""
+    draw = torch.Generator().manual_seed(0)
+    return Shard(torch.rand(9, 2, 8, 8, generator=draw), torch.arange(9) % 3, torch.arange(9))
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+
+
+CHANGED = LocalTrainer(augment=({"kind": "flip"}, {"kind": "random-crop", "size": 8, "padding": 1, "fill": [0.5, 0.5]}))
+
+
+@pytest.mark.parametrize("name", ["cpu:0", "meta"])
+def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
+    elsewhere(name)
+    shard, now, keys = pictures(), Moment(0, 1), [Rng(0), Rng(1)]
+    here, there = Task(network), Task(network, device=name)
+    weights = here.init(Rng(0))
+    assert same(weights, there.init(Rng(0)))
+    if name == "cpu:0":  # there are no random numbers on the meta device
+        one, other = (CHANGED(each, each.loss, weights, shard, now, Rng(0)) for each in (here, there))
+        assert same(one.delta, other.delta)
+    made = stack.stack_of(there, torch.device(name), (2, 8, 8))
+    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [shard] * 2, now, keys)
+    assert fit.delta.params["0.weight"].device == torch.device(name) or name == "cpu:0"
+
+
+def test_the_devices_name_is_part_of_the_digest(monkeypatch):
+    experiment = toy("fedavg")
+    here = digest_of(experiment, experiment.method[0], 0)
+    monkeypatch.setattr(digest, "find_device", lambda wanted: "cpu:0")
+    assert digest_of(experiment, experiment.method[0], 0) != here
+
+
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.find_device("auto") == device.find_device("cpu") == "cpu"
+    line = "fleet.device: found 'cuda', but torch finds no GPU on this machine; allowed: cpu, auto"
+    with pytest.raises(FedtideError, match=line) as said:
+        played(toy("fedavg", fleet={"device": "cuda"}))
+    assert "\n" not in str(said.value)
