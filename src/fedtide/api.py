@@ -335,14 +335,14 @@ def play(
 def play_shown(settings: Experiment, root: Path, workers: int | None, output: Output = Output()) -> Finished | None:
     """Play what is left of a run folder as `play` does, and print the progress and the results."""
     # Here and not above: worker processes show nothing.
-    from fedtide.runs.display import Live
+    from fedtide.runs.display import InNotebook, Live
     from fedtide.terminal import console, print_results, say
     from fedtide.tracking.feed import Tracking
 
     screen = console(output)
     say(f"run folder: {root}", screen)
     _say_code(settings, root, screen)
-    display: Display = Live(screen)
+    display: Display = InNotebook() if screen.is_jupyter and not output.quiet else Live(screen)
     if settings.track is not None:
         display = Tracking(settings, root, display, partial(say, screen=screen))
     finished = play(settings, root, workers=workers, display=display)

@@ -83,5 +83,5 @@ def _print_claims(claims: list[Judged], screen: Console, *, verdicts: bool) -> N
     from fedtide.report.tables import found
 
     for claim in claims:
-        said = f"{f'{claim.verdict}: ' if verdicts else ''}{claim.claim} ({found(claim)})"
+        said = f"{claim.verdict if verdicts else 'not judged at nano'}: {claim.claim} ({found(claim)})"
         screen.print(said, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
+from fedtide.core.user_code import SESSION
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
@@ -368,6 +369,8 @@ def _source(experiment: Experiment) -> str:
     if source.kind == "play-roles":
         return "what Shakespeare's roles say"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
+    if isinstance(found, str) and found.startswith(SESSION):
+        return "rows of a Python session"
     return f"rows of {found if isinstance(found, str) else listed(list(found))}"
 
 

@@ -337,6 +337,7 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
         "The clients hold rows of gaussians, each those of one domain; 1 seed, 6"
     )
     assert "rows of a.csv" in narrative.setting(record(A, data={"source": "csv:a.csv"}))
+    assert "hold rows of a Python session" in narrative.setting(record(A, data={"source": "python:session_0a:rows"}))
     assert "rows of mine:load" in narrative.setting(record(A, data={"source": "python:mine:load"}))
     assert "rows of a.jsonl, " in narrative.setting(record(A, data={"source": "text:a.jsonl"}))
     plays = record(A, data={"source": "play-roles", "partition": "natural"})
