@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedtide.algorithms.fielding import State, clustered, reassigned
+from fedtide.algorithms.fielding import State, adopt, cluster_reports, reassign_clients
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
 from fedtide.parts.distance import Kind, means
-from fedtide.parts.drift import Event, Fraction, heterogeneity, move_to_nearest
+from fedtide.parts.drift import FixedFraction, event_of, heterogeneity, move_to_nearest
 from fedtide.parts.recluster import Clustering, KMeans
 from machine import RESULTS, append, machine, now, peak_of
 
@@ -89,12 +89,12 @@ def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
     )
 
 
-def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
+def handled(x: Tensor, found: Clustering, trigger: FixedFraction) -> bool:
     """A drift event in which all clients drifted: moves, centers, trigger."""
     filled = found.label.bincount(minlength=found.k) > 0
     label = move_to_nearest(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
     centers, filled = means(x, label, found.k, found.centers), label.bincount(minlength=found.k) > 0
-    return trigger.fires(None, Event(found.centers, centers, filled, x, label, "l1"))
+    return trigger.fires(None, event_of(found.centers, centers, filled, x, label, "l1", lambda: label))
 
 
 def stated(x: Tensor, found: Clustering) -> State:
@@ -117,10 +117,11 @@ def cases() -> list[Case]:
     rule = KMeans(k_max=K_MAX, n_init=STARTS, silhouette_samples=SAMPLED, fit_samples=None)
     wholly = f"{size} float64, L1"
     return [
-        Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
-        Case("all of `reassigned`", f"{wholly}, K = {K_MAX}",
-             lambda: reassigned(state, everybody, rule, Fraction(), "last-event", Rng(SEED)), 0.005, True),
-        Case("all of `clustered`", f"{wholly}, {some}", lambda: clustered(state, rule, Rng(SEED))),
+        Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, FixedFraction()), 0.005, True),
+        Case("all of `reassign_clients`", f"{wholly}, K = {K_MAX}",
+             lambda: reassign_clients(state, everybody, rule, FixedFraction(), "last-event", Rng(SEED)), 0.005, True),
+        Case("clusters made and adopted", f"{wholly}, {some}",
+             lambda: adopt(state, cluster_reports(state, rule, Rng(SEED)))),
         Case("heterogeneity", one_by_one, lambda: heterogeneity(x, found.label, "l1"), None, True),
         Case("re-clustering", f"{small}, L1, {all_pairs}", lambda: recluster(few), 0.02, True),
         Case("re-clustering", f"{small}, L1, {all_pairs}, {FEW_STARTS} starts",
@@ -166,7 +167,7 @@ def growth(largest: int) -> list[dict[str, Any]]:
     for clients in (size for size in SIZES if size <= largest):
         x = label_vectors(clients)
         found = recluster(x, k_min=K_MAX, **WAYS["sampled fits"])
-        acts = {"moves, centers, trigger": lambda x=x, found=found: handled(x, found, Fraction())}
+        acts = {"moves, centers, trigger": lambda x=x, found=found: handled(x, found, FixedFraction())}
         for way, given in WAYS.items():
             limit = {"exact": EXACT_UP_TO, "sampled silhouettes": FITS_UP_TO}.get(way, largest)
             if clients <= limit:
