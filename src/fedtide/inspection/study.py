@@ -63,11 +63,11 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         if table.measured:
             cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
             yield f"cuts = {as_toml(cuts)}  # methods predict classes: four of about equal size"
+            yield '# To predict the number itself write target = "number" in [data], and no cuts.'
         if columns["client"]:
             yield f"client = {as_toml(columns['client'])}"
         if columns["time"]:
-            # A date beside an hour is read without the hour: in what order rows come hardly changes.
-            yield f"time = {as_toml(columns['time'][0] if len(columns['time']) < 3 else columns['time'])}"
+            yield f"time = {as_toml(columns['time'][0] if len(columns['time']) < 2 else columns['time'])}"
         yield f"features = {as_toml([*columns['features'], *columns['categories']])}"
         if columns["categories"]:
             yield f"categories = {as_toml(columns['categories'])}  # texts that come again; inspection left them out"

@@ -123,7 +123,7 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
                 legend_above(top)
         for dashes, (name, words) in zip(("--", "-."), BASELINES.items(), strict=True):
             curves = [run.baseline(record.view, name) for method in record.methods[:1] for run in method.runs]
-            if any(len(at) for at, _ in curves):
+            if any(len(at) and 100 * values[-1] > top.get_ylim()[0] for at, values in curves):
                 band(top, curves, words, Look("#666666", dashes))
                 legend_above(top)
         top.set_ylabel(f"{record.experiment.score} of {record.whose}, %")

@@ -20,7 +20,7 @@ from fedtide.report import (
 from fedtide.report.figures import Drawn
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
-from fedtide.report.wording import worded
+from fedtide.report.wording import BASELINES, worded
 
 Pictured = tuple[str, str, Drawn | None]
 """Title of a picture, its caption, and the figure, None where it has nothing to show."""
@@ -87,6 +87,8 @@ def _about_accuracy(record: ExperimentRecord, summary: Summary) -> str:
         f"Accuracy on held-out rows of {record.whose}, every {f'{every} rounds' if every > 1 else 'round'}."
         + _words(record)["band"]
         + (" The dotted line is what always answering the commonest class gets." if summary.floor else "")
+        + (" Gray lines say the value of a day or a week ago, where they are not below all that is drawn."
+           if any(name in method.measures for method in summary.methods for name in BASELINES) else "")
         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
         + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
            f"{marked}." if any(m.drifts for m in record.methods) else "")
