@@ -27,6 +27,7 @@ from fedtide.config import Experiment, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import read_rounds, run_lock
+from fedtide.evaluate.rounds import score_in
 from fedtide.fleets.calls import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.folder import check_entries
@@ -353,7 +354,7 @@ def curve_of(folder: Path) -> tuple[list[int], list[float]]:
     pairs = []
     for line in read_rounds(folder):
         if "val" in line.get("scores", {}):
-            value = line["scores"]["val"]["accuracy"]
+            value = score_in(line["scores"]["val"])
             pairs.append((int(line["round"]) + 1, math.nan if value is None else float(value)))
     return [done for done, _ in pairs], [value for _, value in pairs]
 
