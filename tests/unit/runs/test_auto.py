@@ -106,10 +106,10 @@ def test_the_choice_is_written_down_and_resume_reads_it(wide, monkeypatch, tmp_p
     assert digest_of(settings, settings.method[0], 0) != digest_of(one, one.method[0], 0)  # threads are in it
 
 
-@pytest.mark.parametrize(("fleet", "line"), [("stacked", "cannot train 'scaffold'"), ("ray-gun", "--fleet")])
+@pytest.mark.parametrize(("fleet", "line"), [("stacked", "cannot train 'cfl'"), ("ray-gun", "--fleet")])
 def test_a_fleet_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, fleet, line):
     file, root = tmp_path / "study.toml", tmp_path / "run"
-    file.write_text(to_toml(toy("scaffold")), encoding="utf-8")
+    file.write_text(to_toml(toy("cfl")), encoding="utf-8")
     with pytest.raises(SystemExit) as left:
         main(["run", str(file), "--out", str(root), "--fleet", fleet])
     assert left.value.code == 2
