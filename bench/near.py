@@ -34,7 +34,7 @@ GOAL = 1.3
 def rounds_of(
     algorithm: str, clients: int, rows: int, memory: Path | None = None, home: Path | None = None
 ) -> Iterator[Any]:
-    """Play rounds of the small CNN with all clients; in nodes with homes, or simulated, with memory in a folder or RAM."""
+    """Play rounds of the small CNN with all clients: in nodes with homes, or simulated, memory in a folder or RAM."""
     experiment = from_dict(
         {
             "rounds": ENDLESS,
