@@ -16,6 +16,7 @@ from fedtide.report.plots import (
     blend,
     branches,
     budget_spent,
+    by_hour,
     client_losses,
     clients,
     clusters,
@@ -36,8 +37,8 @@ from fedtide.report.plots import (
 )
 
 __all__ = [
-    "accuracy", "accuracy_of_all", "accuracy_over_time", "blend", "branches", "budget_spent", "client_losses",
-    "clients", "clusters", "drift", "forgetting", "forgetting_over_rounds", "gate_weights", "gate_weights_over_sweep",
-    "groups", "labels", "local_models", "metrics", "nodes_over_rounds", "participants", "period", "rhythm",
-    "split_purity",
+    "accuracy", "accuracy_of_all", "accuracy_over_time", "blend", "branches", "budget_spent", "by_hour",
+    "client_losses", "clients", "clusters", "drift", "forgetting", "forgetting_over_rounds", "gate_weights",
+    "gate_weights_over_sweep", "groups", "labels", "local_models", "metrics", "nodes_over_rounds", "participants",
+    "period", "rhythm", "split_purity",
 ]  # fmt: skip

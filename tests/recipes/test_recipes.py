@@ -75,7 +75,8 @@ WHOLE = ("demo", "wsm-forgetting")
 """Recipes that play all rounds, and have pictures: drawing takes long too, and tests of the report draw each kind."""
 
 PLAYED = (
-    *WHOLE, "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist", "fedtem-block-cyclic",
+    *WHOLE, "bike-hours", "cfl-splits", "experts-femnist", "experts-tuning", "fedbuff", "fedem-emnist",
+    "fedtem-block-cyclic",
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",

@@ -38,6 +38,7 @@ from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Calendar
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.transforms import Step
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, MORE, SHIPPED, Unit, score_of
@@ -300,8 +301,8 @@ class Experiment(Strict):
             each evaluation, as they are by their labels; None means by labels alone.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
-        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else the last
-            quarter of the rounds.
+        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, on a calendar
+            all that make whole weeks (or days), else the last quarter of the rounds.
         baseline: the method that others are compared with, seed by seed.
         precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
             passes rows through the model in bfloat16, which is refused where a step then takes longer.
@@ -386,7 +387,9 @@ class Experiment(Strict):
 
     @property
     def late(self) -> int:
-        """Rounds over which late accuracy is averaged: `average_last`, else two periods, else the last quarter.
+        """Rounds over which late accuracy is averaged.
+
+        `average_last`, else two periods, on a calendar all whole weeks, else the last quarter.
 
         The last round is always judged, so that there is at least one evaluation in them.
         """
@@ -394,7 +397,8 @@ class Experiment(Strict):
             return min(self.average_last, self.rounds)
         if self.period:
             return max(int(min(2 * self.period, self.rounds)), 1)
-        return max(self.rounds // 4, 1)
+        whole = self.shift.what.whole(self.rounds) if isinstance(self.shift.what, Calendar) else None
+        return max(self.rounds // 4, 1) if whole is None else whole
 
 
 def is_own(algorithm: str) -> bool:

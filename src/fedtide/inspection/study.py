@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtide.config.overrides import as_toml
+from fedtide.core.durations import LONGEST, seconds_of
+from fedtide.core.errors import FedtideError
+from fedtide.data.shift.what import Calendar
 from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
-from fedtide.inspection.questions import CYCLES
 
 ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
 CUTS = (0.25, 0.5, 0.75)
 """Quantiles that cut a measured label into classes."""
-INTERVALS, MOST_INTERVALS = 20, 200
-"""Stretches of time of a study of drift, and the greatest number of a study of the hour."""
+WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d")
+"""Windows of a study, of which a study of drift has the longest with rounds enough."""
+ROUNDS, MOST_ROUNDS = 40, 200
+"""Rounds that a study of drift has, and the greatest number of a study of the hour."""
 LEAST_ROWS = 20
 """Rows that there are at any time of a study: some of them are for validation and tests."""
 SIMULATED = 20
@@ -44,6 +49,8 @@ def _head(found: Findings) -> Iterator[str]:
     yield f"title = {as_toml(found.table.name)}"
     yield f"rounds = {rounds(found)}"
     yield "seeds = [0, 1, 2]"
+    if _windows(found) is not None:
+        yield "eval_every = 1"
     yield 'baseline = "FedAvg"'
 
 
@@ -86,58 +93,76 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         yield f"clients = {SIMULATED}"
 
 
-def _stream(found: Findings) -> tuple[int, int, str] | None:
-    """Return the number of intervals, how many of them rows are kept, and why; None where nothing comes and goes."""
+@dataclass(frozen=True)
+class _Windows:
+    """What changes with time: windows, how many of them rows are held, None for all; who comes, rounds, and why."""
+
+    window: str
+    hold: int | None
+    who: str
+    rounds: int
+    why: str
+
+
+def _windows(found: Findings) -> _Windows | None:
+    """Return the windows of a study; None where nothing comes and goes, or the time is too short for any."""
     mix, drift, matter = found["mix"], found["drift"], found["matter"]
-    seconds = found.rows.seconds
-    if seconds is None:
+    seconds = found.table.time
+    others = mix.found and "others" in mix.why
+    if seconds is None or not (others or drift.found or matter.found):
         return None
-    if mix.found and "others" in mix.why:
-        name = next(name for name, cycle in found.cycles.items() if name in mix.said)
-        length, parts = CYCLES[name][0], {"day": 4, "week": 7, "year": 12}[name]
-        intervals = int(np.clip(np.ptp(seconds) / length * parts, 2, MOST_INTERVALS))
-        kept = _enough(seconds, intervals)
-        return intervals, kept, f"{parts} stretches of time a {name}: clients with rows of that time take part"
-    if drift.found or matter.found:
+    if others:
+        name = next(name for name in found.cycles if name in mix.said)
+        window = {"day": "6h", "week": "1d", "year": "28d"}[name]
+        why = f"windows of {window}, so that a {name} has several: clients with rows in them take part"
+        held = 1
+    else:
+        fitting = [each for each in WINDOWS if _count(each, seconds) >= ROUNDS]
+        window = fitting[-1] if fitting else WINDOWS[0]
         recent = "recent" in matter.what
-        kept = max(3 if recent else INTERVALS // 2, _enough(seconds, INTERVALS))
-        why = "a model of recent rows is better than one of all the past" if recent else "the past helps, so they stay"
-        return INTERVALS, kept, f"rows arrive in the order of time; {why}"
-    return None
+        why = "a model of recent rows is better than one of all the past" if recent else "the past helps, so rows stay"
+        held = 5 if recent else 0
+    rounds = min(_count(window, seconds), MOST_ROUNDS)
+    if rounds < 2:
+        return None
+    return _Windows(window, max(held, _enough(window, seconds)) if held else None, "data" if others else "always",
+                    rounds, why)  # fmt: skip
 
 
-def _enough(seconds: np.ndarray, intervals: int) -> int:
-    """Return of how many intervals in a row there are always some rows."""
-    rows = np.histogram(seconds, intervals)[0]
-    sums = (np.convolve(rows, np.ones(kept), "valid").min() for kept in range(1, intervals))
-    return next((kept for kept, least in enumerate(sums, 1) if least >= LEAST_ROWS), intervals)
+def _count(window: str, seconds: np.ndarray) -> int:
+    """Return the number of rounds that there can be: windows that have a next one, but for one, as clocks are set."""
+    try:
+        return len(Calendar(window).edges(seconds)) - 3
+    except FedtideError:  # too many windows, or none
+        return 0
+
+
+def _enough(window: str, seconds: np.ndarray) -> int:
+    """Return of how many windows in a row there are always some rows."""
+    rows = np.histogram(seconds, Calendar(window).edges(seconds))[0]
+    sums = (np.convolve(rows, np.ones(kept), "valid").min() for kept in range(1, len(rows)))
+    return next((kept for kept, least in enumerate(sums, 1) if least >= LEAST_ROWS), len(rows))
 
 
 def rounds(found: Findings) -> int:
     """Return the number of rounds."""
-    stream = _stream(found)
-    if stream is None:
-        return 100
-    intervals, kept, _ = stream
-    return (intervals - kept + 1) * _gap(intervals)  # till the last interval has arrived
-
-
-def _gap(intervals: int) -> int:
-    return 1 if intervals > INTERVALS else 5
+    windows = _windows(found)
+    return 100 if windows is None else windows.rounds
 
 
 def _shift(found: Findings) -> Iterator[str]:
-    stream = _stream(found)
-    if stream is not None:
-        intervals, kept, why = stream
-        gap = _gap(intervals)
-        yield f"[shift.what]  # {why}"
-        yield 'kind = "stream"'
-        yield 'by = "time"'
-        yield f"intervals = {intervals}"
-        yield f"gap = {gap}  # rounds from one to the next"
-        yield f"retention = {kept * gap}  # rounds that rows are kept"
-        yield 'empty = "wait"'
+    windows = _windows(found)
+    if windows is not None:
+        hold = "all" if windows.hold is None else _times(windows.hold, windows.window)
+        yield f"[shift]  # {windows.why}"
+        yield f"who = {as_toml(windows.who)}"
+        yield ""
+        yield "[shift.what]  # every window is a test before it is trained on"
+        yield 'kind = "calendar"'
+        yield f"window = {as_toml(windows.window)}  # a round"
+        yield f"hold = {as_toml(hold)}"
+        if found.table.zone is not None:
+            yield f"zone = {as_toml(found.table.zone)}"
         yield ""
     yield "[model]"
     yield 'kind = "mlp"'
@@ -145,6 +170,12 @@ def _shift(found: Findings) -> Iterator[str]:
     yield "[defaults]"
     yield f"cohort = {min(10, max(found.rows.clients if found.rows.clients > 1 else SIMULATED, 2) // 2)}"
     yield "local = { lr = 0.1, epochs = 2 }"
+
+
+def _times(count: int, window: str) -> str:
+    """Return some windows as a duration."""
+    held = count * float(window[:-1])
+    return f"{held:g}{window[-1]}" if count * seconds_of(window) <= LONGEST else "all"
 
 
 def methods(found: Findings) -> list[tuple[str, str, dict[str, Any], str]]:

@@ -29,7 +29,7 @@ class Table:
     features: (rows, ...) numbers; None without any. label: (rows,) names, whole numbers, or a measure (floats). client:
     (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: which column is what, for people.
     columns: the same for a study, by role. source: the files that a study reads; () for what it cannot. calendar:
-    positions of features that the time tells.
+    positions of features that the time tells. zone: whose clocks, None for UTC.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Table:
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: tuple[Path, ...] = ()
     calendar: tuple[int, ...] = ()
+    zone: str | None = None
 
     @property
     def measured(self) -> bool:
@@ -95,6 +96,7 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
                  "missing": int(rows - whole.sum()), "categories": categories_of(columns, found.left)},
         source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
+        zone=roles.zone,
     )  # fmt: skip
     return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone)))
 
@@ -124,7 +126,7 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     client = None if rows.client is None else np.array(rows.client_names)[rows.client.numpy()]
     time = None if rows.time is None else local(rows.time.numpy(), roles.zone)
     features = rows.x.reshape(len(rows), -1).float().numpy()
-    table = Table(rows.name, label, features, client, time)
+    table = Table(rows.name, label, features, client, time, zone=roles.zone)
     columns = {"label": "y", "client": "client" if client is not None else None,
                "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0,
                "categories": ()}  # fmt: skip

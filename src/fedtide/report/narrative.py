@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
 from fedtide.core.user_code import SESSION
+from fedtide.report import dates
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
@@ -195,11 +196,12 @@ def setting(record: ExperimentRecord) -> str:
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
     said += "" if real else shift.words(record.groups, record.domains, experiment.rounds)
-    said += _met(record) + _begun(record) + ("" if real else experiment.timing.words())
+    said += _met(record) + dates.in_words(record) + _begun(record) + ("" if real else experiment.timing.words())
     moving = ", of what they hold at that moment" if shift.drifts else ""
+    ahead = "The model is judged on the rows of the next window, in which clients may be new."
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
-        "train_clients": f"The model is judged on rows that the clients kept back{moving}.",
+        "train_clients": ahead if record.dated else f"The model is judged on rows that the clients kept back{moving}.",
         "val": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()

@@ -9,6 +9,7 @@ from fedtide.report import (
     budget,
     clock,
     cluster_maps,
+    dates,
     drift_pictures,
     figures,
     gating,
@@ -82,6 +83,13 @@ def _words(record: ExperimentRecord) -> dict[str, str]:
 
 def _about_accuracy(record: ExperimentRecord, summary: Summary) -> str:
     every = record.experiment.eval_every
+    if record.dated:
+        return (
+            f"Test, then train: accuracy of {record.whose} on the rows of the next window, of which the model has seen "
+            f"none, {f'every {every} rounds' if every > 1 else 'in every round'}; a mean in which the past counts "
+            f"{dates.FADING:g} times as much after each evaluation. Below: clients to which something new came in the "
+            f"window.{_words(record)['band']}"
+        )
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
     return (
         f"Accuracy on held-out rows of {record.whose}, every {f'{every} rounds' if every > 1 else 'round'}."
@@ -152,8 +160,19 @@ def _about_forgetting(record: ExperimentRecord, _: Summary) -> str:
 PICTURES = {
     "accuracy": Kind(
         "Accuracy over rounds",
-        lambda record, summary: figures.accuracy_over_rounds(record, summary.at_floor),
+        lambda record, summary: (
+            dates.accuracy_over_dates(record)
+            if record.dated
+            else figures.accuracy_over_rounds(record, summary.at_floor)
+        ),
         _about_accuracy,
+    ),
+    "by_hour": Kind(
+        "By hour, weekday and month",
+        _of_record(dates.accuracy_by_cycle),
+        "Accuracy of {whose} on the next window, by when it begins on the clocks of its zone: means over windows of "
+        "that hour, weekday or month. Below: how many of the rows are of that time.{band}",
+        'shift.what = "calendar", with windows short enough and a run long enough to tell',
     ),
     "metrics": Kind(
         "More metrics over rounds",

@@ -87,6 +87,11 @@ def budget_spent(run: Run, point: str | None = None) -> Figure:
     return _plot(run, point, "budget_spent")
 
 
+def by_hour(run: Run, point: str | None = None) -> Figure:
+    """Draw accuracy by hour, weekday and month, where rounds are windows of wall-clock time."""
+    return _plot(run, point, "by_hour")
+
+
 def client_losses(run: Run, point: str | None = None) -> Figure:
     """Draw the training loss over the participants of each round."""
     return _plot(run, point, "client_losses")

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -417,6 +418,11 @@ class ExperimentRecord:
         """True if clients hold a blend of domains that follows a schedule, and rounds record it."""
         return any("domains" in line for method in self.methods for run in method.runs for line in run.lines)
 
+    @cached_property
+    def dated(self) -> bool:
+        """True if rounds are windows of wall-clock time."""
+        return any("window" in line for method in self.methods for run in method.runs for line in run.lines)
+
     @property
     def period(self) -> float | None:
         """Period of the shift in rounds, of the first method that has one; None without any."""
@@ -466,7 +472,7 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     for key, known in (
         ("domains", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
         ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart), ("embedding", _is_apart),
-        ("facts", _is_table),
+        ("facts", _is_table), ("window", _is_window),
     ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
@@ -499,6 +505,14 @@ def _are_quantiles(found: Any) -> bool:
     """Tell whether `found` has the form of `fedtide.runs.runner.losses`; null where unknown."""
     names = {"min", "q25", "q50", "q75", "max"}
     return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
+
+
+def _is_window(value: Any) -> bool:
+    try:
+        times = [datetime.fromisoformat(value[name]) for name in ("begin", "next")]
+    except (KeyError, TypeError, ValueError):
+        return False
+    return all(at.tzinfo is not None for at in times) and _is_count(value.get("came"))
 
 
 def _is_table(found: Any) -> bool:

@@ -328,6 +328,15 @@ def test_several_files_are_one_table(tmp_path):
     assert rows.name == "2 files"
 
 
+def test_a_date_and_an_hour_are_a_time(tmp_path):
+    (tmp_path / "a.csv").write_text("day,hr,a,label\n1970-01-02,3,0.5,0\n1970-01-01,0,0.25,1\n")
+    rows = CSV(str(tmp_path / "a.csv"), time=("day", "hr"), features=("a",)).load(None, 0)
+    assert rows.time.tolist() == [97200.0, 0.0]
+    (tmp_path / "a.csv").write_text("day,hr,a,label\n1970-01-02,three,0.5,0\n")
+    with pytest.raises(FedtideError, match="row 2: hr: found 'three', allowed: a finite number"):
+        CSV(str(tmp_path / "a.csv"), time=("day", "hr")).load(None, 0)
+
+
 def test_a_step_is_the_time_from_row_to_row_dropped_ones_included(tmp_path):
     rows = stations(tmp_path, time={"every": 1800.0}).load(None, 0)
     assert rows.time.tolist() == [0.0, 3600.0, 0.0]

@@ -14,10 +14,12 @@ import pytest
 import fedtide as ft
 from fedtide.api import prepare
 from fedtide.config import read as read_experiment
+from fedtide.core.types import Moment
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
+from fedtide.runs.build import population_of
 from helpers.planted import planted
 from helpers.shell import done
 
@@ -192,8 +194,10 @@ def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
     found = ft.inspect({"x": x, "y": y, "user": user, "time": when, "label": label})
     assert found["mix"].found
     folder = found.write(tmp_path / "made").parent
-    assert "intervals = 1" in (folder / STUDY).read_text(encoding="utf-8")
-    assert prepare(folder / STUDY).settings.rounds > 100
+    made = prepare(folder / STUDY).settings
+    assert (made.shift.who.kind, made.shift.what.window, made.rounds > 100) == ("data", "6h", True)
+    population = population_of(made, made.shift, 0)
+    assert all(int(population.there(Moment(number, made.rounds)).sum()) for number in range(made.rounds))
 
 
 def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_be_run(tmp_path, capsys):

@@ -52,7 +52,7 @@ class Every:
     every: Positive
 
 
-TIME = explained("a column, the columns of a date, or { every = SECONDS }")
+TIME = explained("a column, a date and an hour, the columns of a date, or { every = SECONDS }")
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,7 @@ class CSV(Loading):
 
 
 def _measured(cells: Cells, label: str) -> np.ndarray:
+    """Return a column of numbers; raise for a cell that is none."""
     found = numbers_of(cells.texts[label])
     if found is None or np.isnan(found).any():
         found = np.array([number(cells.where(row), label, cell) for row, cell in enumerate(cells.texts[label])])

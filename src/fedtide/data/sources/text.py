@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import Count, OpenFraction, explained, ingredient
 from fedtide.core.errors import FedtideError, refused, unknown
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, earliest
 from fedtide.data.sources.cells import places
 from fedtide.data.sources.files import Loading, find, opened, reading
 from fedtide.data.sources.when import seconds
@@ -86,7 +86,7 @@ class Text(Loading):
         time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
         test: texts for testing: a share of each client's, which are the latest, at least one of two; or the column that
             marks them: true and false, or "test" and "train". 0 leaves the split to `data.split`; then the vocabulary
-            is from all texts.
+            is from all sentences; with `time` from the earliest tenth of these, as what is to come is not known.
         vocabulary: number of known words, the most frequent of the training sentences.
         length: number of steps of a row.
         oov_buckets: number of token ids shared by words outside the vocabulary.
@@ -127,7 +127,11 @@ class Text(Loading):
         client = np.array([number[text.client] for text in records])
         held_out = self._held_out(records, client)
         cut = self._cut(records, client, held_out)
-        tokens, classes = self._tokens(cut, ~held_out[cut.text])
+        known = ~held_out[cut.text]
+        if self.time and not self.test:
+            when = torch.tensor([records[number].time for number in cut.text], dtype=torch.float64)
+            known = np.isin(np.arange(len(known)), earliest(when).numpy())
+        tokens, classes = self._tokens(cut, known)
         columns = {
             "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
             "client": client if self.client else None,

@@ -5,10 +5,10 @@ Test, then train: Gama, Sebastião, Rodrigues: *On evaluating stream learning al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -79,6 +79,18 @@ class Calendar(Holding):
         """Length of a window, by the clocks."""
         return seconds_of(self.window)
 
+    def whole(self, rounds: int) -> int:
+        """Return the number of rounds, of so many, that make whole weeks, else whole days, else all of them.
+
+        >>> Calendar(window="1h").whole(400), Calendar(window="1h").whole(60), Calendar(window="7d").whole(60)
+        (336, 48, 60)
+        """
+        for cycle in (7 * 86400.0, 86400.0):
+            each = cycle / self.seconds
+            if each >= 1 and (count := int(rounds // each)):
+                return round(count * each)
+        return rounds
+
     def starts(self, rows: np.ndarray) -> datetime:
         """Return the beginning of round 0, by the clocks of the zone.
 
@@ -93,6 +105,28 @@ class Calendar(Holding):
         known = _when(float(tenth), zone).replace(tzinfo=None)
         return known.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 
+    def edges(self, rows: np.ndarray) -> np.ndarray:
+        """Return the beginnings of the windows and the end of the last one (windows + 1,), in seconds since 1970.
+
+        Args:
+            rows: (rows,) times in seconds since 1970.
+        """
+        first, last = float(rows.min()), float(rows.max())
+        zone, length, begin = zone_of(self.zone), self.seconds, self.starts(rows)
+        span = last - begin.replace(tzinfo=zone).timestamp()
+        count = int((span + 86400) // length) + 2  # clocks may be set forward meanwhile
+        if span < 0:
+            found = begin.isoformat(" ", "minutes")
+            there = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
+            raise refused("shift.what.begin", found, f"{there}, as rows are", "no row comes after it")
+        if count > MOST:
+            raise refused("shift.what.window", self.window, f"at most {MOST} windows, not {count}")
+        local = [begin + timedelta(seconds=length * k) for k in range(count + 1)]
+        stamps = np.array([each.replace(tzinfo=zone).timestamp() for each in local])
+        # A time that clocks leave out is that at which they are set forward.
+        stamps = np.minimum.accumulate(stamps[::-1])[::-1]
+        return stamps[: int(np.searchsorted(stamps, last, side="right")) + 1]
+
     def check(self, view: PopulationView) -> None:
         """Raise if the calendar does not fit the rows."""
         time = view.rows.time
@@ -103,7 +137,7 @@ class Calendar(Holding):
         if None in years:
             but = f"times of {view.rows.name} go from {float(time.min()):g} to {float(time.max()):g}"
             raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but)
-        self.plan(view).edges  # noqa: B018 - whether there are any
+        self.edges(time.numpy())
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe windows, hold and delay."""
@@ -138,21 +172,7 @@ class CalendarPlan(Plan):
     def edges(self) -> np.ndarray:
         """Beginnings of the windows and the end of the last one (windows + 1,), in seconds since 1970."""
         assert self.view.rows.time is not None
-        first, last = float(self.view.rows.time.min()), float(self.view.rows.time.max())
-        zone, length, begin = zone_of(self.calendar.zone), self.calendar.seconds, self._begin
-        span = last - begin.replace(tzinfo=zone).timestamp()
-        count = int((span + 86400) // length) + 2  # clocks may be set forward meanwhile
-        if span < 0:
-            found = begin.isoformat(" ", "minutes")
-            there = f"a time from {_when(first, zone):%Y-%m-%d %H:%M} to {_when(last, zone):%Y-%m-%d %H:%M}"
-            raise refused("shift.what.begin", found, f"{there}, as rows are", "no row comes after it")
-        if count > MOST:
-            raise refused("shift.what.window", self.calendar.window, f"at most {MOST} windows, not {count}")
-        local = [begin + timedelta(seconds=length * k) for k in range(count + 1)]
-        stamps = np.array([each.replace(tzinfo=zone).timestamp() for each in local])
-        # A time that clocks leave out is that at which they are set forward.
-        stamps = np.minimum.accumulate(stamps[::-1])[::-1]
-        return stamps[: int(np.searchsorted(stamps, last, side="right")) + 1]
+        return self.calendar.edges(self.view.rows.time.numpy())
 
     @property
     def windows(self) -> int:
@@ -208,10 +228,15 @@ class CalendarPlan(Plan):
             return self.view.parts[part].sizes(clients)
         return torch.from_numpy(self._within(part, *self.span(part, moment)))[clients]
 
-    def _within(self, part: str, begin: float, end: float) -> np.ndarray:
-        """Count the rows of each client (clients,) from `begin` on and before `end`."""
-        _, time, owner = self._sorted[part]
-        return np.bincount(owner[(begin <= time) & (time < end)], minlength=len(self.view.parts[part]))
+    @cached_property
+    def _within(self) -> Callable[[str, float, float], np.ndarray]:
+        """Count the rows of a part of each client (clients,) from one time on and before another."""
+
+        def count(part: str, begin: float, end: float) -> np.ndarray:
+            _, time, owner = self._sorted[part]
+            return np.bincount(owner[(begin <= time) & (time < end)], minlength=len(self.view.parts[part]))
+
+        return lru_cache(maxsize=16)(count)  # a round asks for the same again and again
 
     def there(self, moment: Moment) -> Tensor:
         """Return the mask (registered,) of the clients that hold training rows."""

@@ -1,0 +1,94 @@
+"""Reports of runs whose rounds are windows of wall-clock time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.report import dates
+from fedtide.report.narrative import setting
+from fedtide.report.pictures import PICTURES
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import summarize
+from helpers.studies import finished, study
+
+WHAT = {"kind": "calendar", "window": "6h", "hold": "1d", "begin": "1970-01-02", "zone": "Europe/Berlin"}
+STUDY = {
+    "rounds": 60, "eval_every": 1,
+    "data": {"source": {"kind": "gaussians", "samples": 100, "dims": 4, "classes": 3, "domains": 2, "every": 14400.0},
+             "groups": {"by": "none"}, "split": {"val": 0.0}, "held_out_clients": {"clients": 0}},
+    "shift": {"who": "data", "what": WHAT},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Fifteen days of four windows each, of which a day is without rows."""
+    return finished(tmp_path_factory.mktemp("dates") / "run", study(**STUDY))
+
+
+@pytest.fixture
+def record(root):
+    return read_experiment(root)[0]
+
+
+def test_means_are_over_whole_weeks(record):
+    assert (record.dated, record.window) == (True, 56)
+
+
+def test_a_faded_mean_is_the_formula_of_the_paper():
+    values = np.array([0.5, 1.0, 0.0])
+    weights = np.array([0.95**2, 0.95, 1.0])
+    assert dates.faded(values)[-1] == pytest.approx(float(weights @ values / weights.sum()))
+
+
+def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(record):
+    run = record.methods[0].runs[0]
+    hour, weekday = dates.cycles_of(record)
+    assert (hour.name, weekday.name) == ("hour of the day", "weekday")
+    lines = [line for line in run.judged if line["window"]["next"][11:13] == "06"]
+    at, values = dates.by_cycle(run, record.view, hour)
+    assert at.tolist() == [0.0, 6.0, 12.0, 18.0]
+    assert values[1] == pytest.approx(np.mean([line["scores"]["train_clients"]["accuracy"] for line in lines]))
+    assert dates.by_cycle(run, record.view, weekday)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_pictures_have_dates_hours_and_weekdays(record):
+    summary = summarize(record)
+    drawn = PICTURES["accuracy"].draw(record, summary)
+    assert [axes.get_ylabel() for axes in drawn.figure.axes] == [
+        "accuracy of training clients\non the next window, %, faded", "clients with\nnew rows",
+    ]  # fmt: skip
+    assert "the past counts 0.95 times as much" in PICTURES["accuracy"].about(record, summary)
+    labels = [axes.get_xlabel() for axes in PICTURES["by_hour"].draw(record, summary).figure.axes]
+    assert {"hour of the day", "weekday"} <= set(labels)
+
+
+def test_the_setting_says_what_is_tested(record):
+    said = setting(record)
+    assert "A round is a window of 6h by the clocks of Europe/Berlin" in said
+    assert "The model is judged on the rows of the next window" in said
+
+
+def test_windows_in_which_nothing_came_are_counted(record):
+    run = record.methods[0].runs[0]
+    assert dates.empty_windows(run) == 0
+    assert dates.in_words(record) == ""
+    for line in run.lines[3:7]:
+        line["window"]["came"] = 0
+    assert dates.in_words(record) == "In 4 of 60 windows nothing came, and no client took part. "
+
+
+@pytest.mark.parametrize("change", [{"begin": "noon"}, {"next": 5}, {"came": None}])
+def test_a_damaged_window_is_one_line(tmp_path, root, change):
+    shutil.copytree(root, tmp_path / "run")
+    path = next((tmp_path / "run").rglob("rounds.jsonl"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["window"] |= change
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(FedtideError, match=r"rounds.jsonl: .*damaged"):
+        list(read_experiment(tmp_path / "run")[0].methods[0].runs[0].lines)
