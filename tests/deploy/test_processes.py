@@ -163,15 +163,19 @@ def test_what_is_no_server_is_named(federation, tmp_path):
         listening.listen()
 
         def answer():
-            line, _ = listening.accept()
-            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            line.close()
+            for said in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b""):  # the second as a proxy whose server is away
+                line, _ = listening.accept()
+                line.recv(1000)
+                line.sendall(said)
+                line.close()
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(
             FedtideError, match=r"does not speak TLS .*: something else than 'fedtide serve' listens there"
         ):
             check_server(f"127.0.0.1:{listening.getsockname()[1]}", ca)
+        said = check_server(f"127.0.0.1:{listening.getsockname()[1]}", ca)
+        assert "hangs up, as what stands before a server does while that is away; the node goes on trying" in said
     assert "cannot be reached now" in check_server(f"127.0.0.1:{free_port()}", ca)
     with pytest.raises(FedtideError, match="finds no such host"):
         check_server("no-such-host.invalid:8300", ca)

@@ -23,6 +23,7 @@ LONGEST = 100
 """Bytes of a socket's path: systems allow 104 to 108."""
 SECONDS = 10.0
 """Seconds that a server may take to say who it is."""
+TRYING = "the node goes on trying"
 
 
 def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
@@ -100,14 +101,15 @@ def check_server(address: str, ca: Path) -> str:
             line.recv(100)
     except ssl.SSLCertVerificationError as error:
         raise FedtideError(f"server {address}: {_of_certificate(error)}") from None
-    except (ssl.SSLError, ConnectionResetError) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
+    except (ssl.SSLEOFError, ConnectionResetError):  # a proxy or a container's port takes calls while its server is away
+        return f"server {address} hangs up, as what stands before a server does while that is away; {TRYING}"
+    except ssl.SSLError as error:
         but = "something else than 'fedtide serve' listens there; ask its owner for the address"
-        raise FedtideError(f"server {address}: does not speak TLS ({reason}): {but}") from None
+        raise FedtideError(f"server {address}: does not speak TLS ({error.reason}): {but}") from None
     except socket.gaierror:
         raise FedtideError(f"server {address}: this machine finds no such host; ask the server's owner") from None
     except OSError as error:
-        return f"server {address} cannot be reached now ({error.strerror or error}); the node goes on trying"
+        return f"server {address} cannot be reached now ({error.strerror or error}); {TRYING}"
     return f"server {address} has a certificate of the ticket's authority"
 
 

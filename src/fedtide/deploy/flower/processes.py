@@ -96,7 +96,7 @@ CAUSES = (
         "a package is missing or of another version: install fedtide with the extra 'deploy'",
     ),
     (
-        "Connection refused|ConnectError|All connection attempts failed",
+        "Connection refused|ConnectError|All connection attempts failed|UNEXPECTED_EOF_WHILE_READING",
         "the server cannot be reached: is it up, and is its address right? It tries again",
     ),
 )
