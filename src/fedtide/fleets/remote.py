@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from fedtide.core import codec
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
-from fedtide.core.trees import Tree, same
+from fedtide.core.trees import same
 from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
-from fedtide.fleets.carrier import Carrier, Question
-from fedtide.fleets.heard import LOST, READERS, Heard, Post, Sent, most_bytes
+from fedtide.fleets.carrier import Carrier
+from fedtide.fleets.heard import LOST, Heard, Post
 from fedtide.fleets.mailbox import Mailbox
 from fedtide.fleets.masked import Attempts
-from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, PROTOCOL, REFUSED
+from fedtide.fleets.node import ABSTAINED, ANSWERED, NOT_FINITE, REFUSED
 from fedtide.fleets.opening import UNOPENED, LeftOut, MaskedSums, Opened, as_owners_want
 from fedtide.fleets.presence import Who
+from fedtide.fleets.questions import Questions, counted_in, to_put_again
 from fedtide.fleets.real_clock import RealClock, RoundClock
-from fedtide.fleets.schema import Schema, Schemas, look
+from fedtide.fleets.schema import Schemas, look
 from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import ALL, Vectors
@@ -278,46 +278,56 @@ class RemoteFleet:
             first = self.first if first is None else first
             deadline = self.deadline if deadline is None else deadline
         first = len(ask.clients) if first is None else first
+        seconds = self.patience if deadline is None else min(self.patience, deadline)
         start = self.clock.monotonic()
         self._mail.open()
-        seconds = self.patience if deadline is None else min(self.patience, deadline)
-        there = self.who.answers(ask.clients, self.moment, ask.number)
-        there &= eligible(self.ledger, ask.clients, self.moment.round)
-        post: Post = "ask"
-        sent = None
         if self.schemas is not None and self.schemas.memory is None:
             self.schemas.memory = self.memory.read(MADE_UP, ask.version)
-        opened: Opened | None = None
         if self.vectors is not None:
             ask = self.vectors.formed(ask, payload)
-        before = self._released(ask.number)
-        if before:
-            there = torch.zeros_like(there)
-        elif self._masks is not None and self.vectors is not None and ask.forms is not None:
-            mail, known, send = self._mail, self._node, self._send
-            sums = MaskedSums(self._masks, mail, self.clock, self.vectors, self.heaviest, known, send, self._offer)
-            opened = sums.open(ask.of(there), payload, seconds, first)
-            self._left_out.note(self.moment.round, opened)
-            there = torch.zeros_like(there)
-        elif began is None:
-            self._send(ask.of(there), payload, seconds)
-        else:
-            post, sent = "flight", began.isinf()
-            self._send_again(ask.of(~sent), payload, seconds)
-            self._send(ask.of(there & sent), payload, seconds, post)
-            there = there | ~sent
-        until = start + seconds if began is None else math.inf  # each question that began has an end of its own
-        self._mail.listen(post, ask.clients[there].tolist(), first, until)
-        down = bytes_down(payload, ask if sent is None else ask.of(sent))
-        if before:
+        sent = None if began is None else began.isinf()
+        if before := self._released(ask.number):
             reply = self._again(ask, payload, before)
+        elif self._masks is not None and ask.forms is not None:
+            reply = self._reply("ask", ask, None, first, payload, self._opened(ask, payload, seconds, first))
         else:
-            reply = self._reply(post, ask, sent, first, down, payload, opened)
+            self._put(ask, payload, seconds, first, sent)
+            reply = self._reply("ask" if sent is None else "flight", ask, sent, first, payload, None)
         waited = self.clock.answered(self.clock.monotonic() - start)
         cost = Cost(*(sum(line[way] for line in self._mail.nodes.values()) for way in ("down", "up")))
         self.queries.append(Query(ask, sent, reply.clients, reply.refused, cost, waited))
         self.spent = Cost(self.spent.down + cost.down, self.spent.up + cost.up)
         return reply
+
+    def _answering(self, ask: Ask) -> Tensor:
+        """Tell of each client whether it is asked."""
+        there = self.who.answers(ask.clients, self.moment, ask.number)
+        return there & eligible(self.ledger, ask.clients, self.moment.round)
+
+    def _put(self, ask: Ask, payload: Payload, seconds: float, first: int, sent: Tensor | None) -> None:
+        """Put a question, and listen until there are enough answers, or it is late.
+
+        With `sent` it is put to those clients anew, and others are at work on an earlier one; each of these questions
+        has an end of its own.
+        """
+        there, questions = self._answering(ask), self._questions
+        until = self.clock.monotonic() + seconds
+        if sent is None:
+            questions.send(ask.of(there), payload, seconds)
+            return self._mail.listen("ask", ask.clients[there].tolist(), first, until)
+        questions.send_again(ask.of(~sent), payload, seconds)
+        questions.send(ask.of(there & sent), payload, seconds, "flight")
+        return self._mail.listen("flight", ask.clients[there | ~sent].tolist(), first, math.inf)
+
+    def _opened(self, ask: Ask, payload: Payload, seconds: float, first: int) -> Opened:
+        """Put a question whose answers are masked, and have their sums opened."""
+        assert self._masks is not None
+        assert self.vectors is not None
+        send, offer = self._questions.send, self._offer
+        sums = MaskedSums(self._masks, self._mail, self.clock, self.vectors, self.heaviest, self._node, send, offer)
+        opened = sums.open(ask.of(self._answering(ask)), payload, seconds, first)
+        self._left_out.note(self.moment.round, opened)
+        return opened
 
     def _offer(self, number: int, clients: frozenset[int]) -> None:
         """Count a round of clients that are asked to open a sum, as their nodes do before they show anything."""
@@ -328,78 +338,12 @@ class RemoteFleet:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    def _send(self, ask: Ask, payload: Payload, seconds: float, post: Post = "ask", **how: Any) -> None:
-        """Send a question to the nodes of its clients."""
-        now = (self.moment.round, len(self.queries))
-        sealed: dict[Any, bytes] = {}
-        questions = []
-        for name, part in self._by_node(ask):
-            slots = None if part.slot is None else part.slot.tolist()
-            key = None if slots is None or post in READERS else tuple(sorted(set(slots)))
-            if key not in sealed:
-                sealed[key] = codec.to_bytes(payload if key is None else {k: payload[k] for k in key})
-            kind = {"kind": "ask" if post == "flight" else post, "members": _members(ask, part), "deadline": seconds}
-            header = self._header(part, now) | kind
-            attempt = how["mask"]["attempt"] if "mask" in how else ""
-            number = f"{part.number}{'' if post in ('ask', 'flight') else post}{attempt}"
-            number += f"{self._scored}" if post == "score" else ""
-            wanted = self._wanted(part, payload) if post in ("ask", "flight") else None
-            wire = None if self.vectors is None or "mask" in how else self.vectors.wire
-            sent = Sent(name, post, part, wanted, self.clock.monotonic(), seconds, wire)
-            known = f"{part.moment.round}.{number}.{self._life}.{name}"
-            most = most_bytes(sent, len(part.clients))
-            questions.append((Question(known, name, header | how, sealed[key], seconds, most), sent))
-        self._mail.send(questions)
-
-    def _header(self, ask: Ask, now: Version) -> dict[str, Any]:
-        """Return what a node must know to do its clients' work; `counted` is as of `now`."""
-        ids = ask.clients.tolist()
-        rows = {client: self.memory.read(client, now) for client in ids}
-        return {
-            "protocol": PROTOCOL,
-            "run": self.run,
-            "question": ask.question,
-            "purpose": ask.purpose,
-            "moment": {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")},
-            "version": list(ask.version),
-            "reveal": list(ask.reveal),
-            "clients": ids,
-            "slot": None if ask.slot is None else dict(zip(map(str, ids), ask.slot.tolist(), strict=True)),
-            "counted": {str(client): _counted(rows[client]) for client in ids},
-            "settled": {str(client): _counted(self.memory.settled(client)) for client in ids},
-            "forms": None if ask.forms is None else {str(slot): asdict(form) for slot, form in ask.forms.items()},
-        }
-
-    def _send_again(self, ask: Ask, payload: Payload, seconds: float) -> None:
-        """Ask clients anew that are at work since an earlier round, where an earlier server took their question along.
-
-        They get the key and the moment of that round, so their answers are the same.
-        """
-        anew = []
-        for place, client in enumerate(ask.clients.tolist()):
-            row = self.memory.read(client, ask.version)
-            if self._mail.asked("flight", client) is not None or row is None or row["flight"] is None:
-                continue
-            then = {**row["flight"], "moment": Moment(**row["flight"]["moment"])}
-            anew.append(replace(ask.of(torch.tensor([place])), **then))
-        for each in sorted(anew, key=lambda then: then.version):
-            self._send(each, payload, seconds, "flight")
-
-    def _by_node(self, ask: Ask) -> Iterator[tuple[str, Ask]]:
-        """Yield the question to the clients of each node."""
-        places: dict[str, list[int]] = {}
-        for place, client in enumerate(ask.clients.tolist()):
-            places.setdefault(self._node[client], []).append(place)
-        for name, at in places.items():
-            yield name, ask.of(torch.tensor(at))
-
-    def _wanted(self, ask: Ask, payload: Payload) -> Mapping[int | None, Schema] | None:
-        """Return what answers must look like, by slot; None where that is not checked."""
-        if self.schemas is None:
-            return None
-        slots = [None] if ask.slot is None else ask.slot.unique().tolist()
-        given = {slot: payload if slot is None else payload[slot] for slot in slots}
-        return {slot: self.schemas.of(ask.question, given[slot], ask.moment, ask.reveal) for slot in slots}
+    @property
+    def _questions(self) -> Questions:
+        """Return how nodes are asked now."""
+        wire = None if self.vectors is None else self.vectors.wire
+        now, name = (self.moment.round, len(self.queries)), (self.run, self._life, self._scored)
+        return Questions(self._mail, self.clock, self.memory, now, self._node, *name, self.schemas, wire)
 
     # -- sums ---------------------------------------------------------------------------------------------------------
 
@@ -409,7 +353,6 @@ class RemoteFleet:
         ask: Ask,
         sent: Tensor | None,
         first: int,
-        down: int,
         payload: Payload,
         opened: Opened | None,
     ) -> Reply:
@@ -441,7 +384,7 @@ class RemoteFleet:
             {name: torch.stack(rows) for name, rows in done.revealed.items() if rows},
             torch.tensor(done.clients, dtype=torch.int64),
             torch.tensor([self.clock.answered(came[client].seconds) for client in done.clients], dtype=torch.float64),
-            Cost(down, done.up),
+            Cost(bytes_down(payload, ask if sent is None else ask.of(sent)), done.up),
             torch.tensor(refused_ids, dtype=torch.int64),
             torch.tensor(silent, dtype=torch.int64),
         )
@@ -488,7 +431,7 @@ class RemoteFleet:
                 then["counted"] = torch.tensor(came[client].ask.version)
             if post == "flight":
                 asked = self._mail.asked(post, client)
-                then["flight"] = _flight(asked) if word == AT_WORK and asked is not None else None
+                then["flight"] = to_put_again(asked) if word == AT_WORK and asked is not None else None
             if not same(then, row):
                 self.memory.stage(client, then)
                 changed.append(client)
@@ -498,7 +441,7 @@ class RemoteFleet:
 
     def counted(self, client: int) -> Version | None:
         """Return the version of a client's memory that counts now."""
-        version = _counted(self.memory.read(client, (self.moment.round, len(self.queries))))
+        version = counted_in(self.memory.read(client, (self.moment.round, len(self.queries))))
         return None if version is None else (version[0], version[1])
 
     # -- what is told -------------------------------------------------------------------------------------------------
@@ -557,7 +500,7 @@ class RemoteFleet:
         self._mail.open()
         self._scored += 1
         how = {name: getattr(scoring, name) for name in ("part", "personal", "grouping", "other")}
-        self._send(scoring.ask, payload, self.patience, "score", **how)
+        self._questions.send(scoring.ask, payload, self.patience, "score", **how)
         self._mail.listen("score", ids, len(ids), self.clock.monotonic() + self.patience)
         came, none = self._mail.came("score", set(ids)), torch.zeros(1, dtype=torch.float64)
         told = [came[client].sent if client in came else None for client in ids]
@@ -586,21 +529,3 @@ def _noted(present: Tensor, willing: Tensor, counted: set[int], came: Mapping[in
         "kept": [client for client in clients if came[client].kept],
         "seconds": {str(client): came[client].seconds for client in clients},
     }
-
-
-def _members(ask: Ask, part: Ask) -> int:
-    """Count the clients in the smallest sum that an answer of a part of those asked is in."""
-    if ask.slot is None or part.slot is None:
-        return len(ask.clients)
-    return min(int((ask.slot == slot).sum()) for slot in part.slot.unique())
-
-
-def _counted(row: Tree) -> list[int] | None:
-    """Return the version of a client's memory that counts, from what the server notes of the client."""
-    return None if row is None or row["counted"] is None else row["counted"].tolist()
-
-
-def _flight(ask: Ask) -> dict[str, Any]:
-    """Return what it takes to put a question again in a later round, after the server was started again."""
-    moment = {key: getattr(ask.moment, key) for key in ("round", "rounds", "seconds")}
-    return {"purpose": ask.purpose, "moment": moment, "number": ask.number, "reveal": ask.reveal}
