@@ -221,7 +221,7 @@ class Node:
         sent: dict[int, Tree] = {}
         kept: list[int] = []
         ask, memory = _ask_of(asked, asked.clients), _memory_of(self.home, asked)
-        for client, given in ask.sent(received):
+        for place, (client, given) in enumerate(ask.sent(received), start=1):
             if time.monotonic() - began > asked.deadline:
                 told[str(client)] = REFUSED + "too late"
                 continue
@@ -232,7 +232,8 @@ class Node:
                 elif not is_finite(answer):
                     told[str(client)] = NOT_FINITE
                 else:
-                    sent[client] = self._to_send(ask, client, answer, asked.reveal)
+                    tree = self._to_send(ask, client, answer, asked.reveal)
+                    sent[client] = detached(tree) if place < len(asked.clients) else tree  # the next may write over it
                     if answer.memory is not None:
                         memory.write(client, ask.version, answer.memory, _version(asked.settled[str(client)]))
                         kept.append(client)
@@ -251,10 +252,10 @@ class Node:
         return {"clients": told, "kept": kept, "fewest": self.rules.fewest}, sent
 
     def _to_send(self, ask: Ask, client: int, answer: Answer, reveal: Sequence[str]) -> Tree:
-        """Return what leaves the node of an answer, in storage of its own; its sum is not masked yet."""
-        rows = {name: answer.rows[name].detach().clone() for name in reveal}
+        """Return what leaves the node of an answer; its sum is not masked yet."""
+        rows = {name: answer.rows[name] for name in reveal}
         if self.wire is None:
-            return {"total": detached(answer.total), "rows": rows}
+            return {"total": answer.total, "rows": rows}
         if ask.forms is None:
             if form_of(answer.total, 1).size:
                 raise FedtideError(f"'{ask.question}' has a sum, and is asked as if it had none")
