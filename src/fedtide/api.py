@@ -464,8 +464,11 @@ def show(
     >>> import torch
     >>> from fedtide.data import IID
     >>> from fedtide.runs.simulate import population
-    >>> print(show(population(torch.randn(80, 3), torch.arange(80) % 2, IID(clients=4)), rounds=2))
+    >>> shown = show(population(torch.randn(80, 3), torch.arange(80) % 2, IID(clients=4)), rounds=2)
+    >>> print(shown)  # doctest: +ELLIPSIS
     4 clients; 80 rows of shape (3,), 2 classes
+    rows to train on: 14 a client
+    ...
     """
     from fedtide.preview.preview import Preview, Shown
 

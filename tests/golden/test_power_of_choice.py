@@ -68,7 +68,7 @@ def told(rows: int, value: float):
     """What a client with these rows answers to "loss"."""
     shard = Shard(torch.full((rows, 1), value), torch.ones(rows, dtype=torch.int64), torch.arange(rows))
     made = Algorithm("x", None, {}, None, shared_weights, TASK.predict)
-    answer = loss_question(made)(MODEL, None, shard, Fleet.moment, Rng(0))
+    answer = loss_question(made, TASK.target)(MODEL, None, shard, Fleet.moment, Rng(0))
     return None if answer is None else answer.rows["loss"]
 
 
