@@ -101,7 +101,7 @@ def check_server(address: str, ca: Path) -> str:
             line.recv(100)
     except ssl.SSLCertVerificationError as error:
         raise FedtideError(f"server {address}: {_of_certificate(error)}") from None
-    except (ssl.SSLEOFError, ConnectionResetError):  # a proxy or a container's port takes calls while its server is away
+    except (ssl.SSLEOFError, ConnectionResetError):  # a proxy or a container's port takes calls while its server is off
         return f"server {address} hangs up, as what stands before a server does while that is away; {TRYING}"
     except ssl.SSLError as error:
         but = "something else than 'fedtide serve' listens there; ask its owner for the address"

@@ -255,7 +255,7 @@ def steps(means: np.ndarray, most: int = 4) -> tuple[tuple[int, ...], float]:
         return float(((sums[end] - sums[begin]) ** 2).sum()) / (end - begin)
 
     # best[end] of so many segments up to there: what they explain, and where the last begins.
-    best = {end: (between(0, end), (0,)) for end in range(2, blocks + 1)}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (between(0, end), (0,)) for end in range(2, blocks + 1)}
     for _ in range(most):
         best = {
             end: max((best[at][0] + between(at, end), (*best[at][1], at)) for at in range(2, end - 1) if at in best)

@@ -383,7 +383,7 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
 
 
 def no_rows(case: Case, rounds: int = 4) -> None:
-    """A client without rows is as if it had not been asked."""
+    """A client without rows is as if it had not been asked, to rounding."""
 
     def others(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
         return clients[clients != 3], None if slot is None else slot[clients != 3]
@@ -397,7 +397,9 @@ def no_rows(case: Case, rounds: int = 4) -> None:
     if not any(3 in ask.clients for ask in fleet.asks):
         raise NotApplicable("it does not ask the client without rows")
     left_out, _ = case.watched(case.steady, host=emptied, change=others, rounds=rounds)
-    alike(asked.state, left_out.state, "a client without rows changes the state; a work returns None for it")
+    # Blocks are cut from those who were asked, so with one more the same answers may be added in another order.
+    words = "a client without rows changes the state; a work returns None for it"
+    near(asked.state, left_out.state, words, 1e-6, 1e-9)
 
 
 def clients_join(case: Case, rounds: int | None = None) -> None:

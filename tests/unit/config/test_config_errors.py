@@ -230,7 +230,7 @@ WRONG = [
     ("sweep/rounds", list(range(1, 1200)), "sweep: number of points: found 1199, allowed: at most 1000"),
     ("fleet/address", "auto", "fleet.address: unknown key with this kind; allowed: workers, channels_last, device, th"),
     ("fleet", {"kind": "auto", "threads": 2}, "fleet.threads: unknown key with this kind; allowed: workers, chan"),
-    ("fleet/gpus", 0.5, "fleet.gpus: unknown key with this kind; allowed: workers, channels_last, device, threads, kind"),
+    ("fleet/gpus", 0.5, "fleet.gpus: unknown key with this kind; allowed: workers, channels_last, device, threads"),
     ("method/0/algorithm", {"a": 1}, "method 'A'.algorithm: found {'a': 1}, allowed: a registered name, or module:fun"),
     ("method/0/algorithm", "builtins:dict", "method 'A'.algorithm: found 'builtins:dict', but its keywords cannot be"),
     ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
