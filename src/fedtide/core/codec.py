@@ -126,7 +126,7 @@ def _tree_of(
         raise FedtideError(f"message tree: nested deeper than allowed: {DEEPEST}")
     if len(skeleton) != (2 if "class" in skeleton else 1):
         raise refused("message tree", list(skeleton), "one word that says what it is")
-    (tag, value), *more = skeleton.items()
+    tag, value = next(iter(skeleton.items()))
     deep += 1
     if tag == "dict":
         tree = {key: _tree_of(part, take, classes, deep) for key, part in value}
@@ -134,7 +134,7 @@ def _tree_of(
             raise refused("message tree", [key for key, _ in value], "different keys, words or whole numbers")
         return tree
     if tag == "class":
-        kind, fields = _dataclass_named(value, classes), more[0][1]
+        kind, fields = _dataclass_named(value, classes), skeleton["fields"]
         names = list(fields) if classes is None else [field.name for field in dataclasses.fields(kind) if field.init]
         if list(fields) != names:
             raise refused(f"message tree: {kind.__name__}", list(fields), ", ".join(names))

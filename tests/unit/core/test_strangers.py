@@ -129,6 +129,7 @@ REFUSED = {
     "fields too many": message({"class": "fedtide.core.types:Weighted", "fields": {"value": 1, "weight": 1, "x": 1}}),
     "fields that are a list": message({"class": "fedtide.core.types:Weighted", "fields": ["value", "weight"]}),
     "no fields": message({"class": "fedtide.core.types:Weighted"}),
+    "fields by another name": message({"class": "fedtide.core.types:Weighted", "f": {"value": 1, "weight": 1}}),
     "a file": save({"a": torch.ones(1)}),
 }
 
