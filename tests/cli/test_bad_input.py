@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -862,14 +863,23 @@ def test_a_finished_run_of_another_configuration(capsys, here, half):
 
 
 def test_a_run_of_before_an_option_is_read_and_not_resumed(capsys, here, half):
-    """What an older version would have written: a key that it did not know is not there."""
+    """What an older version would have written: a key that it did not know was not there when it was played."""
     config = half / "config.toml"
-    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
-    assert "another configuration" in refused(capsys, here, "report", "x")
     config.write_text(config.read_text().replace("weight_decay = 0.0\n", ""))
+    shutil.rmtree(half / "a")
+    assert done("resume", "x", "--workers", 1) == 0
+    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))  # as if its default were another now
     assert done("report", "x") == 0
     assert done("verify", "x") == 0
     assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
+
+
+def test_a_line_that_was_removed_since_is_named(capsys, here, half):
+    config = half / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n").replace("weight_decay = 0.0\n", ""))
+    for command in ("report", "resume"):
+        assert "another configuration" in refused(capsys, here, command, "x")
+    assert done("verify", "x") == 1
 
 
 def change(half: Path, **values) -> Path:

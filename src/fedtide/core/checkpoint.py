@@ -56,7 +56,8 @@ class About:
     """Description of a checkpoint, from its `checkpoint.json`.
 
     config: digest of the configuration. round, seconds, before: as in `Start`. marks: how far each record was written
-    at the last checkpoints, by round, this one last. sha256: digests of its own files.
+    at the last checkpoints, by round, this one last. sha256: digests of its own files. keys: digest of the names in the
+    configuration's file; "" where that is not known.
     """
 
     config: str
@@ -65,6 +66,7 @@ class About:
     before: float
     marks: tuple[tuple[int, Mapping[str, Mark]], ...]
     sha256: Mapping[str, str]
+    keys: str = ""
 
     @property
     def records(self) -> Mapping[str, Mark]:
@@ -81,7 +83,14 @@ class Resumed:
 
 
 def save(
-    folder: Path, start: Start[Any], memory: Restorable, *, config: str, marks: Mapping[str, Mark], keep: int = 1
+    folder: Path,
+    start: Start[Any],
+    memory: Restorable,
+    *,
+    config: str,
+    marks: Mapping[str, Mark],
+    keep: int = 1,
+    keys: str = "",
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
 
@@ -92,6 +101,7 @@ def save(
         config: digest of the configuration, compared when the checkpoint is read.
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         keep: how many checkpoints stay.
+        keys: digest of the names in the configuration's file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = (start.round, 0)
@@ -104,7 +114,7 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    about = {"format": FORMAT, **asdict(About(config, start.round, start.seconds, start.before, reached, digests))}
+    about = {"format": FORMAT} | asdict(About(config, start.round, start.seconds, start.before, reached, digests, keys))
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         flush(path)
@@ -229,6 +239,7 @@ def _about(folder: Path) -> About:
             float(read["before"]),
             tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
+            str(read.get("keys", "")),  # older ones have none
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, Local, Method, Stacked, is_own, resolved
+from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.learn.begin import file_of
 from fedtide.learn.device import CPU, find_device, name_of
@@ -53,12 +54,39 @@ def digest_to_read(run: Planned) -> str | None:
 
     That one knew fewer options: what it wrote can be read with their defaults, but not compared.
     """
-    written = run.folder.parent.parent / "config.toml"
     if run.experiment.fleet.device != CPU:  # another machine may have another one, or none
         return None
-    if written.is_file() and _lacks(tomllib.loads(written.read_text(encoding="utf-8")), resolved(run.experiment)):
-        return None
+    if (written := _written(run.folder)) is not None and _lacks(written, resolved(run.experiment)):
+        about = checkpoint.check(run.folder / "checkpoints", config=None)
+        if about is None or about.keys in ("", keys_of(run.folder)):  # else a line is gone since it was played
+            return None
     return known_digest_of(run.experiment, run.method, run.seed)
+
+
+def keys_of(folder: Path) -> str:
+    """Return a short digest of the names in the configuration's file of a run; "" if there is none.
+
+    By it a line that was removed is told from an option that an older version did not know.
+
+    Args:
+        folder: of the run, `<method>/<seed>` in the run folder.
+    """
+    written = _written(folder)
+    return "" if written is None else hashlib.sha256(json.dumps(_names(written)).encode()).hexdigest()[:16]
+
+
+def _written(folder: Path) -> dict[str, Any] | None:
+    file = folder.parent.parent / "config.toml"
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (ValueError, RecursionError) as error:  # that of a point of a sweep, from which nothing is played
+        raise FedtideError(f"{file}: damaged ({error})") from None
+
+
+def _names(written: Any) -> Any:
+    if isinstance(written, dict):
+        return {key: _names(value) for key, value in sorted(written.items())}
+    return [_names(each) for each in written if isinstance(each, dict)] if isinstance(written, list) else None
 
 
 def _lacks(written: Any, known: Any) -> bool:

@@ -30,7 +30,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
-from fedtide.runs.digest import digest_of
+from fedtide.runs.digest import digest_of, keys_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.private import server_wire
 from fedtide.wire.ledger import LEDGER
@@ -90,7 +90,7 @@ class Run:
             truth = judge.fleet.truth
             if truth is not None and (self.folder / ASKS).exists():
                 raise FedtideError(f"{self.folder}: its clients are real; go on with: fedtide serve SITE")
-            config = digest_of(self.experiment, self.method, self.seed)
+            config, keys = digest_of(self.experiment, self.method, self.seed), keys_of(self.folder)
             resumed = checkpoint.load(self.folder / "checkpoints", judge.fleet.memory, config=config)
             if resumed is None:
                 judge.fleet.memory.clear()
@@ -106,7 +106,7 @@ class Run:
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 start = None if resumed is None else resumed.start
-                yield from self._rounds(judge, record, config, start, known, stop, until)
+                yield from self._rounds(judge, record, config, keys, start, known, stop, until)
             except (FedtideError, OSError):
                 if self.folder.is_dir():
                     raise
@@ -139,6 +139,7 @@ class Run:
         judge: Judge,
         record: Record,
         config: str,
+        keys: str,
         start: Start | None,
         known: list[float | None],
         stop: Callable[[], bool],
@@ -169,7 +170,8 @@ class Run:
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
                 with naming(folder):
-                    checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
+                    memory, marks = judge.fleet.memory, record.marks()
+                    checkpoint.save(folder, ahead, memory, config=config, marks=marks, keys=keys)
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))

@@ -111,7 +111,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 
 
 ALONE = ("ifca of gradients", "fedtem", "fedtkm", "fedem", "fedgmm", "min-loss")
-"""Whose clients take a gradient, or train networks with branches; only losses and features are pooled."""
+"""Whose clients take a gradient, after losses that are pooled, or train networks with branches, which never are."""
 
 WORKING = {
     "ifca": {"n_init": 2},

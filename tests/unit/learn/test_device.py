@@ -1,8 +1,9 @@
 """A device besides the CPU: all that a model computes with is moved there, all that comes of it is brought home.
 
 No machine of the tests need have a GPU. "cpu:0" is a device of another name with the same numbers. On torch's "meta"
-device tensors have no numbers, and whatever was left on the CPU is refused by the first operation that meets both;
-what comes home is zeros.
+device tensors have no numbers, and whatever was left on the CPU is refused by the first operation that meets both, but
+for sums, products, quotients and copies of lists in place (`torch._foreach_add_`), which take both there; what comes
+home is zeros.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
+from fedtide.learn.task import Scratch, Task
 from fedtide.models import MobileNetV2, ResNet8, ResNet18, ShuffleNetV2, ViT, branched
 from helpers.networks import COLOUR, GREY, SMALL, built, parameters, pictures
 
@@ -91,7 +91,7 @@ def test_what_the_head_sees_makes_the_logits(learner):
 
 def test_a_row_sees_its_batch_under_batch_norm_alone(network):
     alone = getattr(network, "norm", "group") == "group"
-    assert Task(lambda: built(network, COLOUR, 10)).scratch.needs_pairs != alone
+    assert Scratch(built(network, COLOUR, 10), torch.float32, False, "meta").needs_pairs != alone
     made, x = network.build(SMALL, 10).eval().double(), pictures(SMALL, 3).double()
     torch.testing.assert_close(made(x), torch.cat([made(row) for row in x.split(1)]))
 

@@ -231,7 +231,7 @@ def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
 @pytest.mark.parametrize(("norm", "layers"), [("group", 0), ("mixed", 9), ("batch", 20)])
 def test_each_batch_norm_has_two_running_statistics(norm, layers):
     """Stem, eight blocks of two, three projections: 20 norms. Mixed: BatchNorm in the stem and first in each block."""
-    weights = Task(lambda: built(ResNet18(form="cifar", norm=norm), COLOUR, 10)).scratch.weights
+    weights = Task(lambda: ResNet18(form="cifar", norm=norm).build(COLOUR, 10)).scratch.weights
     assert len(weights.buffers) == 2 * layers
     assert all(name.endswith(("running_mean", "running_var")) for name in weights.buffers)
 
