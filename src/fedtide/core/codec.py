@@ -248,8 +248,10 @@ class _Arrays:
     def take(self, name: str, shape: Any) -> Tensor:
         """Return the next array of a type."""
         start, flat = self._at[name], self._flat[name]
-        end = start + math.prod(shape)
-        if type(shape) is not list or (shape and not 0 <= min(shape) <= max(shape) <= LONGEST) or end > len(flat):
+        # A product of what are not sizes, or of many, may be larger than this machine.
+        sizes = type(shape) is list and len(shape) <= DEEPEST
+        sizes = sizes and all(type(size) is int and 0 <= size <= LONGEST for size in shape)
+        if not sizes or (end := start + math.prod(shape)) > len(flat):
             raise refused("message: shape", shape, f"that of {len(flat) - start} numbers at most")
         self._at[name] = end
         array = torch.from_numpy(flat[start:end].reshape(shape))

@@ -112,6 +112,7 @@ REFUSED = {
     "two negative dimensions": message({"F32": [-1, -1]}, bytes(4), F32=1),
     "a shape of fractions": message({"F32": [1.0]}, bytes(4), F32=1),
     "a shape of lists": message({"F32": [[1]]}, bytes(4), F32=1),
+    "a shape of truths": message({"F32": [True]}, bytes(4), F32=1),
     "a shape that is a number": message({"F32": 1}, bytes(4), F32=1),
     "a shape that is a word": message({"F32": ""}, bytes(4), F32=1),
     "a shape that is an object": message({"F32": {}}, bytes(4), F32=1),
@@ -161,8 +162,11 @@ def test_classes_that_are_expected_are_built():
         raw(b'{"a":[' + b'{"":0},' * 100_000 + b"{}]}"),
         message({"class": "fedtide.core.types:Slotted", "fields": {"parts": {"dict": []}, "slots": 10**9}}),
         message({"U8": [2**20]}, bytes(2**20), U8=2**20),
+        message({"U8": ["a", 2**28]}, bytes(1), U8=1),
+        message({"U8": [[0], 2**24]}, bytes(1), U8=1),
+        message({"U8": [2**40] * 20_000}, bytes(1), U8=1),
     ],
-    ids=["lists", "objects", "small objects", "slots", "an array"],
+    ids=["lists", "objects", "small objects", "slots", "an array", "a word", "a list", "a product"],
 )
 def test_memory_is_a_small_multiple_of_the_bytes(data):
     tracemalloc.start()
@@ -174,6 +178,12 @@ def test_memory_is_a_small_multiple_of_the_bytes(data):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 50 * len(data) + 100_000
+
+
+def test_a_shape_of_many_huge_numbers_is_refused_before_they_are_multiplied(monkeypatch):
+    monkeypatch.setattr("fedtide.core.codec.math.prod", None)
+    with pytest.raises(FedtideError, match=r"^message: shape"):
+        decode(message({"U8": [2**40] * 20_000}, bytes(1), U8=1))
 
 
 def test_a_header_is_bounded():
