@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from fedtide.core.atomic import flush
+from fedtide.core.errors import refused
 from fedtide.core.types import Algorithm
 from fedtide.deploy.budget import ledger_for, so_far
 from fedtide.deploy.site import Site
-from fedtide.wire.clip import clip_of
+from fedtide.wire.clip import SLACK, clip_of
 from fedtide.wire.ledger import LEDGER, Ledger, read
 from fedtide.wire.recorded import Recorded
 from fedtide.wire.release import Release, stream_of, with_noise
@@ -41,10 +42,18 @@ def private_wire(site: Site, algorithm: Algorithm, wire: Wire | None) -> Wire | 
 
 
 def recorded_sums(site: Site, algorithm: Algorithm, wire: Wire | None) -> Recorded | None:
-    """Return what a site's server released, in place of its noise, for a replay; None where sums are not private."""
-    ledger, clip = _ledger_so_far(site, algorithm), clip_of(wire)
+    """Return what a site's server released, in place of its noise, for a replay; None where sums are not private.
+
+    Raises:
+        FedtideError: the ledger has what the budget of the study does not cover.
+    """
+    ledger, clip = ledger_for(site.experiment, algorithm), clip_of(wire)
     if ledger is None or clip is None:
         return None
+    for line in read(site.record / LEDGER):
+        if line.z < ledger.z * (1 - SLACK):
+            raise refused(f"{site.record / LEDGER}: round {line.round}: z", line.z, f"{ledger.z:.6g}, by the study")
+        ledger.add(line)
     safe = Safe(site.private / RELEASED, site.record / RELEASED)
     return Recorded(Release(clip.bounds, ledger, _no_noise, adaptive=clip.adaptive), safe)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import wire_of
 from fedtide.runs.runner import Run
+from fedtide.wire.ledger import LEDGER
 from helpers.carriers import Lossy
 from helpers.hospitals import NAMES, hospitals
 from helpers.near_sites import nodes_of
@@ -131,6 +134,24 @@ def test_what_was_released_has_the_noise_that_the_ledger_says(private, tmp_path,
     assert done("replay", site.run, *other, "--out", tmp_path / "other") == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "what was released in round 0 is not what these rows' clients answer with the ledger's noise" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"round": 1}, "'train' of round 1 has client 0, who may not be in it; allowed: what the budget has"),
+        ({"z": 0.0005}, "round 2: z: found 0.0005, allowed: 0.001, by the study"),
+    ],
+    ids=["too early", "less noise"],
+)
+def test_a_ledger_beyond_the_budget_is_not_played_again(private, tmp_path, changed, words):
+    _, site = private
+    shutil.copytree(site.root, tmp_path / "site")
+    ledger = tmp_path / "site" / site.record.relative_to(site.root) / LEDGER
+    first, last = ledger.read_text(encoding="utf-8").splitlines()
+    ledger.write_text(f"{first}\n{json.dumps(json.loads(last) | changed)}\n", encoding="utf-8")
+    with pytest.raises(FedtideError, match=re.escape(words)):
+        replay(tmp_path / "site" / "run")
 
 
 def test_a_release_that_is_gone_is_said(private, tmp_path):
