@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
-from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, mean_and_error
+from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, mean_and_error, metrics_for
 from fedtide.learn.target import Classes
 
 CONFIDENCE = 0.95
@@ -304,7 +304,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     Raises:
         FedtideError: with the metric, or with the claim and the nearest measure.
     """
-    own: list[str] = []
+    own = [metric.name for metric in metrics_for(experiment.data.target.kind)]
     for place, metric in enumerate(experiment.metrics):
         if metric.kind in SHIPPED and not isinstance(experiment.data.target, Classes):
             but = f"data.target is '{experiment.data.target.kind}'"

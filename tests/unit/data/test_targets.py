@@ -22,6 +22,7 @@ from fedtide.data.sources import CSV, NPZ, Gaussians, Images
 from fedtide.evaluate.metrics import score_of
 from fedtide.laws.toy import played, toy
 from fedtide.learn.target import CLASSES, Counts, Labels, Number
+from fedtide.report.measures import check_measures
 from fedtide.runs.build import host_of, metrics_of
 
 NOW = Moment(0, 1)
@@ -189,6 +190,9 @@ def test_metrics_of_classes_are_refused_and_own_errors_are_recorded():
     assert experiment.metric_units == {"mae": "number", "rmse": "number"}
     with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'auc'"):
         metrics_of(toy("fedavg", metrics=["auc"], **NUMBERS))
+    mine = {"kind": "python", "function": "mine:cost", "name": "mae"}
+    with pytest.raises(FedtideError, match=r"metrics\[0\].name: found 'mae'"):
+        check_measures(toy("fedavg", metrics=[mine], **NUMBERS))
     assert (score_of("labels"), score_of("counts")) == ("accuracy", "skill")
 
 
