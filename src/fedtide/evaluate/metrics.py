@@ -18,7 +18,6 @@ from fedtide.parts.assign import best_assignment
 Curve = Sequence[float] | Sequence[int] | np.ndarray
 """Axis of a curve: rounds, times or values."""
 
-
 Unit = Literal["share", "points", "number", "count", "seconds", "rounds", "bytes"]
 """Unit of a quantity, for its format in reports: a share is written as percent, a difference of shares as points."""
 
@@ -142,7 +141,7 @@ def _coverage(scores: Scores) -> float:
     return float(below[-1] - below[0])
 
 
-def _f1(scores: Scores) -> torch.Tensor:
+def _hits(scores: Scores) -> torch.Tensor:
     """Return hits, false alarms and misses of each label (3, labels)."""
     return torch.stack([scores.sums[name].sum(0) for name in ("hits", "false_alarms", "misses")])
 
@@ -168,8 +167,8 @@ MORE: Mapping[str, tuple[Metric, ...]] = {
     "quantiles": (Metric("pinball", _mean_of("error")), Metric("coverage", _coverage, "share"), _MAE),
     "counts": (Metric("deviance", _mean_of("error")), _MAE, _RMSE),
     "labels": (
-        Metric("micro-f1", lambda scores: f1_of_labels(_f1(scores))[0], "share"),
-        Metric("macro-f1", lambda scores: f1_of_labels(_f1(scores))[1], "share"),
+        Metric("micro-f1", lambda scores: f1_of_labels(_hits(scores))[0], "share"),
+        Metric("macro-f1", lambda scores: f1_of_labels(_hits(scores))[1], "share"),
         Metric("exact", _mean_of("exact"), "share"),
     ),
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
@@ -52,6 +53,12 @@ class Ask:
     def of(self, where: Tensor) -> Ask:
         """Return the question to some of its clients, by mask or by position."""
         return replace(self, clients=self.clients[where], slot=None if self.slot is None else self.slot[where])
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Ask]) -> Ask:
+        """Return the question to the clients of several blocks of it, in their order."""
+        clients, slots = [block.clients for block in blocks], [block.slot for block in blocks if block.slot is not None]
+        return replace(blocks[0], clients=torch.cat(clients), slot=torch.cat(slots) if slots else None)
 
     def sent(self, payload: Payload) -> Iterator[tuple[int, Payload]]:
         """Yield each client with what it receives: the payload, or the entry of its slot."""

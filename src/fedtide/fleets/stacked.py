@@ -23,7 +23,7 @@ from fedtide.fleets.together import HELD_BYTES, Together
 from fedtide.learn.device import CPU, home
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import Term
-from fedtide.learn.stack import Fit, Stack, stack_of, train_stacked, unstackable
+from fedtide.learn.stack import CANNOT, Fit, Stack, stack_of, train_stacked, unstackable
 from fedtide.learn.steps import Stepwise
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
@@ -71,7 +71,7 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
             fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
             one = torch.ones(2, dtype=torch.float64)
             _sum_of(fit, one, one, squares=work.squares)
-        except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
+        except CANNOT as error:
             said = " ".join(str(error).split())[:200]
             raise _refused(where, f"several copies of the model at once: {said}") from None
 
@@ -114,9 +114,7 @@ class StackedEngine(LocalEngine):
         if _unstackable(work):
             yield from super().ask(blocks, payload)
             return
-        clients = torch.cat([block.clients for block in blocks])
-        slots = [block.slot for block in blocks if block.slot is not None]
-        ask = replace(blocks[0], clients=clients, slot=torch.cat(slots) if slots else None)
+        ask = Ask.joined(blocks)
         with threads(self.threads):
             if isinstance(work, Training) and not work.forward_passes and not ask.reveal:
                 done = self._summed(work, ask, payload)
@@ -135,7 +133,7 @@ class StackedEngine(LocalEngine):
         able = counts >= (2 if work.task.scratch.needs_pairs else 1)
         total: Tree = None
         losses: dict[int, Tensor] = {}
-        refused: list[int] = []
+        bad: list[int] = []
         up = 0
         for slot in [0] if slots is None else slots.unique().tolist():
             received = payload if slots is None else payload[slot]
@@ -144,17 +142,17 @@ class StackedEngine(LocalEngine):
             stack, size = self._stacks[ask.question], size_in_bytes(received)
             for cut in self._cut(counts[here], size, stack, work.local.batch_size):
                 part = here[cut]
-                summed, each, bad = self._stack(work, ask, received, clients[part])
+                summed, each, left_out = self._train(work, ask, received, clients[part])
                 if summed is not None:
                     total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
-                refused += bad
+                bad += left_out
                 losses |= each
                 # The update, the loss, what each counts for; with squares three leaves more of float64.
                 more = 8 * len(layers_of(received)) + 24 if work.squares else 0
                 up += (size_in_bytes(received) + 24 + more) * len(each)
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
-        return BlockResult(total, counted, {}, [], notes, sorted(refused), up)
+        return BlockResult(total, counted, {}, [], notes, sorted(bad), up)
 
     def _cut(self, counts: Tensor, model: int, stack: Stack | LayerStack | None, batch: int) -> list[Tensor]:
         """Cut positions of clients into those that go together; the cuts follow from numbers of rows alone.
@@ -175,7 +173,7 @@ class StackedEngine(LocalEngine):
         number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)
         return [(number == k).nonzero().flatten() for k in number.unique().tolist()]
 
-    def _stack(
+    def _train(
         self, work: Training, ask: Ask, received: Weights, clients: Tensor
     ) -> tuple[Tree, dict[int, Tensor], list[int]]:
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
@@ -186,14 +184,14 @@ class StackedEngine(LocalEngine):
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
         total = _sum_of(fit, weight, rows, squares=work.squares)
-        refused: list[int] = []
+        bad: list[int] = []
         if not all_finite(total):
             good = _finite(fit)
-            refused = clients[~good].tolist()
+            bad = clients[~good].tolist()
             fit = map_leaves(lambda leaf: leaf[good.to(leaf.device)].double(), fit)
             clients, weight, rows = clients[good], weight[good], rows[good]
             total = _sum_of(fit, weight, rows, squares=work.squares) if len(clients) else None
-        return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), refused
+        return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), bad
 
 
 def in_order(done: BlockResult) -> BlockResult:

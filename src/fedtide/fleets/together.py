@@ -17,7 +17,7 @@ from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.stack import Stack, fitted_parts, joined, stack_of, train_stacked, unstackable
+from fedtide.learn.stack import CANNOT, Stack, fitted_parts, stack_of, train_stacked, unstackable
 from fedtide.learn.steps import Losses, Steps, Train
 from fedtide.learn.task import Task
 
@@ -116,7 +116,7 @@ class Together:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
         first = group[0].request
         if isinstance(first, Losses):
-            yield from zip(group, first.together([each.request for each in group], joined), strict=True)
+            yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
         if isinstance(first, Train) and (stack := self._stack(first)) is not None:
             least = 2 if first.task.scratch.needs_pairs else 1
@@ -155,6 +155,6 @@ def tried_stack(task: Task, shard: Shard, moment: Moment) -> Stack | LayerStack 
     stack, few = stack_of(task, torch.device(task.device), tuple(shard.x.shape[1:])), shard.pick(slice(0, 2))
     try:
         train_stacked(stack, LocalTrainer(local_steps=1), None, task.init(Rng(0)), [few] * 2, moment, [Rng(0)] * 2)
-    except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError):
+    except CANNOT:
         return None
     return stack

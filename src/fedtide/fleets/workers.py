@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -45,10 +45,7 @@ class Branch:
     @classmethod
     def of(cls, blocks: Sequence[Ask]) -> Branch:
         """Return the branch of some blocks that stand side by side."""
-        slots = [block.slot for block in blocks if block.slot is not None]
-        clients = torch.cat([block.clients for block in blocks])
-        ask = replace(blocks[0], clients=clients, slot=torch.cat(slots) if slots else None)
-        return cls(ask, tuple(len(block.clients) for block in blocks))
+        return cls(Ask.joined(blocks), tuple(len(block.clients) for block in blocks))
 
     def blocks(self) -> list[Ask]:
         """Return its blocks, in order."""

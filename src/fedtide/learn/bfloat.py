@@ -26,8 +26,8 @@ def gain() -> float:
     """Measure how many times as long a step takes in float32 as in bfloat16, with a convolution and a product.
 
     The instructions that a processor names do not tell: some have them and lose. Steps take turns, on one thread, and
-    the least processor time counts, so that others who use the machine hardly matter. About 20 ms, and the more looks
-    the less seems to be gained.
+    the least processor time counts, so that others who use the machine hardly matter. About 20 ms a look, and there
+    is another one only where bfloat16 seems to lose.
     """
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)

@@ -30,8 +30,7 @@ def find_device(wanted: str) -> str:
     >>> find_device("cpu")
     'cpu'
     """
-    there = wanted != CPU and torch.cuda.is_available()
-    if not there:
+    if wanted == CPU or not torch.cuda.is_available():
         if wanted == "cuda":
             raise refused("fleet.device", wanted, "cpu, auto", "torch finds no GPU on this machine")
         return CPU

@@ -243,11 +243,11 @@ class Flat:
     """All numbers of a row one after the other, and rows outermost.
 
     Args:
-        first: whether rows are outermost already.
+        ready: whether rows are outermost already, as they come.
     """
 
-    def __init__(self, first: bool) -> None:
-        self.first = first
+    def __init__(self, ready: bool) -> None:
+        self.ready = ready
 
     def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
         """Return the shape of a row's output."""
@@ -256,7 +256,7 @@ class Flat:
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output (clients, rows, numbers)."""
-        return x.flatten(2) if self.first else x.flatten(1, -2).transpose(1, 2).contiguous()
+        return x.flatten(2) if self.ready else x.flatten(1, -2).transpose(1, 2).contiguous()
 
     def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
         """Return the gradient of the input."""
@@ -266,22 +266,19 @@ class Flat:
 Layer = Dense | Convolution | Rectifier | Pool | Flat
 
 
-def layers_of(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
+def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
     """Return the layers of a task's model for rows of a shape; None if there is one that is not known here."""
     if type(task.loss) is not CrossEntropy:
         return None
     made: list[Layer] = []
     for name, layer in _in_order(task.scratch.module):
-        if isinstance(layer, nn.Module) and (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks):
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
             return None
-        first = not any(isinstance(each, Product) for each in made)
-        known = _known(name, layer, first, len(shape), room)
+        known = _known(name, layer, made, len(shape), room)
         if known is None:
             return None
-        if isinstance(known, Flat):
-            if len(shape) == 1:
-                continue
-            known = Flat(not made)
+        if isinstance(known, Flat) and len(shape) == 1:
+            continue
         made.append(known)
         shape = known.resize(shape, 1, 1)
     names = [name for layer in made if isinstance(layer, Product) for name in layer.names]
@@ -298,9 +295,9 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _in_order(layer, f"{name}.{inner}" if name else inner)
 
 
-def _known(name: str, layer: nn.Module, first: bool, dims: int, room: Room) -> Layer | None:
-    """Return what does the steps of a layer on rows of so many dimensions, if it is known."""
-    kind = type(layer)
+def _known(name: str, layer: nn.Module, before: Sequence[Layer], dims: int, room: Room) -> Layer | None:
+    """Return what does the steps of a layer on rows of so many dimensions, after those before it, if it is known."""
+    kind, first = type(layer), not any(isinstance(each, Product) for each in before)
     if isinstance(layer, nn.Linear) and kind is nn.Linear and dims == 1:
         return Dense(name, layer, first, room)
     if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and dims == 3:
@@ -312,7 +309,7 @@ def _known(name: str, layer: nn.Module, first: bool, dims: int, room: Room) -> L
         plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
         return Pool(room) if plain and sizes == [(2, 2), (2, 2)] else None
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Flat(first)
+        return Flat(not before)
     return Rectifier() if kind is nn.ReLU else None
 
 

@@ -24,11 +24,11 @@ from fedtide.core.trees import map_leaves, unshare
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
 from fedtide.learn.device import home
-from fedtide.learn.layers import LayerStack, Room, layers_of
+from fedtide.learn.layers import LayerStack, Room, known_layers
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, joined
 
 TRACED_AFTER = 10
 """Steps of one shape before it is recorded: recording costs as much as some hundred steps gain."""
@@ -37,6 +37,9 @@ TRACES = 64
 
 LARGE = 2**18
 """Elements from which a product reuses the storage of the last one: fresh memory costs more than the product."""
+
+CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
+"""What torch raises where several copies of a model cannot be trained at once."""
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Modules that draw random numbers in training."""
@@ -217,7 +220,7 @@ class Stack:
 
 def stack_of(task: Task, device: torch.device, shape: tuple[int, ...]) -> Stack | LayerStack:
     """Return what trains several copies of a task's model on rows of a shape."""
-    layers = layers_of(task, shape, room := Room(task.dtype, device))
+    layers = known_layers(task, shape, room := Room(task.dtype, device))
     return Stack(task, device) if layers is None else LayerStack(task, layers, room)
 
 
@@ -389,21 +392,6 @@ class _Steps:
         x, y = (each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y))
         whole = self.mask is None and int(sizes.min()) == wide
         return x, y, share, None if whole else counted
-
-
-def joined(columns: Sequence[Tensor]) -> Tensor:
-    """Concatenate columns; without a copy if they were cut from one tensor in this order.
-
-    >>> rows = torch.arange(5)
-    >>> joined(rows.split([2, 3])) is rows
-    True
-    """
-    whole = columns[0]._base
-    if whole is not None and len(whole) == sum(map(len, columns)) and whole.is_contiguous():
-        ends = [whole.data_ptr() + place * whole[:1].nbytes for place in np.cumsum([0, *map(len, columns)]).tolist()]
-        if all(c._base is whole and c.data_ptr() == at for c, at in zip(columns, ends, strict=False) if len(c)):
-            return whole
-    return torch.cat(list(columns))
 
 
 def _clip(gradient: list[Tensor], largest: float) -> list[Tensor]:

@@ -20,7 +20,7 @@ from fedtide.core.trees import leaves
 from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.loss import Loss
-from fedtide.learn.task import Task, finite_losses, mean_losses
+from fedtide.learn.task import Task, finite_losses, joined, mean_losses
 
 T = TypeVar("T")
 
@@ -123,12 +123,11 @@ class Losses:
         """Compute them for one client."""
         return mean_losses(self.task, self.models, self.shard)
 
-    def together(self, others: Sequence[Losses], joined: Callable[[Sequence[Tensor]], Tensor]) -> list[Tensor]:
+    def together(self, others: Sequence[Losses]) -> list[Tensor]:
         """Compute them for several clients, from one pass of each model over all of their samples.
 
         Args:
             others: the requests, this one among them.
-            joined: concatenates columns.
         """
         shards = [other.shard for other in others]
         x, y = (joined([getattr(shard, name) for shard in shards]) for name in "xy")

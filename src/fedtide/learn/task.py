@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -309,7 +310,7 @@ class Task:
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
-    """Return the mean plain cross-entropy (K,) of each model on a client's samples; infinite if it is not finite.
+    """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite.
 
     K forward passes in evaluation mode over samples that are converted once.
     """
@@ -350,6 +351,21 @@ def concat_passes(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
         whole.narrow(dim, done, one.shape[dim]).copy_(one)
         done += one.shape[dim]
     return first if whole is None else whole
+
+
+def joined(columns: Sequence[Tensor]) -> Tensor:
+    """Concatenate columns; without a copy if they were cut from one tensor in this order.
+
+    >>> rows = torch.arange(5)
+    >>> joined(rows.split([2, 3])) is rows
+    True
+    """
+    whole = columns[0]._base
+    if whole is not None and len(whole) == sum(map(len, columns)) and whole.is_contiguous():
+        ends = [whole.data_ptr() + place * whole[:1].nbytes for place in accumulate(map(len, columns), initial=0)]
+        if all(c._base is whole and c.data_ptr() == at for c, at in zip(columns, ends, strict=False) if len(c)):
+            return whole
+    return torch.cat(list(columns))
 
 
 def example_of(task: Task, purpose: str) -> Tensor:

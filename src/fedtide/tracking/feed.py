@@ -165,7 +165,7 @@ class Tracking(Display):
             tracked.end(run, self._feeds.pop(number))
 
     def end(self) -> None:
-        """End with all runs, also with those that ended before a kill and were not tracked to their end."""
+        """End what is tracked, and track the runs that were finished before a kill and not told to their end."""
         self._display.end()
         with self._stack:
             self._guarded(self._end)

@@ -89,9 +89,7 @@ def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[M
         found: what an inspection found; None where nothing could be asked.
         methods: the candidates.
     """
-    plain = next(
-        (m for m in methods if m.algorithm == "fedavg" and getattr(m.loss, "kind", "") == "cross-entropy"), None
-    )
+    plain = next((m for m in methods if (m.algorithm, _loss(m)) == ("fedavg", "cross-entropy")), None)
     seen: dict[tuple[str, str], int] = {}
     order = []
     for number, method in enumerate(methods):
