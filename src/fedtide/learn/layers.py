@@ -268,12 +268,11 @@ Layer = Dense | Convolution | Rectifier | Pool | Flat
 
 def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
     """Return the layers of a task's model for rows of a shape; None if there is one that is not known here."""
-    if type(task.loss) is not CrossEntropy:
+    module = task.scratch.module
+    if type(task.loss) is not CrossEntropy or any(map(_is_watched, module.modules())):
         return None
     made: list[Layer] = []
-    for name, layer in _in_order(task.scratch.module):
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
-            return None
+    for name, layer in _in_order(module):
         known = _known(name, layer, made, len(shape), room)
         if known is None:
             return None
@@ -283,6 +282,11 @@ def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] 
         shape = known.resize(shape, 1, 1)
     names = [name for layer in made if isinstance(layer, Product) for name in layer.names]
     return made if names and len(shape) == 1 and sorted(names) == sorted(task.scratch.names) else None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Tell whether a module has hooks, which only torch calls."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

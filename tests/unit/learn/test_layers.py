@@ -96,9 +96,12 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
 def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
     twice, watched = nn.Linear(286, 286), nn.Linear(286, 3)
     watched.register_forward_hook(lambda *given: None)
+    whole = nn.Sequential(nn.Flatten(), nn.Linear(286, 3))
+    whole.register_forward_hook(lambda *given: None)
     for build in (
         lambda: nn.Sequential(nn.Flatten(), twice, nn.ReLU(), twice, nn.Linear(286, 3)),
         lambda: nn.Sequential(nn.Flatten(), watched),
+        lambda: nn.Sequential(whole),
         lambda: nn.Sequential(nn.Flatten()),
     ):
         assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
