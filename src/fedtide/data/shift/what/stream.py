@@ -20,9 +20,7 @@ from fedtide.core.config_types import Count, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
-
-PARTS = ("train", "val", "test")
+from fedtide.data.shift.what.plan import PARTS, Holding, Plan, PopulationView
 
 CELLS = 20_000_000
 """Maximum number of stored row counts, one for each client and interval."""
