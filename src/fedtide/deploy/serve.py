@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Progress, Run
 from fedtide.wire.ledger import LEDGER
+from fedtide.wire.masks import Bundle, verified
 from fedtide.wire.release import simulated_noise
 from fedtide.wire.steps import Wire
 
@@ -359,8 +361,19 @@ def fleet_of(
         deadline=algorithm.deadline,
         schemas=schemas,
         heaviest=deploy.heaviest,
+        signed=partial(_signed, site),
         vectors=None if wire is None else Vectors(wire, schemas),
     )
+
+
+def _signed(site: Site, name: str, key: Bundle) -> bool:
+    """Tell whether the registered key of a node signed its key for masks."""
+    try:
+        roster = read_roster(site.root)
+    except FedtideError:  # a person is writing it
+        roster = site.roster
+    registered = {node.name: node.key for node in roster.node}.get(name)
+    return registered in (None, key.identity) and verified(site.digest, name, key)
 
 
 def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,10 +158,12 @@ class Attempts:
 
     Args:
         life: name of the server since it was started; a try of its earlier self is another one.
+        signed: tells whether a key is signed by the registered one of its node; others would refuse to mask with it.
         keys: of the nodes that have said them.
     """
 
     life: str
+    signed: Callable[[str, Bundle], bool] = lambda node, key: True
     keys: dict[str, Bundle] = field(default_factory=dict)
     _count: int = 0
 

@@ -29,6 +29,10 @@ UNOPENED = f"{LOST}its sum was not opened: too few answered, or some vanished me
 """Word of the record for a client in whose sum there is no fault of its own."""
 
 
+UNSIGNED = f"{REFUSED}its key for masks is not signed by its registered key"
+"""Word of the record for a client whose node is not asked for what is masked, as all others would refuse to answer."""
+
+
 @dataclass(frozen=True)
 class Opened:
     """What came of masked sums.
@@ -137,7 +141,7 @@ class MaskedSums:
             why = {client: _shut(shown.get(client)) for client in sorted(clients - _opened_by(here, alive, shown))}
             if not self._forget_keys(why):
                 return self._without_masks(ask, alive, came, shown)
-        return Opened({}, frozenset(), why, self._unmet, frozenset(why))
+        return Opened({}, frozenset(), why, self._unmet, frozenset(why) | self._unsigned)
 
     def _without_masks(self, ask: Ask, alive: Ask, came: Mapping[int, Heard], shown: Mapping[int, Heard]) -> Opened:
         """Take the masks off sums that all their clients open; one that cannot be, as a mask stays on, is none."""
@@ -153,7 +157,12 @@ class MaskedSums:
                 sums[slot] = total
             else:
                 why |= dict.fromkeys(members, f"{LOST}its sum cannot be, by what one of its nodes sent: {fault}")
-        return Opened(sums, frozenset(alive.clients.tolist()) - why.keys(), why, self._unmet)
+        return Opened(sums, frozenset(alive.clients.tolist()) - why.keys(), why, self._unmet, self._unsigned)
+
+    @property
+    def _unsigned(self) -> frozenset[int]:
+        """The clients with whose keys no other node would mask anything."""
+        return frozenset(client for client, word in self._unmet.items() if word == UNSIGNED)
 
     def _forget_keys(self, clients: Iterable[int]) -> bool:
         """Forget the keys for masks of some clients' nodes, which may have been started again; tell whether any."""
@@ -169,10 +178,12 @@ class MaskedSums:
         if len(strangers.clients):
             self._ask_until(until, strangers, {}, "keys")
             for client, heard in self.mail.came("keys", set(strangers.clients.tolist())).items():
-                if heard.word == ANSWERED:
+                if heard.word != ANSWERED:
+                    self._unmet[client] = heard.word
+                elif self.masks.signed(self.nodes[client], heard.sent):
                     keys[self.nodes[client]] = heard.sent
                 else:
-                    self._unmet[client] = heard.word
+                    self._unmet[client] = UNSIGNED
             for client in strangers.clients.tolist():
                 self.mail.forget("keys", client)
         return ask.of(torch.tensor([node in keys for node in nodes], dtype=torch.bool))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -31,6 +31,7 @@ from fedtide.fleets.tally import concat_scores
 from fedtide.fleets.totals import Block, bytes_down, join, split_blocks
 from fedtide.fleets.vectors import ALL, Vectors
 from fedtide.wire.ledger import Ledger, Line, arrivals, eligible
+from fedtide.wire.masks import Bundle
 from fedtide.wire.release import ledger_of, release_of
 from fedtide.wire.safe import Safe
 
@@ -70,6 +71,7 @@ class RemoteFleet:
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         schemas: what answers must look like; None takes any, from nodes of this process.
         heaviest: largest weight that a client may give to a value.
+        signed: tells whether a key for masks is signed by the registered key of its node, by its name.
         vectors: sums in fixed point, masked where their wire is secure; None adds in floating point.
     """
 
@@ -86,6 +88,7 @@ class RemoteFleet:
     deadline: float | None = None
     schemas: Schemas | None = None
     heaviest: float = 1e6
+    signed: Callable[[str, Bundle], bool] = lambda node, key: True
     vectors: Vectors | None = None
     truth: ClassVar[None] = None
     substituted: ClassVar[None] = None
@@ -97,7 +100,8 @@ class RemoteFleet:
         self._enroll()
         self._life = secrets.token_hex(4)  # a server that is started again must not take answers to its earlier self
         self._mail = Mailbox(self.carrier, self.clock, self.heaviest)
-        self._masks = Attempts(self._life) if self.vectors is not None and self.vectors.wire.secure else None
+        secure = self.vectors is not None and self.vectors.wire.secure
+        self._masks = Attempts(self._life, self.signed) if secure else None
         self.memory = MemoryStore(None)
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []

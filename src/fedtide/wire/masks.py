@@ -227,7 +227,7 @@ class Masker:
         for node, bundle in bundles.items():
             if node == self.node:
                 continue
-            if self._signed and not _verified(self.run, node, bundle):  # before its key is known as that of the node
+            if self._signed and not verified(self.run, node, bundle):  # before its key is known as that of the node
                 raise FedtideError(f"node '{node}': its key for masks is not signed by its registered key")
             if (why := self._trusts(node, bundle.identity)) is not None:
                 raise FedtideError(f"node '{node}': {why}")
@@ -378,7 +378,7 @@ def _said(run: str, node: str, public: bytes) -> bytes:
     return _plain("fedtide", "key for masks", run, node, public.hex())
 
 
-def _verified(run: str, node: str, bundle: Bundle) -> bool:
+def verified(run: str, node: str, bundle: Bundle) -> bool:
     """Tell whether a node's registered key signed its key for masks."""
     crypto = library()
     primitives = crypto.hazmat.primitives

@@ -23,13 +23,14 @@ from fedtide.deploy.budget import OTHER, Budget, ledger_for
 from fedtide.deploy.policy import Owner
 from fedtide.deploy.private import SEEDS, forget, private_wire
 from fedtide.deploy.seat import Seat, algorithm_without_rows
-from fedtide.deploy.site import Site
+from fedtide.deploy.site import Site, admit
 from fedtide.deploy.status import lines
 from fedtide.runs.build import host_of, wire_of
 from fedtide.runs.private import plan_of
 from fedtide.wire.accounting import Plan, epsilon_of
 from fedtide.wire.clip import Adaptive, Clip, adapted, within
 from fedtide.wire.ledger import LEDGER, Ledger, Line, read
+from fedtide.wire.masks import Masker, library
 from fedtide.wire.release import release_of
 from fedtide.wire.vector import Form, Leaf
 from helpers.hospitals import NAMES
@@ -148,6 +149,21 @@ def test_a_node_that_does_not_open_a_sum_costs_the_others_that_round_and_is_name
     assert [line.round for line in read(site.record / LEDGER)] == [2]
     assert [[line.round for line in own(tmp_path, name)] for name in (*honest, "oslo")] == [[0, 2], [0, 2], [2]]
     assert again.ledger.eligible(again.clients, 1).tolist() == [False] * 3
+
+
+def test_the_server_takes_no_key_for_masks_that_another_key_than_the_registered_one_signed(tmp_path):
+    site = private_site(tmp_path)
+    nodes = nodes_of(tmp_path, site, lambda name: "")
+    keys = {name: nodes[name].node.masker.bundle for name in NAMES}
+    fleet = played(site, nodes, rounds=1)
+    assert all(fleet.signed(name, keys[name]) for name in NAMES), "before keys are registered each says its own"
+    assert not fleet.signed("oslo", keys["lyon"]), "it is signed for another node"
+    assert not fleet.signed("oslo", replace(keys["oslo"], signature=b"")), "it is not signed"
+    admit(site.root, "oslo", tmp_path / "oslo" / "oslo.pub")
+    assert fleet.signed("oslo", keys["oslo"])
+    ec = library().hazmat.primitives.asymmetric.ec
+    other = Masker(site.digest, "oslo", ec.generate_private_key(ec.SECP384R1()))
+    assert not fleet.signed("oslo", other.bundle), "its registered key is another"
 
 
 def test_a_question_that_is_refused_for_its_sum_spends_nothing(tmp_path):

@@ -131,6 +131,18 @@ def test_who_does_not_open_a_sum_is_left_out_of_the_next_round(tmp_path, kind):
     assert fleet.reachable.tolist() == everybody, "else too few were left"
 
 
+def test_a_node_whose_key_for_masks_is_not_signed_costs_no_sum_and_is_left_out(tmp_path):
+    host, fleet, trained = fleet_of(tmp_path)
+    fleet.who, fleet._masks.signed = Present(0), lambda node, key: node != "node-2"
+    reply = asked(host, fleet, fleet.reachable)
+    assert reply.total is not None
+    assert reply.clients.tolist() == sorted(trained) == [client for client in fleet.clients.tolist() if client != 2]
+    word = fleet.asks[0]["nodes"]["node-2"]["clients"]["2"]
+    assert word == "refused: its key for masks is not signed by its registered key"
+    fleet.begin(replace(fleet.moment, round=1))
+    assert 2 not in fleet.reachable.tolist()
+
+
 def test_a_node_that_never_opens_costs_fewer_and_fewer_rounds(tmp_path):
     """It is named each time, and left out for twice as long: of ten rounds it costs three, and not every second one."""
     host, fleet, _ = fleet_of(tmp_path, lambda kind, node, times: kind == "unmask" and node == "node-2")
