@@ -171,7 +171,8 @@ def beyond(
     """Return why the sum (size,) of what so many clients sent cannot be of clipped vectors; None where it can."""
     bounds = bounds_in(form, bounds, adaptive)
     for name, table in form.tables(total).items():
-        most, length = members * bound_of(name, bounds), float(table[:, :-1].norm())
+        said = name.endswith(WITHIN) and name in bounds
+        most, length = members * (HALF if said else bound_of(name, bounds)), float(table[:, :-1].norm())
         if length > most * (1 + SLACK):
             return f"{name or WHOLE}: found length {length:g}, allowed: at most {most:g}"
         whole = float(table[:, -1].sum())

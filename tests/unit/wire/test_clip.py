@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Slotted, Weighted
-from fedtide.wire.clip import adapted, clipped
+from fedtide.wire.clip import HALF, Adaptive, adapted, beyond, clipped, with_bounds
 from fedtide.wire.noise import Group, deviations, groups_of, noised
 from fedtide.wire.vector import Form, Leaf, as_total, as_vector, form_of, opened, quantized
 
@@ -182,3 +182,12 @@ def test_one_client_moves_a_release_by_one_over_z(total):
         if len(table) > 1:
             squared += float((table[:, -1] / scale[f"{name}#"]).square().sum())
     assert math.sqrt(squared) <= 1 / z * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("said", "fits"), [(HALF, True), (-HALF, True), (0.9, False), (-2 * HALF, False)])
+def test_a_client_says_once_whether_it_was_within(said, fits):
+    adaptive = {"delta": Adaptive(0.5, 0.2)}
+    form = with_bounds(Form((Leaf("delta", 2),), 10), {"delta": 1.0})
+    sent = clipped(torch.zeros(form.size, dtype=torch.float64), form, {"delta": 1.0}, adaptive)
+    form.tables(sent)["delta?"][0, 0] = said
+    assert (beyond(sent, form, 1, {"delta": 1.0}, adaptive) is None) == fits
