@@ -95,6 +95,7 @@ lint: .venv/.developing
 	$(RUN) mypy
 	$(RUN) mypy --strict --follow-imports=silent docs/examples
 
+docs: export OMP_NUM_THREADS = 1
 docs: .venv/.documenting
 	$(BIN)/python docs/generate.py
 	$(RUN) mkdocs build --strict
