@@ -29,14 +29,14 @@ from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs import auto, folder
 from fedtide.runs.build import as_json, cohort_size, population_of
 from fedtide.runs.disk import check_room, needed
-from fedtide.runs.experiment import Display, execute
+from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.own_code import changed_since
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
 from fedtide.tracking.settings import check_installed, spelled
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search, tournament
-from fedtide.tuning.tune import Display as TuningDisplay
+from fedtide.tuning.tune import TrialsDisplay
 from fedtide.tuning.tune import execute as execute_tuning
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def _read(
 
 
 def play(
-    settings: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None
+    settings: Experiment, root: Path, *, workers: int | None = None, display: RunsDisplay | None = None
 ) -> Finished | None:
     """Play what is left of a run folder and write its report; None if a person stopped it, and everything is saved."""
     # Here and not above: a report draws, and every worker process imports what runs an experiment.
@@ -342,7 +342,7 @@ def play_shown(settings: Experiment, root: Path, workers: int | None, output: Ou
     screen = console(output)
     say(f"run folder: {root}", screen)
     _say_code(settings, root, screen)
-    display: Display = InNotebook() if screen.is_jupyter and not output.quiet else Live(screen)
+    display: RunsDisplay = InNotebook() if screen.is_jupyter and not output.quiet else Live(screen)
     if settings.track is not None:
         display = Tracking(settings, root, display, partial(say, screen=screen))
     finished = play(settings, root, workers=workers, display=display)
@@ -645,7 +645,7 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
 
 
 def play_tuning(
-    root: Path, *, workers: int | None = None, display: TuningDisplay | None = None
+    root: Path, *, workers: int | None = None, display: TrialsDisplay | None = None
 ) -> FinishedTuning | None:
     """Play what is left of a tune folder, write `tuned.toml` and its report; None if a person stopped it."""
     from fedtide.report.tuning import write_tuning
@@ -817,7 +817,7 @@ def _check_judged(settings: Experiment, where: str, workers: int | None) -> None
 
 
 def play_recommendation(
-    root: Path, *, workers: int | None = None, display: tournament.Display | None = None
+    root: Path, *, workers: int | None = None, display: tournament.RungsDisplay | None = None
 ) -> Recommendation | None:
     """Play what is left of a tournament, write its study and its page; None if a person stopped it."""
     from fedtide.report.recommendation import write_recommendation

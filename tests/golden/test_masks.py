@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import PIECE, About, Context, Masker, derived, library, link, put, unmasked
+from fedtide.wire.masks import PIECE, Context, Masker, Question, derived, library, link, put, unmasked
 
 CONTEXT = Context("run", (3, 0), 0, "a.0")
 
@@ -130,7 +130,7 @@ def test_a_sum_is_not_opened_of_which_another_node_knows_all_but_one_client():
         at = {k: nodes[side] for k, side in enumerate(sides)}
         peers, context = {k: node.bundle.public for k, node in at.items()}, Context("run", (3, 0), 0, sides)
         for k, node in at.items():
-            node.masked(context, k, torch.tensor([7]), peers, About(sides))
+            node.masked(context, k, torch.tensor([7]), peers, Question(sides))
             if opens:
                 assert node.show(context, k, list(at), 3).opens
             else:

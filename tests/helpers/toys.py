@@ -8,13 +8,11 @@ from torch import nn
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
+from fedtide.core.types import PARTS
 from fedtide.laws import toy as laws
 from fedtide.laws.toy import TOY, Played, merged, played
 
 __all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
-
-PARTS = ("train", "val", "test")
-"""Of the rows that a client holds in all."""
 
 VARIANTS = {
     f"{algorithm} {name}".strip(): (algorithm, options)

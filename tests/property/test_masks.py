@@ -13,7 +13,7 @@ from scipy.special import chdtri
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
-from fedtide.wire.masks import About, Context, Masker, library, link, unmasked
+from fedtide.wire.masks import Context, Masker, Question, library, link, unmasked
 from helpers.examples import examples
 
 CONTEXT = Context("run", (0, 0), 0, "a.0")
@@ -93,7 +93,7 @@ def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_oth
     at, peers = asked([0, 1, 2, 3])
     for attempt, gone in (("a", (0, 1)), ("b", (0,))):
         context, alive = Context("run", (0, 0), 0, attempt), [k for k in peers if k not in gone]
-        x, about = torch.zeros(count, dtype=torch.int64), About(attempt)
+        x, about = torch.zeros(count, dtype=torch.int64), Question(attempt)
         sent = {k: at[k].masked(context, k, x, peers, about).numpy().view(np.uint64) for k in peers}
         links = {k: at[k].show(context, k, alive, 2).links for k in alive}
         for k in gone:
@@ -111,12 +111,12 @@ def test_what_those_send_who_vanished_is_uniform_even_without_the_masks_that_oth
 
 
 CHANGES = {
-    "run": (replace(CONTEXT, run="other"), About("q", "m")),
-    "round": (replace(CONTEXT, version=(1, 0)), About("q", "m")),
-    "number": (replace(CONTEXT, version=(0, 1)), About("q", "m")),
-    "slot": (replace(CONTEXT, slot=1), About("q", "m")),
-    "try": (replace(CONTEXT, attempt="a.1"), About("q", "m")),
-    "model": (CONTEXT, About("q", "other")),
+    "run": (replace(CONTEXT, run="other"), Question("q", "m")),
+    "round": (replace(CONTEXT, version=(1, 0)), Question("q", "m")),
+    "number": (replace(CONTEXT, version=(0, 1)), Question("q", "m")),
+    "slot": (replace(CONTEXT, slot=1), Question("q", "m")),
+    "try": (replace(CONTEXT, attempt="a.1"), Question("q", "m")),
+    "model": (CONTEXT, Question("q", "other")),
 }
 """Everything that a secret is for, changed one by one."""
 
@@ -125,7 +125,7 @@ CHANGES = {
 def test_every_secret_is_for_one_sum_of_one_model_alone(changed):
     at, peers = asked([0, 1, 2])
     shown = []
-    for fresh, (context, about) in enumerate(((CONTEXT, About("q", "m")), CHANGES[changed])):
+    for fresh, (context, about) in enumerate(((CONTEXT, Question("q", "m")), CHANGES[changed])):
         node = at[0]
         node._open.clear()
         node._used.clear()
@@ -153,7 +153,7 @@ def test_what_opens_a_sum_is_for_one_list():
     for place, alive in enumerate(([0, 1, 2], [0, 1, 3])):
         at[0]._open.clear()
         at[0]._used.clear()
-        at[0].masked(CONTEXT, 0, torch.tensor([0]), peers, About(str(place), "m"))
+        at[0].masked(CONTEXT, 0, torch.tensor([0]), peers, Question(str(place), "m"))
         opens.append(at[0].show(CONTEXT, 0, alive, 2).opens[1])
     assert opens[0] != opens[1]
 
@@ -161,7 +161,11 @@ def test_what_opens_a_sum_is_for_one_list():
 def test_masks_do_not_come_off_where_two_were_asked_something_else():
     at, peers = asked([0, 1, 2])
     zeros = torch.zeros(4, dtype=torch.int64)
-    abouts = [About("[0, 'train']", "one model"), About("[0, 'train']", "one model"), About("[0, 'train']", "another")]
+    abouts = [
+        Question("[0, 'train']", "one model"),
+        Question("[0, 'train']", "one model"),
+        Question("[0, 'train']", "another"),
+    ]
     sent = {k: at[k].masked(CONTEXT, k, zeros, peers, abouts[k]) for k in peers}
     shown = {k: at[k].show(CONTEXT, k, [0, 1, 2], 2) for k in peers}
     assert unmasked(sent, shown).any()

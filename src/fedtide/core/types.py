@@ -18,6 +18,9 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, map_leaves
 
+PARTS = "train", "val", "test"
+"""Parts of the rows that a client holds."""
+
 Payload = Tree
 """Values that the server sends to a client."""
 Memory = Tree

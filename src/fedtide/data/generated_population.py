@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedtide.core.errors import refused
+from fedtide.core.types import PARTS
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.groups import Groups, HeldOutClients, Split
 from fedtide.data.population import Population
@@ -30,7 +31,7 @@ def generated_population(
     n_test, n_val = map(int, part_sizes(np.array(rows.each), split.val, 0.2 if split.test is None else split.test))
     first = {"test": 0, "val": n_test, "train": n_test + n_val}
     count = {"test": n_test, "val": n_val, "train": rows.each - n_test - n_val}
-    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in ("train", "val", "test")}
+    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in PARTS}
     group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one stored number for all clients
     return Population(rows, parts, group, ("all",), rows.clients, shift, seed, transforms=transforms)
 

@@ -23,13 +23,13 @@ from fedtide.core.atomic import sha256
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.core.types import Shard
+from fedtide.core.types import PARTS, Shard
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import Prepare
 from fedtide.deploy.private import recorded_sums
-from fedtide.deploy.rows import PARTS, FileRows
+from fedtide.deploy.rows import FileRows
 from fedtide.deploy.seat import algorithm_without_rows, blank
 from fedtide.deploy.site import Site
 from fedtide.deploy.tickets import RowsAbout

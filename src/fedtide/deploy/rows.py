@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, refused
-from fedtide.core.types import Moment, Shard
+from fedtide.core.types import PARTS, Moment, Shard
 from fedtide.data.groups import Split
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
@@ -29,8 +29,6 @@ from fedtide.data.sources.table import CSV
 from fedtide.data.transforms import Prepare, apply_transforms
 from fedtide.deploy.tickets import RowsAbout
 from fedtide.learn.target import CLASSES, Target
-
-PARTS = ("train", "val", "test")
 
 
 def read_rows(path: Path, about: RowsAbout) -> Rows:

@@ -17,14 +17,14 @@ import torch
 from fedtide.config import Experiment
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.types import Algorithm, Shard
+from fedtide.core.types import PARTS, Algorithm, Shard
 from fedtide.data.population import features
 from fedtide.data.rows import Rows
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.deploy import certificates
 from fedtide.deploy.files import check_own
 from fedtide.deploy.policy import Policy
-from fedtide.deploy.rows import PARTS, FileRows, columns_in_words
+from fedtide.deploy.rows import FileRows, columns_in_words
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
 from fedtide.runs.build import algorithm_of, task_of

@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import Tree
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.messages import AskHeader, KeyHeader, MaskHeader, read
-from fedtide.wire.masks import ALONE, SEED, About, Bundle, Context, Masker, Shown, hidden
+from fedtide.wire.masks import ALONE, SEED, Bundle, Context, Masker, Question, Shown, hidden
 
 # -- at a node ---------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def masked(masker: Masker, asked: AskHeader, received: Tree, sent: Mapping[int, 
     name = json.dumps([asked.moment.round, asked.purpose])
     what = [asked.question, name, asked.moment.rounds, asked.moment.seconds, sorted(asked.reveal)]
     forms = {slot: form.model_dump() for slot, form in (asked.forms or {}).items()}
-    about = {slot: About(name, json.dumps([*what, forms.get(slot), digest])) for slot, digest in digests.items()}
+    about = {slot: Question(name, json.dumps([*what, forms.get(slot), digest])) for slot, digest in digests.items()}
     mask = _mask(asked)
     return {
         client: {

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from fedtide.runs.experiment import Display
+from fedtide.runs.experiment import RunsDisplay
 from fedtide.runs.folder import Planned
 from fedtide.runs.runner import Progress
 
@@ -22,7 +22,7 @@ PACE = 0.5
 """Least time between two pictures of a notebook's bar."""
 
 
-class Live(Display):
+class Live(RunsDisplay):
     """Shows round, accuracy, rate and time left.
 
     Args:
@@ -114,7 +114,7 @@ class Live(Display):
             self._bars.stop()
 
 
-class InNotebook(Display):
+class InNotebook(RunsDisplay):
     """Shows a bar of all rounds, what is played and the time left, in the cell of a notebook.
 
     Rich would do so by widgets, for which a notebook needs another package.

@@ -21,7 +21,7 @@ from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
 
-class Display:
+class RunsDisplay:
     """Display of the progress of runs; this one shows nothing."""
 
     def begin(self, runs: list[Planned], finished: int) -> None:
@@ -45,7 +45,9 @@ class RunCall:
     root: str | None = None
 
 
-def execute(experiment: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
+def execute(
+    experiment: Experiment, root: Path, *, workers: int | None = None, display: RunsDisplay | None = None
+) -> bool:
     """Play all runs of a run folder that are not finished.
 
     Several runs go to as many processes, one thread each; a single run uses the processes for its clients. The result
@@ -60,7 +62,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     Returns:
         False if a person stopped it; everything is saved then.
     """
-    display = display or Display()
+    display = display or RunsDisplay()
     check_entries(root, played=True)
     runs = plan(experiment, root)
     check_runs(runs)

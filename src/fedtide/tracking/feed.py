@@ -16,11 +16,11 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import run_lock
 from fedtide.evaluate.rows import rows_of_rounds, rows_of_scores
-from fedtide.runs.experiment import Display
+from fedtide.runs.experiment import RunsDisplay
 from fedtide.runs.folder import Planned, check_entries, load, plan
 from fedtide.runs.runner import Progress
 from fedtide.tracking.settings import Track, check_installed
-from fedtide.tracking.trackers import About, Tracker, tracker
+from fedtide.tracking.trackers import TrackedRun, Tracker, tracker
 
 Say = Callable[[str], None]
 
@@ -101,7 +101,7 @@ class Tracked:
         (method,) = values.pop("method")
         settings = {".".join(path): value for path, value in flat({**values, "method": method})}
         return Feed(
-            run, tracker(self.track, About(self.root, self._about["study"], self._place(run), run.title, settings))
+            run, tracker(self.track, TrackedRun(self.root, self._about["study"], self._place(run), run.title, settings))
         )
 
     def end(self, run: Planned, feed: Feed) -> None:
@@ -125,7 +125,7 @@ class Tracked:
         write_text(self._file, json.dumps(self._about) + "\n")
 
 
-class Tracking(Display):
+class Tracking(RunsDisplay):
     """Feeds a tracker while runs are played, beside another display. Where it fails runs go on, untracked.
 
     Args:
@@ -135,7 +135,7 @@ class Tracking(Display):
         say: takes a line for a person.
     """
 
-    def __init__(self, experiment: Experiment, root: Path, display: Display, say: Say) -> None:
+    def __init__(self, experiment: Experiment, root: Path, display: RunsDisplay, say: Say) -> None:
         assert experiment.track is not None
         self._experiment, self._root, self._track = experiment, root, experiment.track
         self._display, self._say = display, say

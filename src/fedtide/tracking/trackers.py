@@ -25,7 +25,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class About:
+class TrackedRun:
     """The run that is tracked.
 
     Args:
@@ -63,7 +63,7 @@ class Tracker(Protocol):
         """End, of a run that is `finished` or that will go on."""
 
 
-def tracker(track: Track, about: About) -> Tracker:
+def tracker(track: Track, about: TrackedRun) -> Tracker:
     """Begin to track a run, from its first round on."""
     if isinstance(track, TensorBoard):
         return _TensorBoard(track, about)
@@ -73,7 +73,7 @@ def tracker(track: Track, about: About) -> Tracker:
 class _TensorBoard:
     """A folder of event files, written anew."""
 
-    def __init__(self, track: TensorBoard, about: About) -> None:
+    def __init__(self, track: TensorBoard, about: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         shared = None if track.path is None else Path(track.path) / f"{about.name}-{about.study}"
@@ -95,7 +95,7 @@ class _TensorBoard:
 class _MLflow:
     """A run of an experiment, found again by a tag; steps that it has are not sent again."""
 
-    def __init__(self, track: MLflow, about: About) -> None:
+    def __init__(self, track: MLflow, about: TrackedRun) -> None:
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 
@@ -150,7 +150,7 @@ class _MLflow:
 class _WandB:
     """A run of a project: files of it are written anew, and to a server goes what comes after the step that it has."""
 
-    def __init__(self, track: WandB, about: About) -> None:
+    def __init__(self, track: WandB, about: TrackedRun) -> None:
         import wandb
 
         # Among its files are links, which no run folder may have.

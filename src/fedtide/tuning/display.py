@@ -8,10 +8,10 @@ from rich.progress import Progress as Bars
 
 from fedtide.tuning import tournament
 from fedtide.tuning.trials import Trial
-from fedtide.tuning.tune import Display
+from fedtide.tuning.tune import TrialsDisplay
 
 
-class LiveTuning(Display):
+class LiveTuning(TrialsDisplay):
     """Display that shows every finished trial with the best of its method so far.
 
     Args:
@@ -65,7 +65,7 @@ class LiveTuning(Display):
             self._bars.stop()
 
 
-class LiveTournament(tournament.Display):
+class LiveTournament(tournament.RungsDisplay):
     """Display that shows every rung with a bar, and who leads after it.
 
     Args:

@@ -111,7 +111,7 @@ class Tournament:
         return next((rung for rung in reversed(self.reached) if entry in rung.values), None)
 
 
-class Display:
+class RungsDisplay:
     """Display of the progress of a tournament; this one shows nothing."""
 
     def begin(self, title: str, rounds: int) -> None:
@@ -285,7 +285,7 @@ class _Playing:
 
     experiment: Experiment
     root: Path
-    display: Display
+    display: RungsDisplay
     pool: Processes | None
     stop: Stop
     until: float
@@ -359,7 +359,7 @@ def curve_of(folder: Path) -> tuple[list[int], list[float]]:
     return [done for done, _ in pairs], [value for _, value in pairs]
 
 
-def execute(root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
+def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | None = None) -> bool:
     """Play what is left of a tournament, and write its study.
 
     What was decided is in `ladder.jsonl`: after a stop or a kill the tournament goes on from there, with the seconds
@@ -371,7 +371,7 @@ def execute(root: Path, *, workers: int | None = None, display: Display | None =
     Raises:
         FedtideError: all methods failed, or the budget was over before two of them could be compared.
     """
-    display = display or Display()
+    display = display or RungsDisplay()
     with run_lock(root, "config.toml"), ExitStack() as stack:
         check_entries(root, played=True)
         _cut(root)

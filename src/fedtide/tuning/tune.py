@@ -24,7 +24,7 @@ from fedtide.tuning.search import asked, imported_optuna
 from fedtide.tuning.trials import Trial, best_of, bounds, late
 
 
-class Display:
+class TrialsDisplay:
     """Display of the progress of a tuning; this one shows nothing."""
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
@@ -59,12 +59,14 @@ class _Tuning:
     planned: list[list[Search]]
     tune: Tune
     config: str
-    display: Display
+    display: TrialsDisplay
     pool: Processes | None
     stop: Stop
 
 
-def execute(experiment: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
+def execute(
+    experiment: Experiment, root: Path, *, workers: int | None = None, display: TrialsDisplay | None = None
+) -> bool:
     """Play the remaining trials of a tune folder and write `tuned.toml`.
 
     The result depends neither on the number of processes nor on stops: every trial follows from the trials of earlier
@@ -83,7 +85,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         FedtideError: all trials of a method failed, or the folder's trials belong to another configuration.
     """
     imported_optuna()
-    display = display or Display()
+    display = display or TrialsDisplay()
     planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
     config = digest_of_tuning(experiment)
     with run_lock(root, "config.toml"), ExitStack() as stack:

@@ -106,7 +106,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class About:
+class Question:
     """What a client was asked.
 
     Args:
@@ -233,7 +233,7 @@ class Masker:
                 raise FedtideError(f"node '{node}': {why}")
 
     def masked(
-        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes], about: About = About()
+        self, context: Context, client: int, vector: Tensor, peers: Mapping[int, bytes], about: Question = Question()
     ) -> Tensor:
         """Return a client's vector under its masks, int64.
 
@@ -306,7 +306,7 @@ class Masker:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _link(self, context: Context, about: About, client: int, other: int, key: bytes) -> bytes:
+    def _link(self, context: Context, about: Question, client: int, other: int, key: bytes) -> bytes:
         return derived(self._secret(key), context.info("mask", about.key, *sorted((client, other))))
 
     def _secret(self, key: bytes) -> bytes:
@@ -351,7 +351,7 @@ class _Sum:
     own: bytes
     links: dict[int, bytes]
     peers: dict[int, bytes]
-    about: About
+    about: Question
 
     def __repr__(self) -> str:
         return "_Sum()"  # its secrets stand in no traceback

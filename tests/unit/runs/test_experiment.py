@@ -12,13 +12,13 @@ import pytest
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder, parallel
-from fedtide.runs.experiment import Display, execute
+from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.parallel import Stop
 from fedtide.runs.preflight import preflight
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
-class Watching(Display):
+class Watching(RunsDisplay):
     """Keeps what it is shown, and does something after a round."""
 
     def __init__(self, then=lambda run, progress: None):

@@ -10,7 +10,7 @@ import fedtide as ft
 from fedtide.config import from_dict, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
-from fedtide.runs.experiment import Display
+from fedtide.runs.experiment import RunsDisplay
 from fedtide.tracking import feed
 from fedtide.tracking.feed import Tracked, Tracking, values_of
 from fedtide.tracking.settings import TensorBoard, WandB, spelled
@@ -114,7 +114,7 @@ def test_where_a_tracker_fails_the_run_goes_on(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(Kept, "write", broken)
     said = []
     experiment = tracked()
-    display = Tracking(experiment, tmp_path, Display(), said.append)
+    display = Tracking(experiment, tmp_path, RunsDisplay(), said.append)
     from fedtide.runs.experiment import execute
 
     assert execute(experiment, tmp_path, workers=1, display=display)

@@ -17,7 +17,7 @@ from fedtide.runs.folder import create
 from fedtide.runs.preflight import preflight
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
-from fedtide.tuning.tune import Display, execute
+from fedtide.tuning.tune import TrialsDisplay, execute
 from helpers.studies import A
 from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 
@@ -34,7 +34,7 @@ class Killed(BaseException):
     pass
 
 
-class Watching(Display):
+class Watching(TrialsDisplay):
     """Keeps what it is shown, and does something after a trial."""
 
     def __init__(self, then=lambda count: None):

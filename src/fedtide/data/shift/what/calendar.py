@@ -18,8 +18,8 @@ from torch import Tensor
 from fedtide.core.config_types import explained, ingredient
 from fedtide.core.durations import Duration, Zone, kept_if, seconds_of, zone_of
 from fedtide.core.errors import refused, shown
-from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import PARTS, Holding, Plan, PopulationView, Window
+from fedtide.core.types import PARTS, Moment
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
 
 MOST = 1_000_000
 """Maximum number of windows, as of rounds."""

@@ -16,9 +16,6 @@ from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
-PARTS = ("train", "val", "test")
-"""Parts of the rows that a client holds."""
-
 Rhythm = dict[str, float]
 """Values that a method may know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty without a rhythm."""
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedtide.core.config_types import Count, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.core.types import Moment
+from fedtide.core.types import PARTS, Moment
 from fedtide.data.ragged import count_pairs
-from fedtide.data.shift.what.plan import PARTS, Holding, Plan, PopulationView
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView
 
 CELLS = 20_000_000
 """Maximum number of stored row counts, one for each client and interval."""
