@@ -25,7 +25,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.request import Output, Request, recipe
 from fedtide.runs import runner
 from fedtide.runs.runner import judge_of
-from fedtide.tuning import tournament
+from fedtide.tuning import entering, tournament
 
 RATIO = 2.4
 """Cost of a round of the recipe's methods in rounds of FedAvg, on average."""
@@ -57,7 +57,7 @@ def main() -> None:
 
 def on_processor_time() -> None:
     """Count seconds of this process's CPU for wall clock: everything is played in it."""
-    for module, name in ((runner, "time"), (tournament, "time"), (api, "clock")):
+    for module, name in ((runner, "time"), (tournament, "time"), (entering, "time"), (api, "clock")):
         setattr(module, name, SimpleNamespace(time=time.process_time, perf_counter=time.process_time))
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time as clock
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -13,10 +10,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug, to_toml
+from fedtide.config import Experiment, Method, from_dict, points, read, resolved, slug
 from fedtide.config.code import named
 from fedtide.config.overrides import as_toml, flat, seed_list
-from fedtide.core.atomic import write_text
 from fedtide.core.durations import seconds_of
 from fedtide.core.errors import FedtideError, nearest, refused, within
 from fedtide.core.frames import Library, frame
@@ -706,12 +702,6 @@ def tune(
     return _done(tune_shown(made.root, workers, Output(quiet)), made.root)
 
 
-RATES = 0.05, 0.2
-"""Learning rates with which methods are entered that are nominated for data of a person's own."""
-VALIDATED = 0.2
-"""Share of the training rows of such data by which methods are judged."""
-
-
 def is_study(data: Any) -> bool:
     """Tell whether what is to be recommended for is an experiment, and no data."""
     if isinstance(data, Experiment) or (isinstance(data, Mapping) and "method" in data):
@@ -731,6 +721,11 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
     Raises:
         FedtideError: with one line that says what to mend.
     """
+    from fedtide.inspection.findings import found_in
+    from fedtide.inspection.table import Roles
+    from fedtide.inspection.table import read as read_table
+    from fedtide.tuning import entering
+
     began = clock.time()
     try:
         seconds = seconds_of(budget)
@@ -739,81 +734,19 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
     if request.out is not None:
         folder.free(Path(request.out))
     if is_study(data):
-        return _begin_with_study(data, request, seconds, columns, began)
-    if given := [*request.sets, *([request.scale] if request.scale else [])]:
-        raise refused("--set, --scale", given[0], "with a study (a TOML file or recipe:NAME)")
-    found = inspect(data, **columns)  # type: ignore[arg-type]
-    if found.table.features is None:
-        raise FedtideError(f"{found.table.name}: no columns of features, without which there is no model")
+        if given := next((name for name, value in columns.items() if value is not None), None):
+            raise refused(f"--{given}", columns[given], "with data (CSV, Parquet, NPZ), not with a study")
+        settings, where, name = _read(data, request.scale, request.sets)
+        _workers(settings, request.workers)
+        root = _folder(request, f"{slug(name)}-recommend")
+        entering.begin_with_study(root, settings, where, seconds, began, request.scale)
+        return root
+    if options := [*request.sets, *([request.scale] if request.scale else [])]:
+        raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
+    found = found_in(read_table(data, Roles(**columns), "recommend"))
     root = _folder(request, f"{slug(found.table.name.partition('.')[0])}-recommend")
-    made_here = not root.exists()
-    try:
-        found.write(root / "inspection")
-        settings, candidates = _entered(found, root / "inspection" / "study.toml")
-        _check_judged(settings, found.table.name, request.workers)
-        files = {
-            "config.toml": to_toml(settings),
-            "environment.json": json.dumps(folder.environment(), indent=1) + "\n",
-        }
-        for file, text in files.items():
-            write_text(root / file, text)
-        told, spent = str(found).splitlines(), clock.time() - began
-        write_text(root / tournament.LADDER, tournament.first_line(seconds, candidates, told, spent))
-    except FedtideError:
-        shutil.rmtree(root if made_here else root / "inspection", ignore_errors=True)
-        raise
+    entering.begin_with_data(root, found, seconds, began)
     return root
-
-
-def _entered(found: Findings, path: Path) -> tuple[Experiment, list[tournament.Candidate]]:
-    """Return the study of an inspection with every nominated method at every rate, and the candidates."""
-    from fedtide.inspection.study import methods
-
-    values = tomllib.loads(path.read_text(encoding="utf-8"))
-    values["data"]["split"] = {"val": VALIDATED}
-    del values["baseline"]
-    values["method"], candidates = [], []
-    for name, algorithm, options, why in methods(found):
-        for rate in RATES:
-            entry = f"{name}, lr {rate:g}"
-            local = {"solver" if algorithm == "local" else "local": {**values["defaults"]["local"], "lr": rate}}
-            values["method"].append({"name": entry, "algorithm": algorithm, **options, **local})
-            candidates.append(tournament.Candidate(entry, name, why))
-    return from_dict(values, where=str(path)), candidates
-
-
-def _begin_with_study(
-    data: Spelled, request: Request, seconds: float, columns: Mapping[str, str | None], began: float
-) -> Path:
-    from fedtide.tuning.nominate import found_in_world, nominated
-
-    if given := next((name for name, value in columns.items() if value is not None), None):
-        raise refused(f"--{given}", columns[given], "with data (CSV, Parquet, NPZ), not with a study")
-    settings, where, name = _read(data, request.scale, request.sets)
-    if settings.sweep:
-        raise refused(f"{where}: sweep", next(iter(settings.sweep)), "none: a tournament is about one point of it")
-    _check_judged(settings, where, request.workers)
-    found = found_in_world(settings, tournament.played_by(settings).seeds[0])
-    candidates = [
-        tournament.Candidate(method.name, method.name, why) for method, why in nominated(found, settings.method)
-    ]
-    said = [] if found is None else [answer.line for answer in found]
-    root = _folder(request, f"{slug(name)}-recommend")
-    line = tournament.first_line(seconds, candidates, said, clock.time() - began)
-    files = {"config.toml": to_toml(settings), tournament.LADDER: line}
-    folder.made(root, files, request.scale)
-    return root
-
-
-def _check_judged(settings: Experiment, where: str, workers: int | None) -> None:
-    """Raise where a study cannot be played, has one method alone, or no validation rows."""
-    if len(settings.method) < 2:
-        raise refused(f"{where}: method", len(settings.method), "two methods or more, which are compared")
-    if settings.fleet.kind not in ("local", "workers"):
-        raise refused(f"{where}: fleet.kind", settings.fleet.kind, "local or workers in a tournament")
-    playing = tournament.played_by(settings)
-    _workers(playing, workers)
-    _ready(playing, where)
 
 
 def play_recommendation(

@@ -49,8 +49,10 @@ class Table:
         return self.label.dtype.kind == "f"
 
 
-def read(data: Any, roles: Roles = Roles()) -> Table:
+def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
     """Return the table of one or several files, of a data frame, a mapping of arrays, or of rows.
+
+    `asked` is what a person asked for, for messages.
 
     Raises:
         FedtideError: a file is missing or damaged, or a column is not there.
@@ -60,14 +62,14 @@ def read(data: Any, roles: Roles = Roles()) -> Table:
     paths = [Path(data)] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         hint = "name a CSV, Parquet or NPZ file"
-        found = tuple(find(str(path), None, "inspect", hint=hint).resolve() for path in paths)
+        found = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
         name = found[0].name if len(found) == 1 else f"{len(found)} files"
         if found[0].suffix == ".npz":
             if len(found) > 1:
-                raise refused("inspect", len(found), "one NPZ file, or CSV files with the same header")
+                raise refused(asked, len(found), "one NPZ file, or CSV files with the same header")
             return replace(of_rows(NPZ(str(found[0])).load(None, 0), roles), name=name, source=found)
         return of_columns(name, read_columns(found), roles, found)
-    return of_columns("table", columns_of(data, "inspect"), roles)
+    return of_columns("table", columns_of(data, asked), roles)
 
 
 def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: tuple[Path, ...] = ()) -> Table:

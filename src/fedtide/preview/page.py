@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtide.core.atomic import write_text
-from fedtide.core.errors import refused
+from fedtide.core.errors import FedtideError
 from fedtide.preview.pictures import pictures
 from fedtide.preview.preview import Shown
 from fedtide.report.render import anchor, render, to_pictures
@@ -18,7 +18,7 @@ def write(shown: Shown, path: Path) -> Path:
         FedtideError: it is not called .html.
     """
     if path.suffix != ".html":
-        raise refused("--out", str(path), "a page (.html)")
+        raise FedtideError(f"{path}: not the name of a page; allowed: one that ends in .html")
     sections = [
         (each.title, anchor(each.title) if each.title else "", each.lines(), to_pictures(pictures(each), each.title))
         for each in shown.previews

@@ -4,84 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
-from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, mean_and_error, metrics_for
+from fedtide.evaluate.measure import Measure
+from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, metrics_for
 from fedtide.learn.target import Classes
-
-CONFIDENCE = 0.95
-"""Of the intervals by which reports judge: where there is no difference, one in twenty of them says that there is."""
-
-Clarity = Literal["clear", "unclear", "too few seeds"]
-"""What seeds say of a number beside a bound."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A quantity over seeds: mean, standard error (None for one seed), and the value of each seed."""
-
-    mean: float | None
-    error: float | None
-    values: list[float]
-
-    @staticmethod
-    def of(values: list[float]) -> Measure:
-        """Compute a measure from the value of each seed."""
-        finite = [v for v in values if math.isfinite(v)]
-        mean, error = mean_and_error(finite if len(finite) == len(values) else [])
-        return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
-
-    @property
-    def margin(self) -> float | None:
-        """Half the width of the confidence interval of the mean, by Student's t; None where seeds cannot tell it.
-
-        Two equal values may be equal by chance: only from three on do equal values have a margin, of 0.
-
-        >>> round(Measure.of([0.1, 0.2, 0.3]).margin, 3), Measure.of([0.2]).margin, Measure.of([0.2, 0.2]).margin
-        (0.248, None, None)
-        """
-        seeds = len(self.values)
-        if self.mean is None or self.error is None or seeds < 2:
-            return None
-        if self.error <= self._rounding:
-            return 0.0 if seeds > 2 else None
-        from scipy.special import stdtrit  # here, as every process that plays runs would wait for it
-
-        return float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * self.error
-
-    @property
-    def _rounding(self) -> float:
-        return 1e-12 * max(1.0, abs(self.mean or 0.0))
-
-    def clarity(self, gap: float) -> Clarity:
-        """Tell whether a mean that is `gap` away from a bound is clearly so: the interval does not reach the bound.
-
-        Seeds are too few where many of the same mean and spread would be clear, at two standard errors, and always
-        where there are fewer than three.
-        """
-        if self.mean is None:
-            return "unclear"
-        away = abs(gap) if abs(gap) > self._rounding else 0.0
-        if self.margin is not None and away and away >= self.margin:
-            return "clear"
-        few = len(self.values) < 3 or self.error is None or (away and away >= 2 * self.error)
-        return "too few seeds" if few else "unclear"
-
-    def side(self, bound: float = 0.0) -> int:
-        """Return 1 for a mean clearly above the bound, -1 for one clearly below, else 0.
-
-        >>> [Measure(mean, 0.1, [0.0] * 5).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
-        ([1, 0, -1], 0)
-        """
-        gap = (self.mean or 0.0) - bound
-        return int(math.copysign(1, gap)) if self.clarity(gap) == "clear" else 0
-
-
-UNKNOWN = Measure(None, None, [])
-"""A quantity that was not measured."""
 
 Written = Callable[[Measure], str]
 """Format of a measure; "-" for an unknown value."""

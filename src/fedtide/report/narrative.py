@@ -5,10 +5,11 @@ from __future__ import annotations
 from fedtide.config import Experiment
 from fedtide.core.prose import listed
 from fedtide.core.user_code import SESSION
+from fedtide.evaluate.measure import Measure
 from fedtide.report import dates
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
-from fedtide.report.measures import Measure, percent, points
+from fedtide.report.measures import percent, points
 from fedtide.report.nodes import are_real
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary

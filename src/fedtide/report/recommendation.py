@@ -15,9 +15,10 @@ from fedtide.config import slug, to_toml
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
+from fedtide.evaluate.measure import Measure
 from fedtide.report.environment import environment_line
 from fedtide.report.figures import STYLE, Drawn, label, legend_above, look, svg
-from fedtide.report.measures import Measure, percent, seconds, signed_points
+from fedtide.report.measures import percent, seconds, signed_points
 from fedtide.report.render import Part, render, swatch, to_pictures
 from fedtide.report.tables import Table
 from fedtide.tuning.ladder import ENOUGH, Standing, standings

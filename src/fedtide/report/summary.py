@@ -17,6 +17,7 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
 from fedtide.data.rows import LAGS
+from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.evaluate.rounds import score_in
 from fedtide.report.blends import blending, gains
@@ -24,7 +25,7 @@ from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
 from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
-from fedtide.report.measures import ARRIVALS, BY_WAY, UNKNOWN, Measure
+from fedtide.report.measures import ARRIVALS, BY_WAY
 from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
 from fedtide.report.rhythm import learning
 from fedtide.runs.folder import go_on, load

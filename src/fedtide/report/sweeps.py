@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
+from fedtide.evaluate.measure import Measure
 from fedtide.report.figures import STYLE, Drawn, columns, grid, label, leftmost, look, svg
-from fedtide.report.measures import Measure
 from fedtide.report.summary import Study
 
 PANELS = 9

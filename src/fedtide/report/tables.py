@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.prose import listed
+from fedtide.evaluate.measure import UNKNOWN, Clarity, Measure
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_last
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
@@ -20,9 +21,6 @@ from fedtide.report.measures import (
     BY_WAY,
     FORMATS,
     NAMES,
-    UNKNOWN,
-    Clarity,
-    Measure,
     Written,
     arrival,
     difference,

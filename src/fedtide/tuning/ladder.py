@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import mean_of_last
-from fedtide.report.measures import Measure
 
 SEEDS = 5
 """Seeds that a tournament has; the last ones are for those that cannot be told apart."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +146,7 @@ def step_of(study: Experiment) -> int:
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def first_line(budget: float, candidates: Sequence[Candidate], said: Sequence[str], spent: float) -> str:
+def first_line(budget: float, candidates: Sequence[Candidate], said: Iterable[str], spent: float) -> str:
     """Return the first line of `ladder.jsonl`; `spent` are the seconds that the inspection took."""
     about = {"budget": budget, "candidates": [vars(each) for each in candidates], "said": list(said), "spent": spent}
     return json.dumps(about) + "\n"
@@ -225,18 +225,17 @@ def write_study(root: Path, made: Tournament) -> Path:
     names += [plain] if plain is not None and plain not in names else []
     values = resolved(made.study)
     values["method"] = [method for method in values["method"] if method["name"] in names]
-    values["claim"] = [c for c in values["claim"] if {c["method"], *_rivals(c)} <= set(names)]
+    values["claim"] = [
+        claim
+        for claim, said in zip(values["claim"], made.study.claim, strict=True)
+        if {said.method, *said.rivals} <= set(names)
+    ]
     if values.get("baseline") not in names:
         values["baseline"] = plain or names[0]
     text = tomli_w.dumps(resolved(from_dict(values, where=str(root / STUDY))))
     seeds = played_by(made.study).seeds
     write_text(root / STUDY, COMMENT.format(seeds=f"{seeds[0]} to {seeds[-1]}") + text)
     return root / STUDY
-
-
-def _rivals(claim: Mapping[str, Any]) -> tuple[str, ...]:
-    versus = claim.get("versus") or ()
-    return (versus,) if isinstance(versus, str) else tuple(versus)
 
 
 def played_entries(made: Tournament) -> list[Candidate]:

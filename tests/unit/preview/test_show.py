@@ -67,7 +67,7 @@ def test_every_shift_of_an_experiment_is_shown_with_its_pictures(tmp_path):
     assert shown.write(tmp_path / "show.html").read_text(encoding="utf-8").count("<svg") >= 3
     assert "<svg" in shown._repr_html_()
     assert repr(shown).splitlines() == each.lines()
-    with pytest.raises(FedtideError, match=r"--out: found '.*, allowed: a page"):
+    with pytest.raises(FedtideError, match=r"/page: not the name of a page; allowed: one that ends in .html"):
         shown.write(tmp_path / "page")
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from fedtide.config import Claim, points
 from fedtide.core.errors import FedtideError
+from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.report.measures import UNITS, Measure, check_measures, unit_of
+from fedtide.report.measures import UNITS, check_measures, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarize

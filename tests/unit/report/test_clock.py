@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedtide.evaluate.measure import Measure
 from fedtide.report import clock, narrative, tables
-from fedtide.report.measures import UNITS, Measure, difference
+from fedtide.report.measures import UNITS, difference
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarize

@@ -8,9 +8,9 @@ import pytest
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
+from fedtide.evaluate.measure import Measure
 from fedtide.report import narrative, tables
 from fedtide.report.alarms import alarms, broken
-from fedtide.report.measures import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.summary import MethodSummary, Paired, Summary, summarize

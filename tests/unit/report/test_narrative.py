@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fedtide.config import from_dict
+from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.report import measures, narrative, tables
 from fedtide.report.alarms import alarms
-from fedtide.report.measures import UNKNOWN, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
 from helpers.studies import A, raw

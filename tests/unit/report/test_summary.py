@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.report.measures import Measure
+from fedtide.evaluate.measure import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.summary import chosen_points, read_study, summarize, write_summary

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from fedtide.evaluate.measure import Measure
 from fedtide.report import gating
-from fedtide.report.measures import Measure
 from fedtide.report.summary import MethodSummary, Study, Summary
 from fedtide.report.sweeps import over_sweep
 from helpers.mixtures import MIXTURE, STEADY, shown, texts

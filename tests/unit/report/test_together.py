@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedtide.report.measures import Measure
+from fedtide.evaluate.measure import Measure
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
 from fedtide.report.together import Shown, paired, together

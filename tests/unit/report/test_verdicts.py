@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedtide.config import Claim, from_dict
+from fedtide.evaluate.measure import Measure
 from fedtide.report import narrative, tables
-from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary, judged
 from helpers.studies import A, raw
