@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Notes, Shard, Slotted, Sum, Weights
+from fedtide.core.types import Moment, Notes, Shard, Slotted, Sum, Weights
 from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
@@ -27,7 +26,6 @@ from fedtide.learn.stack import CANNOT, Fit, Stack, stack_of, train_stacked, uns
 from fedtide.learn.steps import Stepwise
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
-from fedtide.wire.steps import Wire
 
 STACK_BYTES = 8 * 2**20
 """Bytes of models trained together, which is what a processor's last cache holds."""
@@ -39,41 +37,36 @@ STEP_BYTES = 64 * 2**20
 """Bytes of what a step makes of its rows, such as patches."""
 
 
-def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0, wire: Wire | None = None) -> None:
-    """Raise unless clients of an algorithm can be trained together: they only train, and do all of their work."""
-    if wire is not None:
-        raise _refused(where, "clients whose answers are rounded one by one, as [wire] wants")
-    reasons = {question: _unstackable(work) for question, work in algorithm.works.items()}
-    if partial_work:
-        raise _refused(where, "clients with devices.partial_work")
+def why_alone(host: Host) -> str | None:
+    """Return why no clients of a host can be trained together; None if they can be, in one of its works at least.
+
+    Two copies of each model and the first rows show whether it can be stacked.
+    """
+    works = host.algorithm.works
+    if host.wire is not None:
+        return "it cannot train clients whose answers are rounded one by one, as [wire] wants"
+    if host.partial_work:
+        return "it cannot train clients with devices.partial_work"
+    reasons = {question: _unstackable(work) for question, work in works.items()}
     if reasons and None not in reasons.values():
         why = reasons.get("train", next(iter(reasons.values())))
-        raise _refused(where, f"'{algorithm.name}': {why}")
-
-
-def _refused(where: str, what: str) -> FedtideError:
-    return refused(where, "stacked", "local, workers, ray", f"it cannot train {what}")
-
-
-def stackable(host: Host, where: str = "fleet.kind") -> None:
-    """Raise as `check` does, and where a model cannot be stacked, which two copies and the first rows show."""
-    algorithm, population = host.algorithm, host.population
-    check(algorithm, where, host.partial_work, host.wire)
+        return f"it cannot train '{host.algorithm.name}': {why}"
     now = Moment(0, 1)
-    shard, _ = population.few()
-    for work in algorithm.works.values():
+    shard, _ = host.population.few()
+    for work in works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue
         short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
         try:
-            stack = stack_of(work.task, torch.device(work.task.device), population.rows.shape)
+            stack = stack_of(work.task, torch.device(work.task.device), host.population.rows.shape)
             pair, rngs = [shard] * 2, [Rng(0), Rng(1)]
             fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
             one = torch.ones(2, dtype=torch.float64)
             _sum_of(fit, one, one, squares=work.squares)
         except CANNOT as error:
             said = " ".join(str(error).split())[:200]
-            raise _refused(where, f"several copies of the model at once: {said}") from None
+            return f"it cannot train several copies of the model at once: {said}"
+    return None
 
 
 def _unstackable(work: object) -> str | None:
@@ -89,18 +82,13 @@ class StackedEngine(LocalEngine):
 
     Rounds equal those of the local engine but for the last bits. All clients of an ask, whatever its blocks, are
     sorted by their rows and cut into stacks that a cache holds. Within a stack updates are summed in the precision of
-    the weights, and stacks in float64.
+    the weights, and stacks in float64. Only for hosts of which `why_alone` says nothing.
 
     Args:
         host: algorithm, population, memory.
         threads: torch threads.
 
-    Raises:
-        FedtideError: clients of the algorithm cannot be trained together.
     """
-
-    def __post_init__(self) -> None:
-        check(self.host.algorithm, partial_work=self.host.partial_work, wire=self.host.wire)
 
     @cached_property
     def _stacks(self) -> dict[str, Stack | LayerStack]:

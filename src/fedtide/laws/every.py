@@ -580,10 +580,8 @@ def stacks(case: Case) -> None:
     """Clients that are trained together give the same, to rounding."""
     experiment = case.make(precision="fp64")
     host = case.host(experiment)
-    try:
-        stacked.check(host.algorithm)
-    except FedtideError as error:
-        raise NotApplicable(str(error)) from None
+    if why := stacked.why_alone(host):
+        raise NotApplicable(why)
     alone, here = case.watched(experiment, host=host, rounds=3)
     many, there = case.watched(experiment, host=host, rounds=3, engine=stacked.StackedEngine)
     words = "clients that are trained together give another result"

@@ -18,7 +18,7 @@ from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.host import Host
-from fedtide.fleets.stacked import stackable
+from fedtide.fleets.stacked import why_alone
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.device import CPU
 from fedtide.learn.fit import check_fit
@@ -52,8 +52,14 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         _check_clock(point.experiment, where)
         if point.experiment.precision == "bf16":
             check_gain()
+        alone: list[str | None] = []
         for method in point.experiment.method:
-            _check_bounds(point.experiment, method, _build(point.experiment, method, tried), sums)
+            host = _build(point.experiment, method, tried)
+            _check_bounds(point.experiment, method, host, sums)
+            alone.append(why_alone(host) if point.experiment.fleet.kind == "stacked" else None)
+        if all(alone):
+            first = point.experiment.method[0].name
+            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[0])
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
@@ -106,8 +112,6 @@ def _build(experiment: Experiment, method: Method, tried: _Tried) -> Host:
     if (key := repr((of_data, of_task, local))) not in tried.fitted:
         check_fit(task, shard, classes, local, f"method '{method.name}'.local")
         tried.fitted.add(key)
-    if experiment.fleet.kind == "stacked":
-        stackable(host, f"method '{method.name}': fleet.kind")
     views(population, named=experiment.eval_splits)
     build.embedded_of(experiment, method, population)
     if experiment.forgetting is not None:

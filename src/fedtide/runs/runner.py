@@ -27,7 +27,7 @@ from fedtide.fleets.calls import Processes
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.stacked import StackedEngine
+from fedtide.fleets.stacked import StackedEngine, why_alone
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
 from fedtide.runs.digest import digest_of, keys_of
@@ -211,7 +211,9 @@ def judge_of(
     host = host_of(experiment, method, seed, memory)
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
-        engine = StackedEngine(host, experiment.fleet.threads)
+        # Beside a method that can be stacked others may stand that cannot: `preflight` wants one.
+        if why_alone(host) is None:
+            engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
         there = None if pool.multi_node else memory.directory
         engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, there))

@@ -10,7 +10,6 @@ from torch import nn
 
 from fedtide.config import from_dict, resolved
 from fedtide.core import codec
-from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
@@ -18,6 +17,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked as engines
 from fedtide.fleets import together
+from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.learn import stack
 from fedtide.learn.local import LocalTrainer
@@ -26,7 +26,7 @@ from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.digest import digest_of
-from fedtide.runs.runner import Run
+from fedtide.runs.runner import Run, judge_of
 from helpers.toys import played, toy
 
 SIZES = (1, 7, 20, 53, 0, 4, 4, 9)
@@ -227,16 +227,13 @@ def test_rows_of_several_clients_are_those_of_each():
         assert same((shard.x, shard.y, shard.ids, shard.val.x), (alone.x, alone.y, alone.ids, alone.val.x))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options", "why"),
-    [
-        ("cfl", {}, "its clients do more than train"),
-    ],
-)
-def test_what_cannot_be_stacked_is_refused_in_one_line(algorithm, options, why):
-    experiment = toy(algorithm, options)
-    with pytest.raises(FedtideError, match=f"'stacked'.*'{algorithm}'.*{why}; allowed: local, workers, ray"):
-        played(experiment, engine=StackedEngine)
+@pytest.mark.parametrize(("algorithm", "engine"), [("cfl", LocalEngine), ("fedavg", StackedEngine)])
+def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm, engine):
+    experiment = toy(algorithm, fleet={"kind": "stacked"})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    assert ("'cfl': its clients do more than train" in (engines.why_alone(host) or "")) == (engine is LocalEngine)
+    fleet = judge_of(experiment, experiment.method[0], 0, MemoryStore(None)).fleet
+    assert type(fleet.engine) is engine
 
 
 @pytest.mark.parametrize(
