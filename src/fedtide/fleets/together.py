@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Answer, Moment, Shard
+from fedtide.core.types import Answer
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
@@ -19,7 +19,6 @@ from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import CANNOT, Stack, fitted_parts, stack_of, train_stacked, unstackable
 from fedtide.learn.steps import Losses, Steps, Train
-from fedtide.learn.task import Task
 
 HELD_BYTES = 2**28
 """Bytes of what clients receive, for those that work in step: they may hold as much of their own."""
@@ -76,7 +75,7 @@ class Together:
 
     host: Host
     cut: Cut
-    stacks: dict[int, Stack | LayerStack | None] = field(default_factory=dict)
+    stacks: dict[Hashable, Stack | LayerStack | None] = field(default_factory=dict)
 
     def answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
         """Yield clients with their answers, in the order in which they are done."""
@@ -137,24 +136,29 @@ class Together:
             requests: list[Train] = [each.request for each in some]
             terms = None if first.term is None else [request.term for request in requests]
             shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
-            fit = train_stacked(stack, first.local, terms, first.weights, shards, first.moment, rngs)
+            losses = [request.objective for request in requests]
+            fit = train_stacked(stack, first.local, terms, first.weights, shards, first.moment, rngs, losses)
             yield from zip(some, fitted_parts(fit, first.weights, rate), strict=True)
 
     def _stack(self, request: Train) -> Stack | LayerStack | None:
         """Return what trains several copies of a model; None if that cannot be."""
-        if request.loss is not None or unstackable(request.task, request.local, request.term) is not None:
+        if unstackable(request.task, request.local, request.term, request.objective) is not None:
             return None
-        key = id(request.task)
+        if request.loss is not None and not hasattr(request.loss, "alike"):  # a stack for this client alone
+            return None
+        key = request.stack
         if key not in self.stacks:
-            self.stacks[key] = tried_stack(request.task, request.shard, request.moment)
+            self.stacks[key] = tried_stack(request)
         return self.stacks[key]
 
 
-def tried_stack(task: Task, shard: Shard, moment: Moment) -> Stack | LayerStack | None:
-    """Return what trains several copies of a task's model; None if two of them on some samples cannot be trained."""
-    stack, few = stack_of(task, torch.device(task.device), tuple(shard.x.shape[1:])), shard.pick(slice(0, 2))
+def tried_stack(request: Train) -> Stack | LayerStack | None:
+    """Return what trains several copies of a model; None if two of them on some samples cannot be trained."""
+    task, few, loss = request.task, request.shard.pick(slice(0, 2)), request.objective
+    stack = stack_of(task, torch.device(task.device), tuple(few.x.shape[1:]), loss)
+    weights, one = request.weights, LocalTrainer(local_steps=1)
     try:
-        train_stacked(stack, LocalTrainer(local_steps=1), None, task.init(Rng(0)), [few] * 2, moment, [Rng(0)] * 2)
+        train_stacked(stack, one, None, weights, [few] * 2, request.moment, [Rng(0)] * 2, [loss] * 2)
     except CANNOT:
         return None
     return stack

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.types import Weights
-from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
+from fedtide.models.branched import Branched, Branches
 
 _masked = torch.ops.aten.threshold_backward.grad_input
 
@@ -67,15 +66,38 @@ class Product:
 
 
 class Dense(Product):
-    """A linear layer on (clients, rows, inputs)."""
+    """A linear layer on (clients, rows, inputs), or several of one input, whose outputs are side by side.
+
+    Args:
+        name: name of the layer in the model.
+        layer: the module.
+        first: whether nothing before it has parameters.
+        room: where its numbers are.
+        branches: number of layers; None for a layer that is not repeated.
+    """
+
+    def __init__(self, name: str, layer: nn.Linear, first: bool, room: Room, branches: int | None = None) -> None:
+        super().__init__(name, layer, first, room)
+        self.branches, one = branches, self.names
+        if branches is not None:
+            parts = [each.removeprefix(name) for each in one]
+            self.names = [f"{name}.copies.{k}{part}" for k in range(branches) for part in parts]
+            self.shape = torch.Size((branches * self.shape[0], self.inputs))
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters as they are held: the bias with a dimension for the rows."""
-        return [params[0], *(bias[..., None, :] for bias in params[1:])]
+        """Return parameters as they are held: branches in one, and the bias with a dimension for the rows."""
+        kinds = len(params) // (self.branches or 1)
+        matrix, *bias = (
+            params[k] if self.branches is None else torch.cat(list(params[k::kinds])) for k in range(kinds)
+        )
+        return [matrix, *(each[None] for each in bias)]
 
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held."""
-        return [held[0], *(bias[:, 0] for bias in held[1:])]
+        kinds = [held[0], *(bias[:, 0] for bias in held[1:])]
+        return [
+            part for parts in zip(*(each.chunk(self.branches or 1, 1) for each in kinds), strict=True) for part in parts
+        ]
 
     def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
         """Make room for an input of so many clients and rows; return the shape of a row's output."""
@@ -266,15 +288,18 @@ class Flat:
 Layer = Dense | Convolution | Rectifier | Pool | Flat
 
 
-def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
-    """Return the layers of a task's model for rows of a shape; None if there is one that is not known here."""
+def known_layers(task: Task, shape: tuple[int, ...], room: Room, loss: Any) -> list[Layer] | None:
+    """Return the layers of a task's model for rows of a shape; None if there is one that is not known here.
+
+    Nor is a loss whose gradient is not known. Of branches only the last layer is known.
+    """
     module = task.scratch.module
-    if type(task.loss) is not CrossEntropy or any(map(_is_watched, module.modules())):
+    if getattr(loss, "graded", None) is None or any(map(_is_watched, module.modules())):
         return None
     made: list[Layer] = []
     for name, layer in _in_order(module):
         known = _known(name, layer, made, len(shape), room)
-        if known is None:
+        if known is None or (made and getattr(made[-1], "branches", None) is not None):
             return None
         if isinstance(known, Flat) and len(shape) == 1:
             continue
@@ -291,6 +316,8 @@ def _is_watched(module: nn.Module) -> bool:
 
 def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of a sequence, of sequences in it, too, with their names."""
+    if isinstance(module, Branched):
+        name, module = "model", module.model
     if type(module) is not nn.Sequential:
         yield name, module
         return
@@ -301,9 +328,12 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
 
 def _known(name: str, layer: nn.Module, before: Sequence[Layer], dims: int, room: Room) -> Layer | None:
     """Return what does the steps of a layer on rows of so many dimensions, after those before it, if it is known."""
-    kind, first = type(layer), not any(isinstance(each, Product) for each in before)
+    first, branches = not any(isinstance(each, Product) for each in before), None
+    if isinstance(layer, Branches) and {type(copy) for copy in layer.copies} == {nn.Linear}:
+        branches, layer = len(layer.copies), layer.copies[0]
+    kind = type(layer)
     if isinstance(layer, nn.Linear) and kind is nn.Linear and dims == 1:
-        return Dense(name, layer, first, room)
+        return Dense(name, layer, first, room, branches)
     if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and dims == 3:
         odd = all(side % 2 for side in layer.kernel_size) and layer.stride == (1, 1)
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
@@ -321,15 +351,16 @@ class LayerStack:
     """Several copies of a network of known layers; what `fedtide.learn.stack.train_stacked` trains.
 
     Args:
-        task: model, and cross-entropy as its loss.
+        task: the model.
         layers: the layers of its model.
         room: where their numbers are.
+        loss: a loss with `graded`.
     """
 
     moves, held, fuses = False, (), True
 
-    def __init__(self, task: Task, layers: Sequence[Layer], room: Room) -> None:
-        self.task, self.device = task, room.take("", 0).device
+    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
+        self.task, self.loss, self.device = task, loss, room.take("", 0).device
         self.layers, self.room = layers, room
         self.products = [layer for layer in layers if isinstance(layer, Product)]
         self.fitted: tuple[int, ...] = ()
@@ -357,7 +388,7 @@ class LayerStack:
         y: Tensor,
         share: Tensor,
         counted: Tensor | None,
-        shared: None = None,
+        shared: Any = None,
         *,
         rate: float | None = None,
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
@@ -372,13 +403,12 @@ class LayerStack:
             x = x.movedim(1, -1).contiguous()
         for layer in self.layers:
             x = layer.forward(x)
-        logp, y = F.log_softmax(x, -1), y[..., None]
-        each = -logp.gather(-1, y)[..., 0]
+        branches = getattr(self.layers[-1], "branches", None)
+        each, dy = self.loss.graded(x if branches is None else x.unflatten(-1, (branches, -1)), y, shared)
         if counted is not None:
             each, share = each.masked_fill_(~counted, 0.0), share * counted
         value = (each * share).sum(1)
-        dy: Any = logp.exp_().scatter_add_(-1, y, x.new_full((1, 1, 1), -1.0).expand(y.shape))
-        dy.mul_(share[..., None])
+        dy = dy.reshape(x.shape).mul_(share[..., None])
         gradient: list[Tensor] = []
         for layer in reversed(self.layers):
             dy, of_weights = layer.backward(dy, rate)

@@ -3,9 +3,10 @@
 A loss has `prepare(shard) -> (shared, columns)`, called once per client: a value shared by all of its samples (class
 fractions), and a tuple of tensors with an entry for each sample (posteriors, masks). `value(outputs, y, shared,
 columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
-`each(outputs, y, shared)`, for methods that weight samples; one that supports label smoothing has
-`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches. Decisions (best
-model, posteriors, utilities) use plain cross-entropy, whatever the training loss; those of numbers are in
+`each(outputs, y, shared, eps)`, for methods that weight samples; one that supports label smoothing has
+`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches; one whose gradient
+is known in closed form has `graded(outputs, y, shared, eps)`, for small networks that are trained together. Decisions
+(best model, posteriors, utilities) use plain cross-entropy, whatever the training loss; those of numbers are in
 `fedtide.learn.target`.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -66,7 +68,7 @@ class StackedLoss(Loss, Protocol):
     def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
         """Return the loss of every label, in the shape of `y`."""
 
-    def stacked(self, shared: Sequence[Any]) -> Tensor | None:
+    def stacked(self, shared: Sequence[Any]) -> Tensor | tuple[Any, ...] | None:
         """Stack the shared values of several clients along the first dimension; None if there are none."""
 
 
@@ -94,9 +96,29 @@ class CrossEntropy:
             raise refused("loss", "cross-entropy", "Task(..., target=population.target), as rows have no classes")
         return F.cross_entropy(*keep_counted(outputs, y, columns))
 
-    def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
-        """Return the loss of every label, in the shape of `y`."""
-        return each(outputs, y)
+    def each(self, outputs: Tensor, y: Tensor, shared: None, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, with label smoothing `eps`."""
+        return each(outputs, y, eps)
+
+    def graded(self, outputs: Tensor, y: Tensor, shared: None, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss of every label, in the shape of `y`, and its gradient by the outputs.
+
+        Args:
+            outputs: logits (..., classes).
+            y: labels (...).
+            shared: nothing.
+            eps: label smoothing of each label, in a shape that fits `y`; None for none.
+        """
+        logp, y = F.log_softmax(outputs, -1), y[..., None]
+        found = -logp.gather(-1, y)[..., 0]
+        if eps is not None:
+            found = torch.lerp(found, -logp.mean(-1), eps.expand(found.shape))
+        gradient = logp.exp_()
+        if eps is None:
+            off = gradient.new_full((1,) * y.dim(), -1.0)
+        else:
+            off, gradient = (eps - 1)[..., None], gradient.sub_((eps / gradient.shape[-1])[..., None])
+        return found, gradient.scatter_add_(-1, y, off.expand(y.shape))
 
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""
@@ -106,14 +128,15 @@ class CrossEntropy:
         return F.cross_entropy(outputs, y, label_smoothing=eps)
 
 
-def each(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of logits (..., classes) with every label, in the shape of `y`.
+def each(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:
+    """Return the cross-entropy of logits (..., classes) with every label, in the shape of `y`, smoothed by `eps`.
 
     >>> import torch
     >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
     [0.693147, 0.693147]
     """
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+    found = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", label_smoothing=eps)
+    return found.reshape(y.shape)
 
 
 @dataclass(frozen=True)

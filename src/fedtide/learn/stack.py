@@ -20,13 +20,13 @@ from torch.fx.graph import CodeGen, Graph
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import map_leaves, unshare
+from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
 from fedtide.learn.device import home
 from fedtide.learn.layers import LayerStack, Room, known_layers
 from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.loss import StackedLoss
+from fedtide.learn.loss import Loss, StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.task import Task, joined
 
@@ -87,9 +87,9 @@ def fitted_parts(fit: Fit, received: Weights, rate: float) -> list[FittedPart]:
     return [FittedPart(loss, taken, taken * rate, delta, received) for loss, taken, delta in parts]
 
 
-def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | None:
-    """Return the reason why clients cannot be trained at once; None if they can."""
-    if not isinstance(task.loss, StackedLoss):
+def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
+    """Return the reason why clients cannot be trained at once, by a loss or the task's; None if they can."""
+    if not isinstance(loss or task.loss, StackedLoss):
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
     if term is not None and not hasattr(term, "stacked"):
         return "its gradient term is not known to work on several clients at once"
@@ -129,13 +129,15 @@ class Stack:
     Args:
         task: model and loss.
         device: device of the models.
+        loss: the loss, or one that is alike; None for that of the task.
     """
 
     fuses, row_bytes = False, 0
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device, loss: Any = None) -> None:
         self.task = task
         self.device = device
+        self.loss = loss or task.loss
         module = task.scratch.module
         self.names = task.scratch.names
         # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes.
@@ -175,17 +177,16 @@ class Stack:
         )
 
     def gradient(
-        self, params: list[Tensor], held: list[Tensor], *rows: Tensor | None, rate: float | None = None
+        self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None
     ) -> tuple[Any, Any, Any]:
         """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
-        x, y, share, counted, shared = rows
-        shapes = tuple(None if each is None else (each.shape, each.dtype) for each in (x, y, share, counted, shared))
-        key = (len(params[0]), shapes)
+        flat_rows = leaves(rows)
+        key = (len(params[0]), tuple(None if each is None else (each.shape, each.dtype) for each in flat_rows))
         if key in self.traced:
-            made = self.traced[key](*params, *held, *rows)
+            made = self.traced[key](*params, *held, *flat_rows)
             return made[: len(params)], made[len(params)], made[len(params) + 1 :]
         self.seen[key] = self.seen.get(key, 0) + 1
-        in_dims = (0, 0, 0, 0, 0, None if counted is None else 0, None if shared is None else 0)
+        in_dims = (0, 0, *map_leaves(lambda each: None if each is None else 0, rows))
         step = vmap(grad_and_value(partial(_loss, self), has_aux=True), in_dims=in_dims)
 
         def flat(*given: Any) -> tuple[Any, Any, Any]:
@@ -218,10 +219,10 @@ class Stack:
         return product
 
 
-def stack_of(task: Task, device: torch.device, shape: tuple[int, ...]) -> Stack | LayerStack:
-    """Return what trains several copies of a task's model on rows of a shape."""
-    layers = known_layers(task, shape, room := Room(task.dtype, device))
-    return Stack(task, device) if layers is None else LayerStack(task, layers, room)
+def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Stack | LayerStack:
+    """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
+    layers = known_layers(task, shape, room := Room(task.dtype, device), loss or task.loss)
+    return Stack(task, device, loss) if layers is None else LayerStack(task, layers, room, loss or task.loss)
 
 
 def trim_graph(graph: Graph) -> None:
@@ -253,7 +254,7 @@ def _loss(
     """Return the mean loss of one client's batch, and its running statistics after the pass."""
     named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
     outputs = functional_call(stack.task.scratch.module, named, (x,))
-    each = stack.task.loss.each(outputs, y, shared)
+    each = stack.loss.each(outputs, y, shared)
     if counted is not None:  # multiplying by the share is not enough: an uncounted label may have an infinite loss
         each = each.masked_fill(~counted, 0.0)
     return (each * share).sum(), held
@@ -267,6 +268,7 @@ def train_stacked(
     shards: Sequence[Shard],
     moment: Moment,
     rngs: Sequence[Rng],
+    losses: Sequence[Any] | None = None,
 ) -> Fit:
     """Train several clients from `received`, each on its own samples.
 
@@ -278,6 +280,7 @@ def train_stacked(
         shards: the clients' samples in descending order of size; each has enough for a step.
         moment: the time, for the schedule.
         rngs: the clients' keys.
+        losses: the loss of each client, all alike; None for that of the task.
     """
     task, scratch = stack.task, stack.task.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
@@ -285,14 +288,15 @@ def train_stacked(
     steps = _Steps(task, local, shards, rngs, stack.device)
     start = stack.layout([received.params[name] for name in scratch.names])
     params, held = stack.load(received, len(shards))
-    prepared = task.loss.stacked([task.loss.prepare(shard)[0] for shard in shards])
-    shared = None if prepared is None else prepared.to(stack.device)
+    pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
+    prepared = stack.loss.stacked([loss.prepare(shard)[0] for loss, shard in pairs])
+    shared = map_leaves(lambda each: None if each is None else each.to(stack.device), prepared)
     term = None if terms is None else terms[0].stacked(terms, stack.layout)
     rate = local.lr * local.lr_schedule(moment)
     update = LocalOptimizer(local, rate, params)
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
     fused = rate if plain and stack.fuses else None
-    losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
+    values = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
         now = [value[:active] for value in params]
@@ -300,10 +304,10 @@ def train_stacked(
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
-            these, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
-            part, value, moved = stack.gradient(these, beside, *steps.rows(number, active, who), *context, rate=fused)
+            these, beside, context = _some((params, held, shared), active, who)
+            part, value, moved = stack.gradient(these, beside, *steps.rows(number, active, who), context, rate=fused)
             where: Any = slice(active) if who is None else who
-            losses[number, where] = value
+            values[number, where] = value
             for old, new in zip(held, moved, strict=True):
                 if new is not old:
                     old[where] = new
@@ -325,15 +329,13 @@ def train_stacked(
             gradient = _clip(gradient, local.max_grad_norm)
         update(now, gradient, number)
     labels = steps.labels.to(stack.device)
-    loss = (losses.double() * labels).sum(0) / labels.sum(0)
+    loss = (values.double() * labels).sum(0) / labels.sum(0)
     taken = torch.from_numpy((steps.sizes > 0).sum(0))
     return Fit(stack.difference(received, params, held), home(loss), taken)
 
 
-def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:
-    if values is None:
-        return None
-    return values[:active] if who is None else values[who]
+def _some(values: Tree, active: int, who: Tensor | None) -> Any:
+    return map_leaves(lambda each: None if each is None else each[:active] if who is None else each[who], values)
 
 
 class _Steps:

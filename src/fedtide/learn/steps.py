@@ -78,6 +78,11 @@ def _same(weights: Sequence[Weights]) -> Hashable:
     return tuple(id(leaf) for leaf in leaves(list(weights)))
 
 
+def _kind(part: Any) -> Hashable:
+    """Return what is equal for losses, or gradient terms, of clients that can be trained together."""
+    return None if part is None else (type(part), getattr(part, "alike", id(part)))
+
+
 @dataclass(frozen=True, eq=False)
 class Train:
     """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `Part` of a stack.
@@ -96,14 +101,23 @@ class Train:
 
     @property
     def key(self) -> Hashable:
-        """Model, settings, the kind of the gradient term, and where it begins."""
-        term = None if self.term is None else (type(self.term), getattr(self.term, "alike", id(self.term)))
-        return Train, id(self.task), self.local, id(self.loss), term, _same([self.weights])
+        """Model and loss, settings, the kind of the gradient term, and where it begins."""
+        return Train, self.stack, self.local, _kind(self.term), _same([self.weights])
+
+    @property
+    def stack(self) -> Hashable:
+        """Model and loss: what is equal can be trained by the same stack."""
+        return id(self.task), _kind(self.objective)
+
+    @property
+    def objective(self) -> Loss:
+        """The loss that is minimized."""
+        objective: Loss = self.task.loss if self.loss is None else self.loss
+        return objective
 
     def alone(self) -> Fitted:
         """Train one client."""
-        loss = self.task.loss if self.loss is None else self.loss
-        return self.local(self.task, loss, self.weights, self.shard, self.moment, self.rng, extra=self.term)
+        return self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, extra=self.term)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,8 +109,8 @@ class OfTarget:
         """Return the mean over rows."""
         return self.each(outputs, y, shared).mean()
 
-    def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
-        """Return the loss of every row."""
+    def each(self, outputs: Tensor, y: Tensor, shared: None, eps: float = 0.0) -> Tensor:
+        """Return the loss of every row; a number that is smoothed would be another number."""
         losses: Tensor = self.target.each(outputs, y)
         return losses
 
@@ -118,7 +118,7 @@ class OfTarget:
         """Return None, as nothing is prepared."""
 
     def smoothed(self, outputs: Tensor, y: Tensor, shared: None, eps: float) -> Tensor:
-        """Return the mean over rows; a number that is smoothed would be another number."""
+        """Return the mean over rows."""
         return self.each(outputs, y, shared).mean()
 
 

@@ -75,9 +75,15 @@ class WSM:
         outputs, y = keep_counted(outputs, y, columns)
         return F.cross_entropy(outputs + self._shift(shared, outputs), y)
 
-    def each(self, outputs: Tensor, y: Tensor, shared: Tensor) -> Tensor:
-        """Return the loss of every label, in the shape of `y`."""
-        return each(outputs + self._shift(shared, outputs), y)
+    def each(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
+        shift = self._shift(shared, outputs)
+        found = each(outputs + shift, y)
+        if not eps:
+            return found
+        has = shift.isfinite()
+        others = (outputs + shift).log_softmax(-1).masked_fill(~has, 0.0).sum(-1) / has.sum()
+        return (1 - eps) * found - eps * others
 
     def stacked(self, shared: Sequence[Tensor]) -> Tensor:
         """Stack the counts of several clients (clients, classes), up to the largest label of all."""

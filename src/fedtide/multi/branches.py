@@ -9,7 +9,7 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
-from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
+from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, keep_counted, mask_of
 from fedtide.learn.server import S, Server
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task, concat_passes, example_of, parts
@@ -116,11 +116,11 @@ class BranchLoss:
         """Prepare the base loss; columns are those of the base loss, the choice of each row, and the mask."""
         shared, columns = self.base.prepare(shard)
         choice = () if isinstance(self.choice, int) else (self.choice,)
-        return (shared, len(columns)), (*columns, *choice, *mask_of(shard))
+        return (shared, len(columns), self.choice), (*columns, *choice, *mask_of(shard))
 
     def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """Return the mean loss of a batch."""
-        (logits, _), (shared, count) = outputs, shared
+        (logits, _), (shared, count, _) = outputs, shared
         columns, rest = columns[:count], columns[count:]
         if isinstance(self.choice, int):
             own, others = logits[self.choice], [z for k, z in enumerate(logits) if k != self.choice]
@@ -133,6 +133,44 @@ class BranchLoss:
         smoothed = getattr(self.base, "smoothed", CrossEntropy().smoothed)
         parts = [smoothed(*keep_counted(z, y, rest), shared, self.eps) for z in others]
         return value + self.lam * torch.stack(parts).mean()
+
+    @property
+    def alike(self) -> Hashable:
+        """Losses of several clients are of one kind if this is equal, whatever the branch of each."""
+        if not isinstance(self.choice, int) or not isinstance(self.base, StackedLoss):
+            raise AttributeError("alike")
+        return id(self.base), self.lam, self.eps
+
+    def stacked(self, shared: Sequence[Any]) -> tuple[Any, Tensor]:
+        """Return what the base losses of several clients prepare, stacked, and the branch of each (clients,)."""
+        prepared, _, choices = zip(*shared, strict=True)
+        base: Any = self.base
+        return base.stacked(prepared), torch.tensor(choices)
+
+    def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, of one of several clients."""
+        (logits, _), (shared, choice) = outputs, shared
+        base: Any = self.base
+        own, *others = (logits[(choice[None] + step) % len(logits)][0] for step in range(len(logits)))
+        value = base.each(own, y, shared)
+        if self.lam == 0 or not others:
+            return value
+        return value + self.lam * torch.stack([base.each(z, y, shared, self.eps) for z in others]).mean(0)
+
+    @property
+    def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
+        """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
+        graded: Any = getattr(self.base, "graded", None)
+
+        def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+            (prepared, choice), count = shared, logits.shape[2]
+            own = (choice[:, None] == torch.arange(count, device=choice.device))[:, None]
+            share = logits.new_full(own.shape, self.lam / max(count - 1, 1)).masked_fill_(own, 1.0)
+            eps = logits.new_full(own.shape, self.eps).masked_fill_(own, 0.0)
+            each, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)
+            return (each * share).sum(-1), gradient.mul_(share[..., None])
+
+        return None if graded is None else both
 
 
 def features(task: Task, weights: Weights, x: Tensor) -> Tensor:

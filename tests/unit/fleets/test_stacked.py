@@ -110,8 +110,8 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     assert [asked.cost for asked in alone.fleet.queries] == [asked.cost for asked in together.fleet.queries]
 
 
-ALONE = ("ifca of gradients", "fedtem", "fedtkm", "fedem", "fedgmm", "min-loss")
-"""Whose clients take a gradient, after losses that are pooled, or train networks with branches, which never are."""
+ALONE = ("ifca of gradients", "fedem", "fedgmm")
+"""Whose clients take a gradient, after losses that are pooled, or train by posteriors of each row, which never are."""
 
 WORKING = {
     "ifca": {"n_init": 2},

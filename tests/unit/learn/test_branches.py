@@ -194,7 +194,7 @@ def test_all_rows_of_a_client_may_choose_together_or_each_alone():
     choice = torch.tensor([0, 1, 0, 1, 1, 0])
     _, columns = BranchLoss(CrossEntropy(), choice).prepare(rows())
     assert [column.tolist() for column in columns] == [choice.tolist()]
-    assert BranchLoss(CrossEntropy(), 1).prepare(rows()) == ((None, 0), ())
+    assert BranchLoss(CrossEntropy(), 1).prepare(rows()) == ((None, 0, 1), ())
 
 
 def test_steps_that_do_not_count_do_not_count_for_the_other_branch_either():

@@ -10,9 +10,12 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.loss import CrossEntropy, as_loss
 from fedtide.learn.stack import Stack, stack_of, train_stacked
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
+from fedtide.learn.wsm import WSM
+from fedtide.multi.branches import BranchLoss, with_branches
 
 NOW = Moment(0, 1)
 SHAPE = (2, 13, 11)
@@ -91,6 +94,44 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
         return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
 
     assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+
+
+@pytest.mark.parametrize(
+    ("layer", "base", "kind"),
+    [
+        ("6", CrossEntropy(), LayerStack), ("6", WSM(), Stack), ("6", WSM(blend=0.0), Stack),
+        ("4", CrossEntropy(), Stack), ("0", CrossEntropy(), Stack), ("*", WSM(), Stack),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("count", "lam", "eps"), [(1, 0.25, 0.5), (2, 0.25, 0.5), (3, 0.5, 0.0), (3, 0.0, 0.5)])
+@pytest.mark.parametrize("case", ["one epoch", "momentum"])
+def test_clients_that_train_a_branch_each_are_trained_as_alone(layer, base, kind, count, lam, eps, case):
+    def build():
+        return nn.Sequential(
+            nn.Conv2d(2, 3, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(90, 4), nn.ReLU(),
+            nn.Linear(4, 3, bias=lam > 0),
+        )  # fmt: skip
+
+    task, local = Task(build, base, dtype=torch.float64), LocalTrainer(lr=0.1, batch_size=4, **SETTINGS[case])
+    task = with_branches(task, layer, count)
+    shards, weights, rngs = list(some_shards(ties=True)), task.init(Rng(0)), [Rng(0).at(i) for i in range(3)]
+    losses = [BranchLoss(task.loss, k % count, lam, eps) for k in (1, 0, 2)]
+    assert len({each.alike for each in losses}) == 1
+    made = stack_of(task, torch.device("cpu"), SHAPE, losses[0])
+    assert isinstance(made, kind)
+    for _ in range(2):
+        fit = train_stacked(made, local, None, weights, shards, NOW, rngs, losses)
+        for client, (shard, rng, loss) in enumerate(zip(shards, rngs, losses, strict=True)):
+            alone = local(task, loss, weights, shard, NOW, rng)
+            assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
+            assert list(fit.delta.params) == list(alone.delta.params)
+            for name, change in alone.delta.params.items():
+                torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
+
+
+def test_choices_of_rows_and_losses_of_whole_batches_are_not_alike():
+    assert not hasattr(BranchLoss(CrossEntropy(), torch.zeros(3)), "alike")
+    assert not hasattr(BranchLoss(as_loss(nn.CrossEntropyLoss()), 0), "alike")
 
 
 def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
