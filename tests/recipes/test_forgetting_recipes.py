@@ -18,7 +18,7 @@ SIX = [
     for name in ("FedAvg", "FedProx", "SCAFFOLD")
     for more, loss in (("", "cross-entropy"), (", WSM", "wsm"))
 ]
-HALF = [*PLAIN, ("FedAvg, half WSM", "fedavg", "wsm")]
+BLENDED = [*PLAIN, ("FedAvg, WSM blended", "fedavg", "wsm")]
 RATES = [0.007, 0.01, 0.03, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7]
 NORMED = [{"kind": "resnet18", "form": "cifar", "norm": norm} for norm in ("group", "batch", "mixed")]
 # Clients, cohort, rounds; the methods, and what is swept: Tables 3.1 to 3.3, Figures 2.2 and 3.3.
@@ -35,8 +35,8 @@ THESIS = {
     ),
     "norms": (100, 10, 8000, PLAIN, {"model": NORMED, "method.local.lr": [0.005, *RATES[:-2]]}),
     "forgetting": (100, 10, 4000, PLAIN, {"method.cohort": [10]}),
-    "heterogeneity": (100, 10, 4000, HALF, {"data.partition.alpha": [0.01, 0.1, 0.2, 0.5, 1.0, 10.0, 100.0]}),
-    "participation": (100, None, 4000, HALF, {"method.cohort": [1, 2, 5, 10, 30, 60]}),
+    "heterogeneity": (100, 10, 4000, BLENDED, {"data.partition.alpha": [0.01, 0.1, 0.2, 0.5, 1.0, 10.0, 100.0]}),
+    "participation": (100, None, 4000, BLENDED, {"method.cohort": [1, 2, 5, 10, 30, 60]}),
     "local-work": (100, 10, 4000, PLAIN, {"method.local.epochs": [1, 3, 5, 10, 20]}),
 }
 
@@ -65,7 +65,7 @@ def test_settings_of_the_thesis_are_those_of_its_tables(name):
         if name != "femnist":
             (normalize,) = each.data.transforms
             assert (normalize.mean, normalize.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-        assert all(m.loss.blend == 0.5 * ("half" in m.name) for m in each.method if m.loss.kind == "wsm")
+        assert all(m.loss.blend == 0.3 * ("blended" in m.name) for m in each.method if m.loss.kind == "wsm")
         assert [(m.name, m.algorithm, m.loss.kind) for m in each.method] == methods
         for method in each.method:
             options = method.settings()

@@ -103,11 +103,13 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     assert options["FedTKM"]["alpha"].kind == "leaky"
     assert options["FedTKM"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
     assert (options["FedTEM, as printed"]["update"].kind, options["FedTEM"]["beta"]) == ("overwrite", 0.99)
-    assert prior["SCSGD"].period == period
+    assert (prior["SCSGD"].kind, prior["SCSGD"].period) == ("block", period)
     if "T-shot" in options:
         assert options["T-shot"]["shots"] == period or scale == "nano"
+    assert options["FedTKM, as printed"]["rescale"]  # Eq. 11 at test time
+    assert {m.decide_per for m in experiment.method if m.algorithm == "fedtkm"} == {"batch"}  # section 3.2
     together = "sample" if name == "stackoverflow" else "batch"
-    assert {m.decide_per for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
+    assert {m.decide_per for m in experiment.method if m.algorithm == "fedtem"} == {together}
 
 
 P = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)
@@ -140,7 +142,7 @@ def test_figures_of_the_paper_are_of_its_own_forms(name):
             printed = (options["update"].kind, options["prior"].kind == "em-only" or not options["consistent_only"])
             assert printed == ("overwrite", True)
         if method.algorithm == "fedtkm":
-            assert (options["update"].kind, options["alpha"].kind) == ("overwrite", "integral")
+            assert (options["update"].kind, options["alpha"].kind, options["rescale"]) == ("overwrite", "integral", True)
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
