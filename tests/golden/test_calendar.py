@@ -212,6 +212,11 @@ def test_a_model_is_tested_on_each_window_before_it_is_trained_on_it(delay, scor
     population = people(DAYS, Calendar(window="1d", hold="1d", delay=delay, begin="2026-06-01"), who)
     result = ft.simulate(commonest(), population, rounds=5, eval_every=1)
     assert dict(zip(result.rounds, result.accuracy, strict=True)) == pytest.approx(scores)
+    # The commonest class is that of all rows before: 0 of the 1st, of the 2nd 0 (three of five), to the 4th 0 (five of
+    # eight), to the 5th 0 again (seven of eleven). A day late on the 1st nothing is known, then these again.
+    floor = {1: None if delay else 1 / 3, 3: 2 / 3, 4: 2 / 3, 5: 0.0}
+    floors = {line["round"] + 1: line["scores"]["train_clients"].get("commonest") for line in result.lines}
+    assert {number: floors[number] for number in scores} == floor
     empty = result.lines[3 if delay else 2]  # on the 4th the labels of the 3rd would come
     assert (empty["window"]["begin"][:10], empty["window"]["came"]) == (f"2026-06-0{4 if delay else 3}", 0)
     assert (empty["asked"], empty["answered"]) == (0, 0)

@@ -37,7 +37,7 @@ class GeneratedRows:
     # Optional fields of sources with arrays, which generated rows do not have.
     domain = time = steps = padding = held_out = None
     domain_names = ("all",)
-    unscored = ()
+    unscored = said = ()
     value = None
     target = CLASSES
 

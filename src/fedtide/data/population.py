@@ -338,13 +338,20 @@ class Population:
     def commonest(self, clients: Tensor, moment: Moment, part: str) -> float | None:
         """Return the share of the commonest class among the rows of clients; None without rows, and of sequences.
 
-        Of other targets it is the headline of always saying the same (`Target.best_constant`).
+        Where test rows are still to come, the class is the commonest of all that have come before: what is best in a
+        small window is known only afterwards. Of other targets it is the headline of always saying the same
+        (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
-        if self.rows.steps is not None or not len(rows):
+        before = self.plan.known(moment) if self._ahead and part == "test" else None
+        if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
-        labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
-        return self.target.best_constant(self.rows.targets(rows, labels)[0])
+
+        def said(rows: Tensor, clients: Tensor) -> Tensor:
+            return self.rows.targets(rows, self._labels(rows, clients, self.shift.time(moment)).long())[0]
+
+        y = said(rows, clients[owner])
+        return self.target.best_constant(y, y if before is None else said(*before))
 
     def baselines(self, clients: Tensor, moment: Moment, part: str) -> dict[str, float]:
         """Return the skill of saying the value of the same client a day and a week ago, of numbers that have a time.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import CALENDAR, MOST_CLASSES, Roles, assign, local, read_columns, when_of, words_of
+from fedtide.data.sources.when import spanned
 
 MOST_CATEGORIES = 30
 """Different texts up to which a column is offered as categories: each becomes a feature."""
@@ -88,19 +88,20 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
     times = {column: columns[column].values[whole] for column in found.time}
     numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
     labels, measured = _label(columns[found.label], whole)
+    when, unit = when_of(name, places, times, roles.zone) if times else (None, "")
     table = Table(
         name,
         labels,
         np.stack([numbers[whole] for numbers in numbered], 1) if numbered else None,
         columns[found.client].texts[whole] if found.client else None,
-        when_of(name, places, times, roles.zone) if times else None,
+        when,
         columns={"label": found.label, "client": found.client, "time": found.time, "features": found.features,
                  "missing": int(rows - whole.sum()), "categories": categories_of(columns, found.left)},
         source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
         zone=roles.zone,
     )  # fmt: skip
-    return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone)))
+    return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit)))
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,18 +146,17 @@ def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:
     return column.numbers[rows], True
 
 
-def _said(table: Table, rows: int, measured: bool, left: Mapping[str, str], zone: str | None) -> Iterable[str]:
+def _said(
+    table: Table, rows: int, measured: bool, left: Mapping[str, str], zone: str | None, unit: str = ""
+) -> Iterable[str]:
     columns = table.columns
     clients = "none" if table.client is None else f"{columns['client']} ({len(np.unique(table.client)):,} values)"
     features = columns["features"]
     shown = listed([*features[:4], f"{len(features) - 4} more"]) if len(features) > 5 else listed(features or ("none",))
     time = "none"
     if table.time is not None:
-        first, last = (
-            datetime.fromtimestamp(at, UTC).isoformat(" ", "minutes")[:16]
-            for at in (table.time.min(), table.time.max())
-        )
-        time = f"{', '.join(columns['time'])} ({first} to {last}{f', clocks of {zone}' if zone else ''})"
+        clocks = f", clocks of {zone}" if zone else ""
+        time = f"{', '.join(columns['time'])} ({spanned(table.time, unit)}{clocks})"
     kind = "a measure" if measured else f"{len(np.unique(table.label))} classes"
     lack = f", {columns['missing']:,} left out as something is missing" if columns["missing"] else ""
     yield f"{table.name}: {rows:,} rows{lack}"

@@ -86,8 +86,8 @@ class Target(Protocol):
         """Return what is summed over rows beside, by name: (rows,) or (rows, k)."""
         return {}
 
-    def best_constant(self, y: Tensor) -> float:
-        """Return the headline number of always saying the same, the best of all that could be said of these rows."""
+    def best_constant(self, y: Tensor, known: Tensor) -> float:
+        """Return the headline number of always saying the same of rows `y`: what is best of the rows `known`."""
         return 0.0
 
     def columns(self, told: Tensor) -> dict[str, Tensor]:
@@ -174,9 +174,9 @@ class Classes(Target):
         """Return 1 where the class is that of the row, else 0."""
         return (said == y).double()
 
-    def best_constant(self, y: Tensor) -> float:
+    def best_constant(self, y: Tensor, known: Tensor) -> float:
         """Return the share of the commonest class."""
-        return float(torch.bincount(y).max()) / len(y)
+        return float((y == torch.bincount(known).argmax()).sum()) / len(y)
 
 
 CLASSES = Classes()
@@ -459,10 +459,10 @@ class LabelsTarget(Target):
         exact = {"exact": (said == there).all(-1).double()}
         return {name: part.double() for name, part in parts.items()} | exact
 
-    def best_constant(self, y: Tensor) -> float:
+    def best_constant(self, y: Tensor, known: Tensor) -> float:
         """Return the share of labels that are right if each is always said as it is most often."""
-        share = (y > 0.5).double().mean(0)
-        return float(torch.maximum(share, 1 - share).mean())
+        usual = (known > 0.5).double().mean(0) > 0.5
+        return float(((y > 0.5) == usual).double().mean())
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

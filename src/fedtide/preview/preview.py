@@ -155,7 +155,7 @@ class Preview:
         groups, aside = population.group_names, len(population.group) - population.registered
         who = f"{population.registered:,} clients" + (f" and {aside:,} held out" if aside else "")
         said = [f"{who}; {len(population.rows):,} rows of shape {tuple(population.rows.shape)}, "
-                f"{population.rows.classes} classes"]  # fmt: skip
+                f"{population.rows.labeled}", *population.rows.said[1:]]  # fmt: skip
         each = f"{rows.min():,} to {rows.max():,} a client, {np.median(rows):,.0f} for the median one"
         said.append(f"rows to train on: {each if rows.min() < rows.max() else f'{rows.min():,} a client'}")
         if self.labeled and self.labels.any():

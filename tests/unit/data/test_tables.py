@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedtide import data
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
 from fedtide.data.sources import CSV, NPZ, GasSensors
+from fedtide.data.sources.guesses import Roles
+from fedtide.inspection.table import read
 
 
 def same(a: Rows, b: Rows) -> bool:
@@ -223,6 +226,30 @@ def test_csv_times_are_seconds_or_iso_8601(tmp_path):
     stamps = ["1970-01-01T00:01:00", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00", "12.5"]
     text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
     assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
+
+
+@pytest.mark.parametrize(("scale", "unit"), [
+    (1, "seconds"), (10**3, "milliseconds"), (10**6, "microseconds"), (10**9, "nanoseconds"),
+])  # fmt: skip
+def test_the_unit_of_times_is_guessed_in_one_way_and_said(tmp_path, scale, unit):
+    """1 and 3 January 2026 begin 1,767,225,600 and 1,767,398,400 seconds after 1970."""
+    want = [1_767_225_600.0, 1_767_398_400.0] * 2
+    times = [int(second) * scale for second in want]
+    path = tmp_path / "log.csv"
+    path.write_text("t,a,label\n" + "".join(f"{time},{row % 3},{row % 2}\n" for row, time in enumerate(times)))
+    rows = CSV(str(path), time="t").load(None, 0)
+    frame = {"t": np.array(times), "a": np.arange(4.0) % 3, "label": np.arange(4) % 2}
+    stored = npz(tmp_path, x=frame["a"][:, None], y=frame["label"], time=frame["t"]).load(None, 0)
+    named = data.table(frame, time="t", quiet=True)
+    assert [each.time.tolist() for each in (rows, stored, named)] == [want] * 3
+    assert read(path, Roles(time="t")).time.tolist() == want
+    assert rows.said[1] == f"time: t (2026-01-01 00:00 to 2026-01-03 00:00, as {unit} since 1970)"
+    assert f"time: t (2026-01-01 00:00 to 2026-01-03 00:00, as {unit} since 1970)" in named.said[1]
+
+
+def test_times_at_equal_distances_are_never_taken_for_other_units(tmp_path):
+    rows = table(tmp_path, "a,label\n" + "1,0\n2,1\n" * 20, time={"every": 1e11}).load(None, 0)
+    assert rows.time.tolist() == [1e11 * row for row in range(40)]
 
 
 def test_quoted_cells_may_hold_commas(tmp_path):

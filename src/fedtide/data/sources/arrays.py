@@ -279,10 +279,10 @@ def _tensor(name: str, column: str, values: Any) -> Tensor:
 
 def _times(name: str, values: Any) -> Tensor:
     """Return times as seconds; dates count from 1970."""
-    found = None if isinstance(values, Tensor) else _array(name, "time", values)
-    if found is not None and found.dtype.kind in "MOU":
-        found = seconds_of(found, lambda row: f"{name}: row {row}")
-    return _tensor(name, "time", values if found is None else found).double()
+    found = _array(name, "time", values)
+    if found.dtype.kind in "MOUbiuf":
+        found, _ = seconds_of(found, lambda row: f"{name}: row {row}")
+    return _tensor(name, "time", found).double()
 
 
 def _mask(name: str, values: Any) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
 from fedtide.data.sources.table import Columns
+from fedtide.data.sources.when import spanned
 from fedtide.learn.target import CLASSES, Number, Setting
 
 MISSING = ("error", "drop", "mean")
@@ -92,6 +92,7 @@ def table(
     categories = [column for column in found.features if column not in numbers]
     measures = [np.asarray(columns[column].numbers)[keep] for column in numbers]
     measured = np.stack(measures, 1) if measures else np.empty((len(keep), 0))
+    when, unit = when_of(name, keep, times, None) if times else (None, "")
     setting = _target(target, columns[found.label], len(keep), cuts)
     made = Columns(
         found.features,
@@ -100,10 +101,10 @@ def table(
         _label(name, found.label, columns[found.label], keep, cuts, measured=setting != CLASSES),
         client=texts[found.client] if found.client else None,
         domain=texts[found.domain] if found.domain else None,
-        time=when_of(name, keep, times, None) if times else None,
+        time=when,
     ).rows(name, scaled=scaled, measured=setting != CLASSES)
     made = replace(made, classes=len(cuts) + 1) if cuts else with_target(made, setting)
-    made = replace(made, said=tuple(_said(made, rows, found, categories)))
+    made = replace(made, said=tuple(_said(made, rows, found, categories, unit)))
     if not quiet and None in (label, client, domain, time):
         print(*made.said, sep="\n", file=sys.stderr)
     return made
@@ -176,17 +177,13 @@ def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequen
     return column.numbers[keep].astype(np.int64)
 
 
-def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str]) -> Iterator[str]:
+def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str], unit: str) -> Iterator[str]:
     """Say which column is what."""
     client = f"{found.client} ({len(rows.client_names):,} values)" if found.client else "none"
     domain = f"{found.domain} ({len(rows.domain_names):,} values)" if found.domain else "none"
     names = [f"{name} (categories)" if name in categories else name for name in found.features]
     shown = listed([*names[:4], f"{len(names) - 4} more"]) if len(names) > 5 else listed(names)
-    time = "none"
-    if rows.time is not None:
-        ends = (datetime.fromtimestamp(float(at), UTC) for at in (rows.time.min(), rows.time.max()))
-        first, last = (end.isoformat(" ", "minutes")[:16] for end in ends)
-        time = f"{', '.join(found.time)} ({first} to {last})"
+    time = "none" if rows.time is None else f"{', '.join(found.time)} ({spanned(rows.time.numpy(), unit)})"
     lack = there - len(rows)
     yield f"{rows.name}: {there:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
     classes = f"{found.label} ({rows.labeled})"

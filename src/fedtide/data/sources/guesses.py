@@ -264,24 +264,25 @@ def _named(table: str, columns: Iterable[str], given: str, option: str) -> tuple
     return tuple(dict.fromkeys(names))
 
 
-def when_of(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone: str | None) -> np.ndarray:
-    """Return seconds since 1970 of one column, or of the columns of a date; `rows` are numbers for messages."""
+def when_of(name: str, rows: np.ndarray, columns: Mapping[str, np.ndarray], zone: str | None) -> tuple[np.ndarray, str]:
+    """Return seconds since 1970 of one column, or of the columns of a date, and the unit of a column of numbers.
+
+    `rows` are numbers for messages.
+    """
     if len(columns) == 2:  # a date and an hour
         date, hour = columns.items()
-        return when_of(name, rows, dict([date]), zone) + 3600.0 * np.array([float(value) for value in hour[1]])
+        return when_of(name, rows, dict([date]), zone)[0] + 3600.0 * np.array([float(value) for value in hour[1]]), ""
     if len(columns) > 2:
         parts = [np.array([int(float(value)) for value in column]) for column in columns.values()]
         year, month, day, *rest = parts
         since = np.array(year - 1970, "datetime64[Y]").astype("datetime64[M]") + (month - 1)
         found = (since.astype("datetime64[D]") + (day - 1)).astype("datetime64[s]").astype(np.float64)
-        return local(found + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone)
+        return local(found + sum(part * unit for part, unit in zip(rest, (3600, 60, 1), strict=False)), zone), ""
     column, values = next(iter(columns.items()))
     if values.dtype.kind in "OU" and isinstance(values[0], str):
         values = np.array([str(value).strip() for value in values.tolist()])
-    found = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
-    # Milliseconds, microseconds and nanoseconds since 1970 lie far apart.
-    size = float(np.median(np.abs(found))) if values.dtype.kind != "M" else 0.0
-    return local(found / (1e9 if size > 1e17 else 1e6 if size > 1e14 else 1e3 if size > 1e11 else 1.0), zone)
+    found, unit = seconds_of(values, lambda row: f"{name}: row {rows[row]}: {column}")
+    return local(found, zone), unit
 
 
 def local(utc: np.ndarray, zone: str | None) -> np.ndarray:

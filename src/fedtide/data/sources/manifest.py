@@ -54,7 +54,7 @@ class Manifest(Cached):
         client, domain = (
             names_of(name, columns[name], where) if name in columns else None for name in ("client", "domain")
         )
-        time = all_seconds(columns["time"], where) if "time" in columns else None
+        time = all_seconds(columns["time"], where)[0] if "time" in columns else None
         held_out = _held_out(path, columns["split"], where) if "split" in columns else None
         files = _files(path, columns["path"], where)
         key = lambda: f"{_fingerprint(path, files)} {self.channels} {self.size}"  # noqa: E731

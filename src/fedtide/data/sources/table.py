@@ -32,7 +32,7 @@ from fedtide.data.sources.cells import (
 )
 from fedtide.data.sources.encoding import Encoder
 from fedtide.data.sources.files import Loading, find
-from fedtide.data.sources.when import all_seconds, dates
+from fedtide.data.sources.when import all_seconds, dates, spanned
 
 WHOLE = re.compile(r"\+?[0-9]+|-0+")
 """A label that is a whole number from 0."""
@@ -60,7 +60,7 @@ class Columns:
     """Columns of a table by what they are for, each with an entry for each row.
 
     names: of the features. numbers: (rows, columns) of those that are numbers, NaN where one is missing. texts: of
-    those that are categories.
+    those that are categories. unit: of times that are numbers, "" for dates. timed: the columns of the time.
     """
 
     names: tuple[str, ...]
@@ -70,6 +70,8 @@ class Columns:
     client: list[str] | None = None
     domain: list[str] | None = None
     time: np.ndarray | None = None
+    unit: str = ""
+    timed: tuple[str, ...] = ()
 
     def encoder(self, name: str, *, scaled: bool) -> Encoder:
         """Return what makes features of the columns; `name` is that of the table, for messages."""
@@ -77,11 +79,20 @@ class Columns:
         made = Encoder.of(name, self.names, self.numbers, self.texts, known)
         return made.standardizing(self.numbers, known) if scaled else made
 
+    def said(self, name: str) -> tuple[str, ...]:
+        """Return what people are told: how many rows there are, and from when to when."""
+        if self.time is None or not self.timed:
+            return ()
+        return f"{name}: {len(self.time):,} rows", f"time: {', '.join(self.timed)} ({spanned(self.time, self.unit)})"
+
     def rows(self, name: str, *, scaled: bool, measured: bool = False) -> Rows:
         """Return the rows; raise for what is no rows. Labels that are `measured` are values and no classes."""
         encoder = self.encoder(name, scaled=scaled)
         plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
-        rows = from_arrays(name, plain, self.label, self.client, self.domain, self.time, measured=measured)
+        rows = from_arrays(name, plain, self.label, self.client, self.domain, measured=measured)
+        rows = replace(
+            rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.said(name)
+        )
         return replace(rows, x=torch.from_numpy(encoder(self.numbers, self.texts))) if scaled else rows
 
 
@@ -212,6 +223,7 @@ class CSV(Loading):
             client=None if self.client is None else every("client"),
             domain=None if self.domain is None else every("domain"),
             time=None if self.time is None else np.concatenate([columns.time for columns in found]),
+            unit=" and ".join(dict.fromkeys(columns.unit for columns in found if columns.unit)),
         )
 
     def _columns(self, path: Path, measured: bool) -> Columns:
@@ -229,15 +241,15 @@ class CSV(Loading):
             raise FedtideError(f"{error}{_hint(error)}") from None
         if not len(cells.places):
             raise FedtideError(f"{path}: something is missing in every row")
-        texts, time = cells.texts, None
+        texts, time, unit = cells.texts, None, ""
         if self.missing == "error":
             for name in categories:
                 _check_there(name, texts[name], cells.where)
         if len(times) == 1:
-            time = all_seconds(texts[times[0]], cells.where)
+            time, unit = all_seconds(texts[times[0]], cells.where)
         elif len(times) == 2:
             date, hour = times
-            time = all_seconds(texts[date], cells.where) + 3600 * _measured(cells, hour)
+            time = all_seconds(texts[date], cells.where)[0] + 3600 * _measured(cells, hour)
         elif times:
             time = dates([texts[name] for name in times], cells.where)
         elif isinstance(self.time, Every):
@@ -250,6 +262,8 @@ class CSV(Loading):
             client=None if self.client is None else names_of("client", texts[self.client], cells.where),
             domain=None if self.domain is None else names_of("domain", texts[self.domain], cells.where),
             time=time,
+            unit=unit,
+            timed=times,
         )
 
     def _labels(self, cells: Cells) -> np.ndarray | list[str]:

@@ -15,48 +15,83 @@ from fedtide.data.sources.cells import is_number, numbers_of
 LIKE = np.array([ord(letter) for letter in "0000-00-00T00:00:00.000000"])
 WIDTHS = (10, 16, 19, 23, 26)
 """Letters of a date, with a time to the minute, to the second, to its thousandths, and to its millionths."""
+UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "milliseconds"))
+"""Least size of a time that is a number, how many make a second, and the unit; smaller ones are seconds."""
+YEAR_1973 = 1e8
+"""Seconds from which numbers are taken for a date."""
+
+
+def since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return times as seconds, and the unit that they are in by their median size.
+
+    Dates from 1973 to 5138 in seconds, thousandths, millionths and billionths do not overlap.
+
+    >>> since_1970(np.array([1.7e12, 1.7e12 + 500]))
+    (array([1.7e+09, 1.7e+09]), 'milliseconds')
+    """
+    known = np.abs(numbers[np.isfinite(numbers)])
+    size = float(np.median(known)) if len(known) else 0.0
+    scale, unit = next(((scale, unit) for least, scale, unit in UNITS if size >= least), (1.0, "seconds"))
+    return numbers if unit == "seconds" else numbers / scale, unit
+
+
+def spanned(time: np.ndarray, unit: str) -> str:
+    """Say from when to when times are; `unit` is that of numbers, "" for dates.
+
+    >>> spanned(np.array([0.0, 86400.0]), ""), spanned(np.array([0.0, 90.0]), "seconds")
+    ('1970-01-01 00:00 to 1970-01-02 00:00', '0 to 90 seconds')
+    """
+    first, last = float(time.min()), float(time.max())
+    if unit and last < YEAR_1973:
+        return f"{first:g} to {last:g} {unit}"
+    try:
+        ends = [datetime.fromtimestamp(at, UTC).isoformat(" ", "minutes")[:16] for at in (first, last)]
+    except (OverflowError, OSError, ValueError):
+        return f"{first:g} to {last:g} seconds since 1970"
+    return f"{ends[0]} to {ends[1]}" + (f", as {unit} since 1970" if unit else "")
 
 
 def seconds(where: str, value: str) -> float:
     """Return a time as seconds since 1970; `where` begins the error message.
 
-    >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5")
-    (0.0, 12.5)
+    >>> seconds("a.csv", "1970-01-01T01:00:00+01:00"), seconds("a.csv", "12.5"), seconds("a.csv", "1700000000000")
+    (0.0, 12.5, 1700000000.0)
     """
-    try:
-        return _seconds(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _refused(where, value) from None
+    return float(all_seconds([value], lambda row: where)[0][0])
 
 
-def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
-    """Return times as seconds since 1970; `where` gives the place of one by its position, for the error message."""
+def all_seconds(texts: Sequence[str], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
+    """Return times as seconds since 1970, and the unit of numbers, "" of dates.
+
+    `where` gives the place of a time by its position, for the error message.
+    """
     found = numbers_of(texts)
-    if found is None or np.isnan(found).any():
-        found = _alike(texts)
-    return found if found is not None else _each(texts, where)
+    if found is not None and not np.isnan(found).any():
+        return since_1970(found)
+    found = _alike(texts)
+    return _each(texts, where) if found is None else (found, "")
 
 
-def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
-    """Return texts, dates, or dates with a time as seconds since 1970; NaN where one is missing.
+def seconds_of(values: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, str]:
+    """Return texts, dates, or numbers as seconds since 1970, NaN where one is missing, and the unit of numbers.
 
     >>> seconds_of(np.array(["1970-01-02"], "datetime64[D]"), str)
-    array([86400.])
+    (array([86400.]), '')
     """
     if values.dtype.kind == "M":
-        return np.where(np.isnat(values), np.nan, values.astype("datetime64[us]").astype(np.int64) / 1e6)
+        return np.where(np.isnat(values), np.nan, values.astype("datetime64[us]").astype(np.int64) / 1e6), ""
     if values.dtype.kind in "biuf":
-        return values.astype(np.float64)
+        return since_1970(values.astype(np.float64))
     cells = values.ravel().tolist()
     return all_seconds(cells, where) if all(isinstance(cell, str) for cell in cells) else _each(cells, where)
 
 
 def dates(columns: Sequence[Sequence[str]], where: Callable[[int], str]) -> np.ndarray:
     """Return seconds since 1970 of dates in several columns: year, month, day, and optionally hour, minute, second."""
-    return _each(list(zip(*columns, strict=True)), where)
+    return _each(list(zip(*columns, strict=True)), where)[0]
 
 
-def _each(cells: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
+def _each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
     known: dict[Any, float] = {}
     for row, cell in enumerate(cells):
         if cell not in known:
@@ -64,7 +99,16 @@ def _each(cells: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
                 known[cell] = _seconds(cell)
             except (TypeError, ValueError, OverflowError):
                 raise _refused(where(row), cell) from None
-    return np.array([known[cell] for cell in cells], np.float64)
+    found = np.array([known[cell] for cell in cells], np.float64)
+    return (
+        since_1970(found)
+        if not any(isinstance(cell, tuple | date) or _is_date(cell) for cell in known)
+        else (found, "")
+    )
+
+
+def _is_date(cell: Any) -> bool:
+    return isinstance(cell, str) and not is_number(cell)
 
 
 def _refused(where: str, cell: Any) -> FedtideError:

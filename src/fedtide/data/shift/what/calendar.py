@@ -245,6 +245,12 @@ class CalendarPlan(Plan):
         begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
         return torch.from_numpy(self._within("test", begin, end)[: self.view.registered] > 0)
 
+    def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return all rows that have come with their labels, held or not, and their owners."""
+        rows, time, owner = self._sorted["test"]
+        come = torch.from_numpy(time < self.edge(moment.round + 1) - self._delay)
+        return rows[come], torch.from_numpy(owner)[come]
+
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients to which rows came, or whose rows expired, since `before`."""
         moved = np.zeros(len(self.view.group), dtype=bool)

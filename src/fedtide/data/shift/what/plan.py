@@ -141,6 +141,10 @@ class Plan(Protocol):
         """Return the mask (registered,) of the clients that have new rows in a round; None where rows do not come."""
         return None
 
+    def known(self, moment: Moment) -> tuple[Tensor, Tensor] | None:
+        """Return all rows that have come with their labels, and their owners; None where rows do not come."""
+        return None
+
     def window(self, moment: Moment) -> Window | None:
         """Return the window of a round; None where rounds are not of wall-clock time."""
         return None
