@@ -30,9 +30,8 @@ Choices:
     `personal = "stacking"` is not the paper's: it weighs all models that a client has by its validation samples. The
     `anchor`, also ours (`false` is the paper), is one of these: a global model, and the model of clients without
     labeled samples; it is never chosen in training. It is never frozen: it is FedAvg's model. (The mean of models that
-    began apart is no model, and the one that most clients chose is among them already.) Where clients are alike J
-    models lost 1.9 points to FedAvg in a small setting, over five seeds, with an anchor 0.4; in four groups of labels
-    they gained 2.8 and 4.0.
+    began apart is no model, and the one that most clients chose is among them already.) In ten small settings over
+    five seeds it lost 1.0 points at most to the best single model and gained up to 6.0 (recipe never-worse).
 """
 
 from __future__ import annotations

@@ -38,9 +38,8 @@ Choices:
     the lowest loss on its labeled samples; one without samples takes the largest cluster.
     With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update of all
     participants; sketches are of whole updates. `pooling`, ours and on, draws the updates of clusters that are alike
-    together (`fedtide.multi.pooling`); `pooling = false` is the paper. Against FedProx, in small settings over five
-    seeds, the paper's form lost 4.4 points where clients were alike, 5.2 where they differed without groups and 4.3 in
-    four groups, pooled 0.2, none and 0.2.
+    together (`fedtide.multi.pooling`); `pooling = false` is the paper. In ten small settings over five seeds the
+    default lost 0.3 points at most to the best single model and gained 0.9 at most (recipe never-worse).
 """
 
 from __future__ import annotations

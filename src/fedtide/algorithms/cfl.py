@@ -20,8 +20,10 @@ the server may see single updates. A split is never undone.
 
 Choices:
     Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
-    two thresholds are absolute in the paper and depend on the size of the network and on local training; by default
-    they are a tenth of the cluster's largest mean update so far, and six times that. In the paper `gamma` bounds the
+    two thresholds are absolute in the paper and depend on the size of the network and on local training. The defaults
+    are ours: a tenth of the cluster's largest mean update so far, and six times that. With plain steps at a fixed rate
+    no mean gets there, and there is one model; thresholds of one's own then lie between the norms that a run without
+    splits records (`mean_update`, `largest_update`). In the paper `gamma` bounds the
     difference of gradients within a group, which cannot be known: 0.1, as in other code, requires little, and if
     clients have few samples the noise of their updates alone can split a group; 0.7 and more requires sides that turn
     away from each other. There is no split before round `split_after`, nor of two clients or fewer, as in the released

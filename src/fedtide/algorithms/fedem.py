@@ -26,9 +26,8 @@ Choices:
     labeled test data, which are not available in practice.) Shares are at least 1e-12.
     The `anchor` is ours, and `anchor = false` the paper: FedAvg's model, one more component for all clients, whose
     weight in the mixture clients' validation samples choose (`fedtide.multi.anchor`). The others neither see it nor
-    train otherwise. Against FedAvg, in small settings over five seeds, the paper's form lost 2.8 points where clients
-    were alike and 3.4 where two pools looked alike, and gained 4.0 in four groups of labels; anchored it was +0.8, -0.1
-    and +4.3.
+    train otherwise. In ten small settings over five seeds the default lost 0.2 points at most to the best single
+    model and gained up to 3.4 (recipe never-worse).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ Choices:
     uniform. `update = "overwrite"` is the paper's Eq. 10. The default, "certainty", moves a component only while the
     prior gives its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, as overwriting lets an outlier near a peak take
     over the absent mode's component. `consistent_only` takes statistics only from participants whose own posterior
-    agrees with the mode that the server gave them, unless there are none; it is the default, as it is equally good if
-    the prior is right and much better if it is wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
+    agrees with the mode that the server gave them, unless there are none; it is the default, as it was no worse under
+    any prior that was tried, right or wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
     `consistent_only = false` is the paper to the letter. Features move with the network, and a component that rests for
     half a period is left behind: the fresher one then attracts all clients. Moving it along with the fresher one lost 2
     to 4 points (small settings, five seeds; smooth and abrupt, 10 and 36 labels), so it stays where it is. The paper's

@@ -36,9 +36,9 @@ Choices:
     it gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
     are sent before round 0. With `cluster_layer` other than "*" groups share all other layers, which move by the mean
     update of all participants, and begin with that of all clients of the cold start. `pooling`, ours and on, draws the
-    updates of groups that are alike together (`fedtide.multi.pooling`); `pooling = false` is the paper. Against
-    FedProx, in small settings over five seeds, the paper's form lost 3.6 points where clients were alike and 11.5 where
-    they differed without groups, pooled 0.3 and 0.4; in four groups, which it hardly finds, both were level.
+    updates of groups that are alike together (`fedtide.multi.pooling`); `pooling = false` is the paper. In ten
+    small settings over five seeds the default lost 0.5 points at most to the best single model and gained up to 19.3
+    (recipe never-worse).
 """
 
 from __future__ import annotations

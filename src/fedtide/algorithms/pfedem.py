@@ -37,12 +37,12 @@ Choices:
     it can come back. Eq. 3 averages over K, which only scales the learning rate. `component_layer` other than "*" lets
     the models share all other layers, which then move by the mean over all updates. Line numbers in the code are those
     of Algorithm 1.
-    The anchor is ours, and `anchor = false` the paper: one more model is trained on all samples, as in FedAvg, and
-    mixed with the others' prediction. Where base distributions look alike, K models of fewer samples each lose to one
-    of all: on digits and letters, in clients alike and in four groups of labels -4.6, +0.5 and -10.4 points against
-    FedAvg (small settings, five seeds), with the anchor 0, +2.3 and +0.5. Its weight is the one of 0, 0.1, ..., 1 with
-    the highest likelihood of participants' validation samples, those of earlier rounds counting less; 1/2 before the
-    first. A client trains twice as much.
+    The anchor is ours: one more model is trained on all samples, as in FedAvg, and mixed with the others' prediction,
+    as K models of fewer samples each lose to one of all where base distributions look alike. Its weight is the one of
+    0, 0.1, ..., 1 with the highest likelihood of participants' validation samples, those of earlier rounds counting
+    less; 1/2 before the first. A client trains twice as much. The paper as printed is `anchor = false` with
+    `gaussian_init = "random"`, `update = "overwrite"`, `normalize_by = "participants"` and `inference = "global"`
+    (docs/never-worse.md has both).
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class WSM:
     value is never negative, and it equals cross-entropy for a client with equally many samples of each class. With
     `blend = 0`, the thesis, a class that a client does not hold gets no gradient, so training does not push it out of
     the model; with plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
-    term and `blend` reach all classes. The default is ours. In a small setting of few classes a client (five
-    seeds, validation samples) the thesis's form gained 13.3 points over cross-entropy with 2 of 100 clients a round and
-    lost 1.8 with 10; 0.3 gained 13.0 and 0.2, half of each 10.5 and 0.5.
+    term and `blend` reach all classes. The default is ours. In ten small settings over five seeds the thesis's form
+    lost up to 1.9 points to the best single model and gained up to 5.9, the default lost 0.4 at most and gained up to
+    4.2 (recipe never-worse).
     Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss, so with
     `blend = 0` clients of one class count next to nothing there.
 

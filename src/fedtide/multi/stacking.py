@@ -2,7 +2,7 @@
 
 Smyth, Wolpert: *Linearly Combining Density Estimators via Stacking*, Machine Learning 36, 1999: the weights of fitted
 models in a mixture, by EM on samples that none of them was fitted to. Here for the models that a client of adaptive
-expert models has.
+expert models has, on its validation samples: no step was taken on these, but its own two models stopped by them.
 """
 
 from __future__ import annotations

@@ -165,11 +165,11 @@ def test_steps_for_a_period_are_shorter_in_a_longer_one():
         assert float(new.log_alpha[1]) == pytest.approx(0.8 / period, abs=1e-15)
 
 
-@pytest.mark.parametrize("prior", [EMOnly(), Uniform()])
-def test_steps_for_a_period_need_one(prior):
+@pytest.mark.parametrize("prior", [EMOnly(), Uniform(), Linear("1d")])
+def test_steps_for_a_period_need_one_in_rounds(prior):
     with pytest.raises(FedtideError) as error:
         server(prior, alpha=PerPeriod())
-    allowed = f"'leaky' or 'integral' with prior = '{prior.kind}', which has no period"
+    allowed = f"'leaky' or 'integral': prior = '{prior.kind}' has no period in rounds"
     assert str(error.value) == f"alpha: found 'per-period', allowed: {allowed}"
 
 
