@@ -277,7 +277,9 @@ class Task:
         value = self.loss.value(outputs, *self.there((shard.y, shared, columns)))
         return value, label_count(shard.y, shard.mask)
 
-    def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> tuple[dict[str, Tensor], float]:
+    def gradient(
+        self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Tensor], float]:
         """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
 
         More than `ROWS` samples are passed in parts of equal size, so that BatchNorm in training mode never meets a
@@ -289,19 +291,22 @@ class Task:
             shard: the samples.
             train: in training mode, as a client's own steps; else in evaluation mode, without dropout and with fixed
                 running statistics, so that the result is deterministic.
+            names: parameters whose gradient is wanted; None for all.
         """
+        wanted = dict(zip(self.scratch.names, self.scratch.params, strict=True))
+        wanted = wanted if names is None else {name: wanted[name] for name in names}
         module = self.scratch.load(weights, train=train)
         shared, columns = self.loss.prepare(shard)
         gradient: list[Tensor] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
-            part = list(torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True))
+            part = list(torch.autograd.grad(value, [*wanted.values()], allow_unused=True, materialize_grads=True))
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
             gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
             loss += share * (home(value).item() - loss)
-        return dict(zip(self.scratch.names, map(home, gradient), strict=True)), loss
+        return dict(zip(wanted, map(home, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""

@@ -183,8 +183,8 @@ class Gradient(Representing):
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
             at = model if self.needs_model and model is not None else frozen
-            gradient, _ = task.gradient(at, shard, train=False)
-            vector = flat({name: gradient[name] for name in names}).double()
+            gradient, _ = task.gradient(at, shard, train=False, names=names)
+            vector = flat(gradient).double()
             vector = vector if project is None else project(vector)
             return unit(vector[None])[0]
 
