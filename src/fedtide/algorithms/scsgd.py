@@ -29,6 +29,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE, BranchCount
 from fedtide.multi.branches import (
@@ -77,9 +78,10 @@ def scsgd(
     def branch(moment: Moment) -> int:
         return int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         k = branch(moment)
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
+        fitted = yield Train(task, local, payload, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)

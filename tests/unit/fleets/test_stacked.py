@@ -128,6 +128,7 @@ WORKING = {
     "pfedem": {},
     "feddrift": {},
     "min-loss": {},
+    "scsgd": {"lam": 0.25},
 }
 
 
