@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,10 @@ def build(
     if partition is None:
         named = isinstance(rows, GeneratedRows) or rows.client is not None
         partition = Natural() if named else IID()
+    borders = None
+    if split.by == "time":
+        _check_in_time(shift, held_out_clients)
+        borders = split.in_time(rows)
     if isinstance(rows, GeneratedRows):
         check_generated(rows, partition, groups, held_out_clients, shift, public_samples)
         return generated_population(rows, split, shift, seed, transforms)
@@ -78,11 +83,12 @@ def build(
     if ahead:
         rows, split = _without_test(rows, split, shift)
     if made.shares_rows and not ahead and rows.held_out is None:
-        rows, split = _common_test(rows, split, rng.at("common"))
+        rows, split = _common_test(rows, split, rng.at("common"), borders)
     if isinstance(made, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(made.angles))
     samples = rows if rows.steps is None else _unlabeled(rows, made, groups)
-    public = _public(samples, groups, public_samples, rng.at("public"))
+    early = samples if borders is None else replace(samples, held_out=_from(samples, min(borders)))
+    public = _public(early, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
     with _rewording(lambda line: _with_public_samples(line, public_samples)):
         if isinstance(made, Natural):
@@ -97,10 +103,16 @@ def build(
     if fraction and len(dealt.test.rows):
         but = f"{rows.name} has a test set of its own, which is dealt to the clients"
         raise refused("data.split.test", fraction, "0, or data.held_out_clients.clients of 1 or more", but)
-    train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
+    if borders is None:
+        train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
+    else:
+        until = (-np.inf, *borders, np.inf)
+        train, val, test = (dealt.seen.only(_from(rows, a) & ~_from(rows, b)) for a, b in pairwise(until))
     if len(dealt.test.rows) or ahead:
         test = dealt.seen if ahead else dealt.test
     outside, labeled = dealt.held_out_clients, held_out_clients.labeled
+    if borders is not None:
+        outside = outside.only(_from(rows, borders[1]))
     known, checked, judged = (Ragged.empty(len(outside)),) * 2 + (outside,)
     if labeled:
         known, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
@@ -121,8 +133,25 @@ def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:
     return replace(rows, held_out=None), replace(split, test=0.0)
 
 
-def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
+def _from(rows: Rows, begin: float) -> Tensor:
+    """Return the mask (rows,) of those from a time on."""
+    assert rows.time is not None
+    return rows.time >= begin
+
+
+def _check_in_time(shift: Shift, held_out_clients: HeldOutClients) -> None:
+    """Raise for what divides rows in time by itself, and for what would take later rows for earlier ones."""
+    kind = getattr(shift.what, "kind", "")
+    if kind != "static":
+        raise refused("data.split.by", "time", "'random'", f"shift.what is '{kind}', which says itself when rows come")
+    if held_out_clients.labeled:
+        raise refused("data.held_out_clients.labeled", held_out_clients.labeled, "0 where data.split.by is 'time'")
+
+
+def _common_test(rows: Rows, split: Split, rng: Rng, borders: tuple[float, float] | None = None) -> tuple[Rows, Split]:
     """Reserve a test set for clients that share rows, so that no client tests on a training row of another."""
+    if borders is not None:
+        return replace(rows, held_out=_from(rows, borders[1])), replace(split, test=0.0)
     fraction = 0.2 if split.test is None else split.test
     picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
     mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.config_types import Count, OpenFraction, Whole, ingredient
 from fedtide.core.errors import refused
+from fedtide.data.generated import GeneratedRows
 from fedtide.data.rows import Rows
 
 
@@ -78,10 +81,38 @@ class Split:
     Args:
         val: share of the training rows kept for validation; at least one row where there are ten.
         test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
+        by: "random", or "time": the latest rows of all clients are for testing, the latest before these for validation,
+            so that nobody trains on a row that is later than one by which a model is judged or chosen. Clients have
+            shares of their own then, and perhaps none; held-out clients are judged on what is later, too.
     """
 
     val: OpenFraction = 0.1
     test: OpenFraction | None = None
+    by: Literal["random", "time"] = "random"
+
+    def in_time(self, rows: Rows | GeneratedRows) -> tuple[float, float]:
+        """Return from when on rows are for validation, and for testing.
+
+        >>> import torch
+        >>> rows = Rows("log", torch.zeros(10, 1), torch.arange(10) % 2, 2, time=torch.arange(10).double())
+        >>> Split(val=0.25, test=0.2, by="time").in_time(rows)
+        (6.0, 8.0)
+        """
+        but = f"rows of {rows.name} have no time"
+        if rows.time is None:
+            raise refused("data.split.by", "time", "'random', or a source with a column of time", but)
+        if rows.held_out is not None and bool(rows.held_out.any()):
+            raise refused("data.split.by", "time", "'random'", f"{rows.name} has a test set of its own")
+        time, borders = rows.time.sort().values, [math.inf]
+        for name, share in (("test", 0.2 if self.test is None else self.test), ("val", self.val)):
+            left = int(torch.searchsorted(time, borders[-1]))
+            if share:
+                borders.append(float(time[min(left - max(round(share * left), 1), left - 1)]))
+                if borders[-1] == time[0]:
+                    raise refused(f"data.split.{name}", share, "less, or split by 'random'", "no row is earlier")
+            else:
+                borders.append(borders[-1])
+        return borders[2], borders[1]
 
 
 @ingredient

@@ -89,6 +89,12 @@ class Ragged:
         """Replace every entry `i` by `rows[i]`, for lists made on a subset; `rows` ascends."""
         return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
 
+    def only(self, mask: Tensor) -> Ragged:
+        """Leave out the entries `i` of which `mask[i]` is false."""
+        kept = mask[self.rows.long()]
+        counts = torch.bincount(self.owner[kept], minlength=len(self))
+        return Ragged(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), self.rows[kept])
+
     def joined(self, other: Ragged) -> Ragged:
         """Append the lists of `other` to these."""
         # Torch would widen the rows of a million clients just to append an empty tensor.

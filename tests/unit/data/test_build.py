@@ -26,6 +26,8 @@ from fedtide.data.partition import (
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Calendar
 from helpers.toys import PARTS
 
 DEALS = (IID, DirichletClass, Dirichlet, LabelShards, Majority, Resample)
@@ -345,3 +347,75 @@ def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
     with pytest.raises(FedtideError, match=rf"^data.partition.clients: found {clients}, but their {rows} rows each"):
         build(balanced(), Resample(clients=clients, samples=rows))
+
+
+# -- in time -----------------------------------------------------------------------------------------------------------
+
+
+def logged(times: list[int], clients: list[int] | None = None, **more: object) -> Rows:
+    """A row for each time, of classes in turn; without `clients` all are of one."""
+    n = len(times)
+    client = torch.tensor(clients or [0] * n)
+    time = torch.tensor(times).double()
+    return Rows("log", torch.zeros(n, 2), torch.arange(n) % 2, 2, client=client, time=time, **more)
+
+
+def test_the_latest_rows_of_all_clients_are_for_testing_and_those_before_for_validation():
+    """Ten rows in any order of times 0 to 9. Test, .2 of ten: times 8 and 9. Validation, .25 of eight: 6 and 7.
+
+    Client 1 has nothing late, so nothing to test on; client 2 nothing else.
+    """
+    rows = logged([3, 9, 0, 7, 1, 8, 2, 5, 4, 6], [0, 2, 0, 1, 1, 2, 0, 0, 1, 0])
+    population = build(rows, Natural(min_samples=1), split=Split(val=0.25, test=0.2, by="time"))
+    held = {part: [population.parts[part][client].tolist() for client in range(3)] for part in PARTS}
+    assert held == {
+        "train": [[0, 2, 6, 7], [4, 8], []],
+        "val": [[9], [3], []],
+        "test": [[], [], [1, 5]],
+    }
+
+
+def test_rows_of_one_time_stay_together_and_go_to_the_later_part():
+    """.2 of ten is two rows, of times 8 and 9; but two have time 8, so that three are for testing."""
+    population = build(logged([0, 1, 2, 3, 4, 5, 6, 8, 8, 9]), Natural(), split=Split(val=0.0, test=0.2, by="time"))
+    assert population.parts["test"][0].tolist() == [7, 8, 9]
+    assert population.parts["train"][0].tolist() == [*range(7)]
+
+
+def latest(population: Population, part: str) -> float:
+    return float(population.rows.time[population.parts[part].rows.long()].max())
+
+
+def earliest(population: Population, part: str) -> float:
+    return float(population.rows.time[population.parts[part].rows.long()].min())
+
+
+@pytest.mark.parametrize(
+    "partition", [IID(clients=4), Dirichlet(clients=4, alpha=1.0), Resample(clients=4, samples=10)]
+)
+def test_nobody_trains_on_what_is_later_than_a_row_by_which_a_model_is_judged(partition):
+    rows = replace(logged(np.random.default_rng(0).permutation(200).tolist()), client=None)
+    held_out = HeldOutClients(clients=0 if partition.shares_rows else 2)
+    population = build(rows, partition, split=Split(by="time"), held_out_clients=held_out, public_samples=20)
+    assert latest(population, "train") < earliest(population, "val")
+    assert latest(population, "val") < 160.0 <= earliest(population, "test")
+    assert earliest(population, "val") >= 144.0
+    assert float(rows.time[population.public].max()) < 144.0
+
+
+@pytest.mark.parametrize(("rows", "settings", "line"), [
+    (replace(logged([0, 1, 2]), time=None), {},
+     "data.split.by: found 'time', but rows of log have no time; allowed: 'random', or a source with a column of time"),
+    (logged([0, 1, 2], held_out=torch.tensor([False, False, True])), {},
+     "data.split.by: found 'time', but log has a test set of its own; allowed: 'random'"),
+    (logged([5, 5, 5]), {},
+     "data.split.test: found 0.2, but no row is earlier; allowed: less, or split by 'random'"),
+    (logged([0, 1, 2]), {"held_out_clients": HeldOutClients(labeled=0.5)},
+     "data.held_out_clients.labeled: found 0.5, allowed: 0 where data.split.by is 'time'"),
+    (logged([0, 1, 2]), {"shift": Shift(what=Calendar())},
+     "data.split.by: found 'time', but shift.what is 'calendar', which says itself when rows come; allowed: 'random'"),
+])  # fmt: skip
+def test_what_cannot_be_divided_in_time_is_refused(rows, settings, line):
+    with pytest.raises(FedtideError) as error:
+        build(rows, Natural(), split=Split(test=0.2, by="time"), **settings)
+    assert str(error.value) == line
