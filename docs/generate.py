@@ -22,7 +22,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints, is_typeddict
 
-from kept import recipes
+from kept import goals, recipes
 from keys import PLACES, anchor, configuration, explained, row
 from papers import papers
 
@@ -36,6 +36,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.reveals import SHOWN
 from fedtide.core.shapes import bare, is_choice, is_table, tags
 from fedtide.core.types import Algorithm
+from fedtide.inspection.advice import LOSSES, TRAITS
 from fedtide.inspection.findings import Finding, Findings
 from fedtide.laws.every import LAWS
 from fedtide.laws.toy import toy
@@ -85,6 +86,16 @@ def uses(family: str) -> str:
             if entry.family == family:
                 when = " ".join((said[:1].upper() + said[1:]).split())
                 rows.append(f"| [{title(name)}]({name}.md) | {when} | {entry.sees} |")
+    return "\n".join(rows)
+
+
+def advice() -> str:
+    """What an inspection may find, and the methods that it speaks for."""
+    rows = ["| what was found | speaks for |", "| --- | --- |"]
+    for trait, (said, _) in TRAITS.items():
+        losses = [f"the loss `{loss}`" for loss, about in LOSSES.items() if trait in about]
+        known = [f"[{title(name)}](algorithms/{name}.md)" for name, entry in REGISTRY.items() if trait in entry.helps]
+        rows.append(f"| {said} | {', '.join([*losses, *known])} |")
     return "\n".join(rows)
 
 
@@ -376,6 +387,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "navigation": navigation,
     "space_navigation": space_navigation,
     "reveals": reveals,
+    "advice": advice,
+    "inspect_goal": partial(goals, "inspect-planted"),
+    "recommend_goal": partial(goals, "recommend"),
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
 

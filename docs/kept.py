@@ -1,4 +1,7 @@
-"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that)."""
+"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that).
+
+Goals that are about commands and not about methods are measured by programs of `bench`, which keep what they find.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,17 @@ ROOT = Path(__file__).parents[1]
 def recipes() -> str:
     """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
     return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
+
+
+def goals(name: str) -> str:
+    """What a program of `bench` has measured and kept (`--keep`): its command, its table, its claims."""
+    kept_at = ROOT / "docs" / "results" / "goals" / f"{name}.json"
+    if not kept_at.is_file():
+        return "It was not played since it last changed."
+    kept = json.loads(kept_at.read_text(encoding="utf-8"))
+    command = f"```console\n{kept['command']}\n```"
+    taken = f"{minutes(kept['minutes'])} on one core ({kept['processor']}), {kept['made']}."
+    return "\n\n".join([command, taken, _claims(kept), as_markdown(**kept["results"])])
 
 
 def minutes(taken: float) -> str:

@@ -19,6 +19,7 @@ from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
 from fedtide.core.user_code import session_code
 from fedtide.data.population import Population
+from fedtide.data.sources.guesses import Roles
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Output, Request, Scale, recipe
@@ -582,10 +583,17 @@ def inspect(
     ('strong', 'no')
     """
     from fedtide.inspection.findings import found_in
-    from fedtide.inspection.table import Roles, read
+    from fedtide.inspection.table import read as read_table
 
+    return found_in(read_table(data, _roles(label, client, time, features, zone)), seed)
+
+
+def _roles(
+    label: str | None, client: str | None, time: str | None, features: Sequence[str] | str | None, zone: str | None
+) -> Roles:
+    """Return columns as the command line would have them."""
     named = ",".join(features) if features is not None and not isinstance(features, str) else features
-    return found_in(read(data, Roles(label, client, time, named, zone)), seed)
+    return Roles(label, client, time, named, zone)
 
 
 @hinted
@@ -709,20 +717,19 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def begin_recommendation(data: Any, request: Request = Request(), budget: str = "5m", **columns: str | None) -> Path:
+def begin_recommendation(data: Any, request: Request = Request(), budget: str = "5m", roles: Roles = Roles()) -> Path:
     """Inspect data or a study, nominate methods, and make the folder of a tournament.
 
     Args:
         data: as `inspect` takes it, or an experiment.
         request: how; the seeds are a tournament's own.
         budget: seconds that the tournament takes, such as "5m" or "90s".
-        columns: `label`, `client`, `time`, `features` and `zone`, as of `inspect`.
+        roles: columns of data, as of `inspect`.
 
     Raises:
         FedtideError: with one line that says what to mend.
     """
     from fedtide.inspection.findings import found_in
-    from fedtide.inspection.table import Roles
     from fedtide.inspection.table import read as read_table
     from fedtide.tuning import entering
 
@@ -734,8 +741,8 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
     if request.out is not None:
         folder.free(Path(request.out))
     if is_study(data):
-        if given := next((name for name, value in columns.items() if value is not None), None):
-            raise refused(f"--{given}", columns[given], "with data (CSV, Parquet, NPZ), not with a study")
+        if given := [(name, value) for name, value in vars(roles).items() if value != getattr(Roles(), name)]:
+            raise refused(f"--{given[0][0]}", given[0][1], "with data (CSV, Parquet, NPZ), not with a study")
         settings, where, name = _read(data, request.scale, request.sets)
         _workers(settings, request.workers)
         root = _folder(request, f"{slug(name)}-recommend")
@@ -743,7 +750,7 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
         return root
     if options := [*request.sets, *([request.scale] if request.scale else [])]:
         raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
-    found = found_in(read_table(data, Roles(**columns), "recommend"))
+    found = found_in(read_table(data, roles, "recommend"))
     root = _folder(request, f"{slug(found.table.name.partition('.')[0])}-recommend")
     entering.begin_with_data(root, found, seconds, began)
     return root
@@ -820,7 +827,6 @@ def recommend(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    named = ",".join(features) if features is not None and not isinstance(features, str) else features
-    columns = {"label": label, "client": client, "time": time, "features": named, "zone": zone}
-    root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, **columns)
+    roles = _roles(label, client, time, features, zone)
+    root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, roles)
     return _done(recommendation_shown(root, workers, Output(quiet)), root)

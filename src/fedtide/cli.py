@@ -556,13 +556,14 @@ def recommend(
         out: the folder that is made; it must not exist. By default runs/NAME-recommend.
     """
     from fedtide import api
+    from fedtide.data.sources.guesses import Roles
 
     _positive("--workers", workers)
     if len(data) > 1 and (study := next(filter(api.is_study, data), None)) is not None:
         raise refused("recommend", study, "one study, or data")
-    columns = {"label": label, "client": client, "time": time, "features": features, "zone": zone}
+    roles = Roles(label, client, time, features, zone)
     what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
-    root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, **columns)
+    root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, roles)
     return _recommend(root, workers, output)
 
 

@@ -87,6 +87,20 @@ def test_from_data_to_a_study(here, capsys):
     assert ready.data.split.val == 0.2
 
 
+def test_numbers_are_predicted_and_their_scores_are_skills(here, capsys):
+    draw = random.Random(0)
+    rows = [(f"town-{row % 6}", draw.gauss(60, 20), draw.gauss(0, 5)) for row in range(240)]
+    flats = [(town, size, (3 if town < "town-3" else 1) * size + more) for town, size, more in rows]
+    with open("flats.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["town", "size", "price"], *flats])
+    assert done("recommend", "flats.csv", "--client", "town", "--workers", 1, "--out", "flats") == 0
+    assert "lr 0.005" in capsys.readouterr().out
+    assert read("flats/study.toml").data.target.kind == "number"
+    page = (here / "flats" / "report.html").read_text(encoding="utf-8")
+    assert "Skill on validation rows over rounds" in page
+    assert "Skill is 1 - error" in page
+
+
 def test_from_python_with_rows_in_memory(here):
     with open(baskets(), newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -16,7 +16,7 @@ from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.centralized import centralized
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
-from fedtide.algorithms.entry import Entry, Reduction, preset
+from fedtide.algorithms.entry import Entry, Reduction, Trait, preset
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
@@ -58,6 +58,9 @@ GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": 
 BY_SUMS = {"kind": "nothing", "fewest": 2}
 FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
+SERVER: tuple[Trait, ...] = ("labels", "nothing")
+MIXED: tuple[Trait, ...] = ("groups", "meaning", "holdings", "nothing")
+
 CERTAIN = "it answers by the branch that is more certain of a class"
 
 # Options shared by several reductions.
@@ -89,13 +92,13 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "fedprox": Entry(
-        fedprox, "weights down, update up", "global",
+        fedprox, "weights down, update up", "global", helps=("labels",),
         variants={"by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}}},
         reductions=[Reduction({"mu": 0.0}, "fedavg")],
     ),
     "fedavgm": Entry(
         preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
-        "weights down, update up", "server-optimizer",
+        "weights down, update up", "server-optimizer", helps=SERVER,
         reductions=[
             Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
             Reduction({"server": {"momentum": 0.0}}, "fedavg"),
@@ -103,12 +106,12 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedadagrad": Entry(
         preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
-        "weights down, update up", "server-optimizer",
+        "weights down, update up", "server-optimizer", helps=SERVER,
         reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
     ),
     "fedadam": Entry(
         preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
-        "weights down, update up", "server-optimizer",
+        "weights down, update up", "server-optimizer", helps=SERVER,
         reductions=[
             Reduction({}, "fedavg", {"server": "adam"}),
             Reduction({"server": {"lr": 0.1}}, "fedavg", {"server": {"kind": "adam", "lr": 0.1}}),
@@ -116,7 +119,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedyogi": Entry(
         preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
-        "weights down, update up", "server-optimizer",
+        "weights down, update up", "server-optimizer", helps=SERVER,
         reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
     ),
     "q-fedavg": Entry(
@@ -127,7 +130,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({"q": 0.0}, "fedavg", UNIFORM, 1e-6)],
     ),
     "scaffold": Entry(
-        scaffold, "weights and control variate down, updates of both up", "global",
+        scaffold, "weights and control variate down, updates of both up", "global", helps=("labels",),
         keeps="its control variate, as large as the weights",
         exempt={"newcomers": "its control variate is a mean over all registered clients: with fewer it is larger"},
         variants={"one wsm": {"variant": "I", "weighting": "samples", "loss": "wsm"}},
@@ -143,12 +146,12 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "vanilla": Entry(
-        vanilla, "weights down, update up", "branches",
+        vanilla, "weights down, update up", "branches", helps=("hours",),
         variants={"certain": {"choose_per": "client"}},
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "fedtem": Entry(
-        fedtem, "weights and mixture down, update up", "branches",
+        fedtem, "weights and mixture down, update up", "branches", helps=("hours",),
         reveals=("pi", "odds", "mu", "var", "n"),
         variants={
             "": TIMED,
@@ -170,7 +173,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "fedtkm": Entry(
-        fedtkm, "weights and centers down, update, feature means and counts up", "branches",
+        fedtkm, "weights and centers down, update, feature means and counts up", "branches", helps=("hours",),
         variants={
             "": TIMED,
             "vote": {**TIMED, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
@@ -182,7 +185,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "min-loss": Entry(
-        minloss, "weights down, update and branch up", "branches",
+        minloss, "weights down, update and branch up", "branches", helps=("hours",),
         exempt={"numbers": CERTAIN},
         variants={
             "": PRINTED,
@@ -192,7 +195,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({**PRINTED, "branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
-        scsgd, "weights down, update up", "branches",
+        scsgd, "weights down, update up", "branches", helps=("hours",),
         exempt={"numbers": CERTAIN},
         variants={
             "": LINEAR,
@@ -202,12 +205,12 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "t-shot": Entry(
-        tshot, "weights and centers down, update and branch up", "branches",
+        tshot, "weights and centers down, update and branch up", "branches", helps=("hours",),
         reveals=("centers", "counts"),
         variants={"": {"shots": 2}},
     ),
     "fedem": Entry(
-        fedem, "K models down, the updates of all up", "mixture", keeps="its mixture",
+        fedem, "K models down, the updates of all up", "mixture", helps=MIXED, keeps="its mixture",
         variants={
             "": {"components": 2, "component_layer": "head", "anchor": False},
             "whole": {"anchor": False, "normalize_by": "everyone"},
@@ -220,7 +223,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "fedgmm": Entry(
-        fedgmm, "K models and Gaussians down, updates of all up", "mixture",
+        fedgmm, "K models and Gaussians down, updates of all up", "mixture", helps=MIXED,
         reveals=("centers", "counts", "spreads"), keeps="its mixture",
         variants={
             "pca": {**PRINTED, "features": {"kind": "pca", "width": 2}, "components": 2, **PUBLIC},
@@ -234,7 +237,7 @@ REGISTRY: Mapping[str, Entry] = {
         reductions=[Reduction({**PRINTED, "components": 1, "gaussians": 1}, "fedavg", tolerance=1e-6)],
     ),
     "pfedem": Entry(
-        pfedem, "K models and Gaussians down, updates of some up", "mixture",
+        pfedem, "K models and Gaussians down, updates of some up", "mixture", helps=MIXED,
         reveals=("centers", "counts", "spreads"), keeps="nothing, or its shares",
         variants={
             "": {
@@ -265,7 +268,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "aem": Entry(
-        aem, "J models down, the update of one up", "clustered",
+        aem, "J models down, the update of one up", "clustered", helps=("groups", "meaning"),
         tells={"": "which model it trained, unless sums are secure"},
         keeps="nothing; what it makes for itself stays with it",
         variants={
@@ -321,7 +324,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={"": {"split_after": 1, "eps1": 1e9, "eps2": 0.0}},
     ),
     "fielding": Entry(
-        fielding, "a cluster's model down, its update up", "clustered",
+        fielding, "a cluster's model down, its update up", "clustered", helps=("labels", "groups", "drift"),
         reveals=("representation",), keeps="what it said last",
         tells={"by sums": "two sums may differ by one client, whose representation is then their difference"},
         exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
@@ -401,7 +404,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "ifca": Entry(
-        ifca, "K models down, the update of one up", "clustered",
+        ifca, "K models down, the update of one up", "clustered", helps=("groups", "meaning", "hours"),
         tells={"": "which model it trained, unless sums are secure"},
         variants={
             "": PRINTED,
@@ -424,7 +427,7 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "flexcfl": Entry(
-        flexcfl, "weights of a group down, update up", "clustered",
+        flexcfl, "weights of a group down, update up", "clustered", helps=("labels", "groups", "drift"),
         tells={"": "its group"}, reveals=("update", "shifted"),
         keeps="its label shares of then",
         variants={
@@ -447,7 +450,8 @@ REGISTRY: Mapping[str, Entry] = {
         ],
     ),
     "auxo": Entry(
-        auxo, "weights of a cluster down, update up", "clustered", tells={"": "its cluster"}, reveals=("sketch",),
+        auxo, "weights of a cluster down, update up", "clustered", helps=("drift",), tells={"": "its cluster"},
+        reveals=("sketch",),
         variants={
             "": {
                 "pooling": False, "split": {"kind": "rounds", "rounds": [1, 2]}, "min_participants": 2, "epsilon": 0.3,
@@ -474,7 +478,7 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "feddrift": Entry(
         feddrift, "its model down, update up; each step all models down, errors up", "clustered",
-        tells={"": "its model"}, reveals=("bad", "rows"),
+        helps=("groups", "drift"), tells={"": "its model"}, reveals=("bad", "rows"),
         keeps="nothing, or the rows of recent steps",
         variants={
             "": {**PRINTED, "rounds_per_step": 3, "delta": 0.0, "local": FAST},

@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 from fedtide.core.reveals import in_words
 from fedtide.core.types import Algorithm
 from fedtide.request import Family
+
+Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "other-labels", "nothing"]
+"""What an inspection may find that speaks for a method; `fedtide.inspection.advice` says when."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Entry:
         tells: what the server learns of a client by itself from sums, or from how it is asked or answers, in words; by
             the beginning of the name of the variants for which it is so, "" for all others.
         keeps: memory of a client between rounds.
+        helps: traits of data that speak for the algorithm.
         exempt: laws that cannot hold for the algorithm, each with the reason.
         variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
             its effect within six rounds of a short period. Tables `shift` and `data` are merged into the experiment's.
@@ -55,6 +59,7 @@ class Entry:
     reveals: tuple[str, ...] = ()
     tells: Mapping[str, str] = field(default_factory=dict)
     keeps: str = "nothing"
+    helps: tuple[Trait, ...] = ()
     exempt: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reductions: Sequence[Reduction] = ()

@@ -10,7 +10,7 @@ import numpy as np
 from fedtide.core.atomic import making
 from fedtide.inspection.findings import QUESTIONS, Findings
 from fedtide.inspection.pictures import pictures
-from fedtide.inspection.study import CUTS, ROWS, methods, study
+from fedtide.inspection.study import ROWS, methods, study
 from fedtide.report.render import render, to_pictures
 from fedtide.runs.folder import free
 
@@ -38,17 +38,10 @@ def write(found: Findings, folder: Path) -> Path:
 def _save_rows(found: Findings, path: Path) -> None:
     """Save the rows of data that were in memory, as a study reads them."""
     table = found.table
-    columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": _labels(found)}
+    label = table.label if table.measured else table.label.astype(str)
+    columns: dict[str, Any] = {"x": np.asarray(table.features, np.float32), "y": label}
     columns |= {name: column for name, column in (("client", table.client), ("time", table.time)) if column is not None}
     np.savez(path, **columns)
-
-
-def _labels(found: Findings) -> np.ndarray:
-    """Return labels that a study can have: a measure as classes of about equal size."""
-    label = found.table.label
-    if not found.table.measured:
-        return label.astype(str)
-    return np.searchsorted(np.unique(np.quantile(label, CUTS)), label, side="right")
 
 
 def shown(found: Findings) -> str:

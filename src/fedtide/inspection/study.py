@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.entry import Trait
 from fedtide.config.overrides import as_toml
 from fedtide.core.durations import LONGEST, seconds_of
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
+from fedtide.inspection.advice import in_words, reasons
 from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
 
 ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
 CUTS = (0.25, 0.5, 0.75)
-"""Quantiles that cut a measured label into classes."""
+"""Quantiles that would cut a measure into classes."""
 WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d")
 """Windows of a study, of which a study of drift has the longest with rounds enough."""
 ROUNDS, MOST_ROUNDS = 40, 200
@@ -27,6 +30,29 @@ LEAST_ROWS = 20
 """Rows that there are at any time of a study: some of them are for validation and tests."""
 SIMULATED = 20
 """Clients of rows that name none."""
+
+Method = tuple[str, str, dict[str, Any], str]
+"""Name, algorithm, options, and why it is in a study."""
+ALWAYS: tuple[Method, ...] = (
+    ("FedAvg", "fedavg", {}, "one model for all"),
+    ("Each alone", "local", {}, "no federation: what it has to beat"),
+)
+"""What is in every study."""
+PROPOSED: tuple[tuple[str, str, Mapping[str, Any], str], ...] = (
+    ("IFCA", "ifca", {}, "clusters"),
+    ("FedEM", "fedem", {}, "components"),
+    ("SCAFFOLD", "scaffold", {}, ""),
+    ("WSM", "fedavg", {"loss": "wsm"}, ""),
+    ("FlexCFL", "flexcfl", {"clusters": "silhouette"}, ""),
+    ("Fielding", "fielding", {}, ""),
+    ("FedDrift", "feddrift", {}, ""),
+    ("Adaptive experts", "aem", {}, ""),
+    ("Min Loss", "min-loss", {}, "branches"),
+    ("FedAdam", "fedadam", {}, ""),
+)
+"""Methods that a study can have, with options for any data, and the option that is the number of groups."""
+MOST = 3
+"""Methods in a study that one trait speaks for."""
 
 
 def study(found: Findings, folder: Path) -> str | None:
@@ -56,6 +82,11 @@ def _head(found: Findings) -> Iterator[str]:
 
 def _source(found: Findings, folder: Path) -> Iterator[str]:
     table, columns = found.table, found.table.columns
+    if table.measured:
+        cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
+        yield "[data]"
+        yield f'target = "number"  # for classes no target, and in [data.source] cuts = {as_toml(cuts)}'
+        yield ""
     yield "[data.source]"
     if not table.source or table.source[0].suffix == ".npz":
         yield 'kind = "npz"'
@@ -67,10 +98,6 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         paths = [str(path) for path in table.source]
         yield f"path = {as_toml(paths[0] if len(paths) == 1 else paths)}"
         yield f"label = {as_toml(columns['label'])}"
-        if table.measured:
-            cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
-            yield f"cuts = {as_toml(cuts)}  # methods predict classes: four of about equal size"
-            yield '# To predict the number itself write target = "number" in [data], and no cuts.'
         if columns["client"]:
             yield f"client = {as_toml(columns['client'])}"
         if columns["time"]:
@@ -169,7 +196,8 @@ def _shift(found: Findings) -> Iterator[str]:
     yield ""
     yield "[defaults]"
     yield f"cohort = {min(10, max(found.rows.clients if found.rows.clients > 1 else SIMULATED, 2) // 2)}"
-    yield "local = { lr = 0.1, epochs = 2 }"
+    rate = 0.01 if found.table.measured else 0.1  # gradients of squared errors are as large as the errors
+    yield f"local = {{ lr = {rate}, epochs = 2 }}"
 
 
 def _times(count: int, window: str) -> str:
@@ -178,31 +206,33 @@ def _times(count: int, window: str) -> str:
     return f"{held:g}{window[-1]}" if count * seconds_of(window) <= LONGEST else "all"
 
 
-def methods(found: Findings) -> list[tuple[str, str, dict[str, Any], str]]:
-    """Return the methods that may help: name, algorithm, options, and why."""
-    chosen: list[tuple[str, str, dict[str, Any], str]] = [
-        ("FedAvg", "fedavg", {}, "one model for all"),
-        ("Each alone", "local", {}, "no federation: what it has to beat"),
-    ]
-    count = 2
-    if found.clients is not None and found["groups"].found:
-        count = int(found.clients.groups[1].max()) + 1
-    if found["labels"].found:
-        chosen.append(("FedProx", "fedprox", {"mu": 0.1}, "labels differ between clients"))
-        chosen.append(("SCAFFOLD", "scaffold", {}, "the same"))
-    if found["groups"].found:
-        chosen.append((f"IFCA, K = {count}", "ifca", {"clusters": count}, f"{count} groups of clients"))
-        chosen.append(
-            (f"FedEM, K = {count}", "fedem", {"components": count}, "the same, with a mixture in each client")
-        )
-    elif found["meaning"].found:
-        chosen.append(("Adaptive experts", "aem", {}, "models of their own help clients that form no groups"))
-    if found["mix"].found and "others" in found["mix"].why:
-        chosen.append((f"Min Loss, K = {count}", "min-loss", {"branches": count}, "other clients at other hours"))
-    if "recent" in found["matter"].what:
-        chosen.append(("Fielding", "fielding", {}, "clients are clustered anew as they drift"))
-        chosen.append(("FedDrift", "feddrift", {}, "the same"))
-    return chosen
+def methods(found: Findings) -> list[Method]:
+    """Return the methods that may help, those that most speaks for first: name, algorithm, options, and why.
+
+    Of those that a trait speaks for the first of `PROPOSED` are taken; of those that need classes none for a measure.
+    """
+    groups = found.clients.groups[1] if found.clients is not None and found["groups"].found else ()
+    count = max(groups, default=1) + 1
+    taken: dict[Trait, int] = {}
+    chosen = []
+    for name, algorithm, given, counted in PROPOSED:
+        said = reasons(found, algorithm, given.get("loss", ""))
+        classes = found.table.measured and _of_classes(algorithm, given)
+        if classes or not any(taken.get(trait, 0) < MOST for trait in said):
+            continue
+        for trait in said:
+            taken[trait] = taken.get(trait, 0) + 1
+        options = {**given, **({counted: int(count)} if counted else {})}
+        named = f"{name}, K = {count}" if counted else name
+        chosen.append((max(said.values()), (named, algorithm, options, in_words(said))))
+    chosen.sort(key=lambda each: -each[0])
+    return [*ALWAYS, *(method for _, method in chosen)]
+
+
+def _of_classes(algorithm: str, given: Mapping[str, Any]) -> bool:
+    """Tell whether a method needs classes, or the likelihood that squared errors are not."""
+    entry = REGISTRY[algorithm]
+    return "loss" in given or entry.family == "mixture" or "numbers" in entry.exempt
 
 
 def _methods(found: Findings) -> Iterator[str]:

@@ -16,11 +16,13 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
 from fedtide.evaluate.measure import Measure
+from fedtide.learn.target import SKILLED
 from fedtide.report.environment import environment_line
 from fedtide.report.figures import STYLE, Drawn, label, legend_above, look, svg
 from fedtide.report.measures import percent, seconds, signed_points
 from fedtide.report.render import Part, render, swatch, to_pictures
 from fedtide.report.tables import Table
+from fedtide.report.wording import SKILL_IS, worded
 from fedtide.tuning.ladder import ENOUGH, Standing, standings
 from fedtide.tuning.tournament import STUDY, Rung, Tournament, curve_of, played_by, played_entries, read_tournament
 
@@ -43,6 +45,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         FedtideError: the folder is not that of a tournament, or no rung of it was reached.
     """
     made = read_tournament(root, imports=False)
+    target = made.study.data.target.kind
     if not made.survivors:
         raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {root}")
     ready, entries = root / STUDY, [each.entry for each in played_entries(made)]
@@ -63,11 +66,11 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=headline(made),
         setting=setting(made),
         parts=[
-            Part("How they stand", standings_table(made), FLATTERS, "how-they-stand",
+            Part("How they stand", standings_table(made), flatters(target), "how-they-stand",
                  [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
-        pictures=to_pictures(pictures),
+        pictures=to_pictures([(worded(title, target), worded(said, target), drawn) for title, said, drawn in pictures]),
         said=made.said,
         inspection=(root / "inspection").is_dir(),
         ready=ready.read_text(encoding="utf-8") if ready.is_file() else "not finished yet",
@@ -80,6 +83,11 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 
 
 # -- words and tables --------------------------------------------------------------------------------------------------
+
+
+def flatters(target: str) -> str:
+    """Say what the scores of a tournament about a kind of target are."""
+    return worded(FLATTERS, target) + SKILL_IS * (target in SKILLED)
 
 
 def headline(made: Tournament) -> str:
@@ -178,9 +186,9 @@ def curves(root: Path, made: Tournament, entries: Sequence[str]) -> Drawn:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("rounds")
-        axes.set_ylabel("accuracy on validation rows, %")
+        axes.set_ylabel(worded("accuracy on validation rows, %", made.study.data.target.kind))
         legend_above(axes)
-        return svg(figure, "accuracy on validation rows over rounds")
+        return svg(figure, worded("accuracy on validation rows over rounds", made.study.data.target.kind))
 
 
 def differences(made: Tournament) -> Drawn | None:

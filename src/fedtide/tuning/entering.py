@@ -19,8 +19,8 @@ from fedtide.runs.private import check_needed
 from fedtide.tuning.nominate import found_in_world, nominated
 from fedtide.tuning.tournament import LADDER, Candidate, first_line, played_by
 
-RATES = 0.05, 0.2
-"""Learning rates with which methods are entered that are nominated for data of a person's own."""
+RATES = 0.5, 2.0
+"""Learning rates with which methods are entered that are nominated for data, in those of the inspection's study."""
 VALIDATED = 0.2
 """Share of the training rows of such data by which methods are judged."""
 
@@ -93,11 +93,12 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     values["data"]["split"] = {"val": VALIDATED}
     del values["baseline"]
-    values["method"], candidates = [], []
+    values["method"], candidates, usual = [], [], values["defaults"]["local"]
     for name, algorithm, options, why in methods(found):
-        for rate in RATES:
+        for share in RATES:
+            rate = share * usual["lr"]
             entry = f"{name}, lr {rate:g}"
-            local = {"solver" if algorithm == "local" else "local": {**values["defaults"]["local"], "lr": rate}}
+            local = {"solver" if algorithm == "local" else "local": {**usual, "lr": rate}}
             values["method"].append({"name": entry, "algorithm": algorithm, **options, **local})
             candidates.append(Candidate(entry, name, why))
     return from_dict(values, where=str(path)), candidates

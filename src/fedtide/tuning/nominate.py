@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.rows import Rows
-from fedtide.inspection.findings import Findings, Question, found_in
+from fedtide.inspection.advice import in_words, reasons
+from fedtide.inspection.findings import Findings, found_in
 from fedtide.inspection.questions import CYCLES
 from fedtide.inspection.table import Table
 from fedtide.runs.build import cohort_size, population_of
@@ -23,59 +23,11 @@ ROWS = 20_000
 A_CLIENT = 20
 """Rows of a client that are seen in a round."""
 
-Rule = tuple[str, Callable[[Findings], int], tuple[str, ...]]
-
-
-def _level(*questions: Question) -> Callable[[Findings], int]:
-    """Return how strongly any of some questions is answered: 2, 1 or 0."""
-    strength = {"strong": 2, "mild": 1}
-    return lambda found: max(strength.get(found[question].level, 0) for question in questions)
-
-
-def _others(found: Findings) -> int:
-    """Return how strongly other clients are there at other hours."""
-    mix = _level("mix")(found) if "others" in found["mix"].why else 0
-    return max(mix, _level("presence")(found))
-
-
-def _same(found: Findings) -> int:
-    """Return how strongly what the same clients hold changes."""
-    questions: tuple[Question, ...] = ("mix", "drift")
-    return max((_level(name)(found) for name in questions if "same" in found[name].why), default=0)
-
-
-def _nothing(found: Findings) -> int:
-    """Return 1 where clients are alike and stay so."""
-    return int(not any(answer.found for answer in found))
-
-
-RULES: tuple[Rule, ...] = (
-    ("labels differ between clients", _level("labels"),
-     ("wsm", "scaffold", "fedprox", "fielding", "flexcfl", "family:server-optimizer")),
-    ("there are groups of clients, or features differ", _level("groups", "features"),
-     ("ifca", "flexcfl", "feddrift", "fielding", "aem", "family:mixture")),
-    ("features mean other things to other clients", _level("meaning"), ("aem", "ifca", "family:mixture")),
-    ("other clients are there at other hours", _others, ("ifca", "family:branches")),
-    ("it drifts", _level("drift", "matter"), ("fielding", "feddrift", "flexcfl", "auxo")),
-    ("the same clients hold other things at other times", _same, ("family:mixture",)),
-    ("nothing differs, where several models that are averaged help a little", _nothing,
-     ("family:mixture", "family:server-optimizer")),
-)  # fmt: skip
-"""What was found, how strongly, and the methods that it speaks for: algorithms, losses or families."""
-
 PLAIN = "one model for all: what the others have to beat"
 
 
 def _loss(method: Method) -> str:
     return str(getattr(method.loss, "kind", ""))
-
-
-def reasons(found: Findings, method: Method) -> tuple[int, list[str]]:
-    """Return how strongly findings speak for a method, and which."""
-    entry = REGISTRY.get(method.algorithm)
-    names = {method.algorithm, _loss(method), f"family:{entry.family if entry else ''}"}
-    spoken = [(strength(found), said) for said, strength, about in RULES if names & set(about)]
-    return max((level for level, _ in spoken), default=0), [said for level, said in spoken if level]
 
 
 def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[Method, str]]:
@@ -95,9 +47,9 @@ def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[M
     for number, method in enumerate(methods):
         kind = method.algorithm, _loss(method)
         again = seen[kind] = seen.get(kind, -1) + 1
-        level, said = reasons(found, method) if found is not None else (0, [])
-        why = PLAIN if method is plain else "; ".join(said)
-        order.append(((method is not plain, again, -level, number), method, why))
+        said = reasons(found, *kind) if found is not None else {}
+        why = PLAIN if method is plain else in_words(said)
+        order.append(((method is not plain, again, -max(said.values(), default=0), number), method, why))
     return [(method, why) for _, method, why in sorted(order, key=lambda each: each[0])]
 
 

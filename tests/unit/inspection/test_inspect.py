@@ -15,8 +15,10 @@ import fedtide as ft
 from fedtide.api import prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.types import Moment
+from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
+from fedtide.inspection.study import PROPOSED, methods
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
@@ -79,13 +81,30 @@ def test_times_of_any_kind_are_seconds_on_the_clocks_of_a_zone(when):
     assert read(data, Roles(zone="Europe/Berlin")).time.tolist() == [1782914400.0, 1783000800.0]
 
 
-def test_a_measure_is_a_label_too():
+def test_a_measure_is_a_label_too(tmp_path):
     draw = np.random.default_rng(0)
     x, user = draw.normal(size=600), np.repeat([f"u{number}" for number in range(12)], 50)
     found = ft.inspect({"x": x, "user": user, "target": 3 * x * np.where(user < "u4", 1, -1) + draw.normal(size=600)})
     assert found.table.measured
     assert found["meaning"].level == "strong"
     assert not found["labels"].found
+    made = prepare(found.write(tmp_path / "made").parent / STUDY).settings
+    assert made.data.target.kind == "number"
+    assert {"ifca", "aem"} < {method.algorithm for method in made.method}
+    assert "fedem" not in {method.algorithm for method in made.method}  # squared errors are no likelihood
+
+
+def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
+    assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in PROPOSED)
+    found = found_in(planted("labels 0.3", 0))
+    assert [name for name, _, _, _ in methods(found)] == ["FedAvg", "Each alone", "SCAFFOLD", "WSM", "FlexCFL"]
+    found = found_in(planted("meaning", 0))
+    assert [name for name, _, _, _ in methods(found)][2:] == [
+        "IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts",
+    ]  # fmt: skip
+    assert methods(found)[2][3] == (
+        "there are groups of clients, or features differ; features mean other things to other clients"
+    )
 
 
 def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):

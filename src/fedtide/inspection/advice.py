@@ -1,0 +1,78 @@
+"""Advice: for which methods speaks what was found. The registry says what each is for (`Entry.helps`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.entry import Trait
+from fedtide.inspection.findings import Findings, Question
+
+LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels", "other-labels")}
+"""What losses help with, whatever the algorithm."""
+
+
+def _level(*questions: Question) -> Callable[[Findings], int]:
+    """Return how strongly any of some questions is answered: 2, 1 or 0."""
+    strength = {"strong": 2, "mild": 1}
+    return lambda found: max(strength.get(found[question].level, 0) for question in questions)
+
+
+def _others(found: Findings) -> int:
+    """Return how strongly other clients are there at other hours."""
+    mix = _level("mix")(found) if "others" in found["mix"].why else 0
+    return max(mix, _level("presence")(found))
+
+
+def _same(found: Findings, what: str = "") -> int:
+    """Return how strongly what the same clients hold changes, if it is `what`."""
+    questions: tuple[Question, ...] = ("mix", "drift")
+    told = [name for name in questions if "same" in found[name].why and (not what or what in found[name].what)]
+    return max((_level(name)(found) for name in told), default=0)
+
+
+def _nothing(found: Findings) -> int:
+    """Return 1 where clients are alike and stay so."""
+    return int(not any(answer.found for answer in found))
+
+
+TRAITS: Mapping[Trait, tuple[str, Callable[[Findings], int]]] = {
+    "labels": ("labels differ between clients", _level("labels")),
+    "groups": ("there are groups of clients, or features differ", _level("groups", "features")),
+    "meaning": ("features mean other things to other clients", _level("meaning")),
+    "hours": ("other clients are there at other hours", _others),
+    "drift": ("it drifts", _level("drift", "matter")),
+    "holdings": ("the same clients hold other things at other times", _same),
+    "other-labels": (
+        "the same clients hold other labels at other times",
+        lambda found: _same(found, "labels"),
+    ),
+    "nothing": ("nothing differs, where several models that are averaged help a little", _nothing),
+}
+"""What may be found, in words, and how strongly it is."""
+
+
+def helps(algorithm: str, loss: str) -> tuple[Trait, ...]:
+    """Return what an algorithm with a loss, both by name, is for.
+
+    >>> helps("scaffold", "cross-entropy"), helps("fedavg", "wsm")
+    (('labels',), ('labels', 'other-labels'))
+    """
+    entry = REGISTRY.get(algorithm)
+    both = (*(entry.helps if entry else ()), *LOSSES.get(loss, ()))
+    return tuple(trait for trait in TRAITS if trait in both)
+
+
+def reasons(found: Findings, algorithm: str, loss: str) -> dict[Trait, int]:
+    """Return which of what was found speaks for an algorithm with a loss, and how strongly each: 2 or 1."""
+    strength = {trait: TRAITS[trait][1](found) for trait in helps(algorithm, loss)}
+    return {trait: level for trait, level in strength.items() if level}
+
+
+def in_words(traits: Mapping[Trait, int]) -> str:
+    """Return traits in words.
+
+    >>> in_words({"labels": 2, "drift": 1})
+    'labels differ between clients; it drifts'
+    """
+    return "; ".join(TRAITS[trait][0] for trait in traits)
