@@ -70,14 +70,18 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
 
 
 def found(row: dict[str, Any]) -> str:
-    """How many claims of a recipe, over all points of its sweep, came out how; with a link to them."""
+    """How many claims of a recipe, over all points of its sweep, came out how; with a link to them.
+
+    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone.
+    """
     recipe = row.get("cpu_recipe", row["recipe"])
     kept_at = DOCS / "results" / f"{recipe}.json"
     if not kept_at.is_file():
         return "not run whole since it last changed"
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
     tables = [*(point["claims"] for point in kept["points"]), kept.get("claims", {"rows": []})]
-    verdicts = Counter(verdict for table in tables for *_, verdict in table["rows"])
+    ours = row["item"].startswith("Ours")
+    verdicts = Counter(said[-1] for table in tables for said in table["rows"] if ours or "(our " not in said[0])
     said = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}"
     return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}"
