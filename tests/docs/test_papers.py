@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +51,21 @@ def test_every_recipe_of_a_paper_has_a_row_and_a_row_says_how_it_stands(papers):
 
 
 def test_what_was_found_counts_verdicts_and_links_to_them(papers):
-    said = papers.found({"recipe": "fedtem-shift-strength"})
+    said = papers.found({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
     assert said.endswith("(recipes.md#fedtem-shift-strength), 5 seeds")
     assert "holds: " in said
-    assert papers.found({"recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
+    assert papers.found({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
+
+
+def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkeypatch):
+    rows = [
+        ["It gains", "+1", "holds"],
+        ["It gains (our form)", "+2", "holds"],
+        ["It helps (our claim)", "0", "not seen"],
+    ]
+    (tmp_path / "results").mkdir()
+    kept = {"points": [{"claims": {"rows": rows}}], "seeds": 5}
+    (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
+    monkeypatch.setattr(papers, "DOCS", tmp_path)
+    assert papers.found({"item": "Figure 1", "recipe": "one"}).startswith("[holds: 1]")
+    assert papers.found({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
