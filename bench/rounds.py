@@ -40,7 +40,7 @@ from fedtide.runs.build import host_of, spec_of
 from machine import RESULTS, append, cores, machine, now, peak_of
 from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone
-from works import ENDLESS, WORKS, Work, experiment, naive
+from works import ENDLESS, WORKS, Goal, Work, experiment, naive
 
 WARM_UP = 12
 """Rounds that are not timed: stacked steps are recorded once they have come ten times."""
@@ -87,6 +87,13 @@ class Contender:
     def ours(self) -> bool:
         """Whether it is one of our fleets."""
         return self.kind in ENGINES
+
+    def counts(self, goal: Goal) -> bool:
+        """Whether a goal is about it."""
+        if goal.ours == "bf16":
+            return self.who == "fedtide bf16"
+        stacked = {"any": None, "one by one": False, "stacked": True}[goal.ours]
+        return self.who == "fedtide" and stacked in (None, self.kind == "stacked")
 
 
 def _local(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
@@ -137,7 +144,7 @@ def contenders(work: Work, peers: Sequence[str]) -> list[Contender]:
         Contender("ray", 2),
         *(
             [Contender(kind, 2, BF16, "-bf16", closeness=0.1) for kind in ("local", "workers")]
-            if work.bf16_goal
+            if any(goal.ours == "bf16" for goal in work.goals)
             else []
         ),
         Contender("pfl", 1),
@@ -299,16 +306,13 @@ def results(
     taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
     median = {key: float(each.median()) for key, each in taken.items()}
     naive_best = min((key for key, c in everyone.items() if c.kind == "naive"), key=median.__getitem__)
-    against = WORKS[name].against
-    rivals = [key for key, c in everyone.items() if c.peer and against in (None, c.peer)]
-    peer_best = min(rivals, key=median.__getitem__, default=None)
+    peer_best = min((key for key, c in everyone.items() if c.peer), key=median.__getitem__, default=None)
     lines = []
     for key, contender in everyone.items():
         q1, middle, q3 = taken[key].quantile(QUARTILES).tolist()
         line: dict[str, Any] = {
             "work": name,
             "title": WORKS[name].title,
-            "goal": WORKS[name].bf16_goal if contender.settings == BF16 else WORKS[name].goal,
             "contender": key,
             "who": contender.who,
             "threads": contender.threads,
@@ -330,8 +334,25 @@ def results(
     return lines
 
 
-def show(lines: list[dict[str, Any]]) -> None:
-    """Print the lines of one work as a table."""
+def found(name: str, seconds: Mapping[str, list[float]], peers: Sequence[str]) -> list[dict[str, Any]]:
+    """One line per goal: the fastest of ours that it is about against the fastest of its peers, turn by turn."""
+    everyone = {c.name: c for c in contenders(WORKS[name], peers)}
+    taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
+    median = {key: float(each.median()) for key, each in taken.items()}
+    lines = []
+    for goal in WORKS[name].goals:
+        ours = min((key for key, c in everyone.items() if c.counts(goal)), key=median.__getitem__)
+        rivals = [key for key, c in everyone.items() if c.peer and goal.against in (None, c.peer)]
+        if rivals:
+            theirs = min(rivals, key=median.__getitem__)
+            q1, ratio, q3 = (round(q, 3) for q in (taken[theirs] / taken[ours]).quantile(QUARTILES).tolist())
+            about = {"work": name, "title": WORKS[name].title, "goal": goal.ratio, "ours": goal.ours}
+            lines.append({**about, "contender": ours, "peer": theirs, "q1": q1, "ratio": ratio, "q3": q3})
+    return lines
+
+
+def show(lines: list[dict[str, Any]], goals: list[dict[str, Any]]) -> None:
+    """Print the lines of one work as a table, and what was found of its goals."""
     table = Table(title=lines[0]["title"], title_justify="left")
     table.add_column("contender", no_wrap=True)
     for column in ("seconds", "quartiles", "naive / this", "best peer / this", "first round, s", "peak MB"):
@@ -350,18 +371,9 @@ def show(lines: list[dict[str, Any]]) -> None:
     missing = [peer for peer in PEERS if peer not in {line["who"] for line in lines}]
     if missing:
         console.print(f"not installed, or not asked for: {', '.join(missing)}; make bench-peers")
-    console.print(verdict(lines))
-
-
-def verdict(lines: list[dict[str, Any]]) -> str:
-    """The best of ours against the best peer, and the goal."""
-    best = min((line for line in lines if line["who"] == "fedtide"), key=lambda line: line["median"])
-    if "best_peer" not in best:
-        return "no peer to compare with"
-    return (
-        f"best of ours: {best['contender']}; best peer: {best['best_peer']}, {best['peer_ratio']:.2f} times as long "
-        f"({best['peer_q1']:.2f} to {best['peer_q3']:.2f}); goal {best['goal']}"
-    )
+    for line in goals:
+        times = f"{line['ratio']:.2f} times as long ({line['q1']:.2f} to {line['q3']:.2f})"
+        console.print(f"{line['contender']} against {line['peer']}: {times}; goal {line['goal']}")
 
 
 def main() -> None:
@@ -387,9 +399,11 @@ def main() -> None:
         print("fewer than two cores: contenders with two threads or processes will not do well")
     for name in works:
         check(WORKS[name], peers)
-        lines = results(name, measure(WORKS[name], given.repeats, peers), peers, memory=not given.no_memory)
-        show(lines)
+        seconds = measure(WORKS[name], given.repeats, peers)
+        lines, goals = results(name, seconds, peers, memory=not given.no_memory), found(name, seconds, peers)
+        show(lines, goals)
         append(given.out, [{"bench": "rounds", "date": date, **line, **where} for line in lines])
+        append(given.out, [{"bench": "goals", "date": date, **line, **where} for line in goals])
 
 
 if __name__ == "__main__":

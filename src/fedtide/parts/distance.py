@@ -139,8 +139,7 @@ def pairs(
     if kind == "js":
         mine, theirs = (each.numpy() for each in entropies or (entropy(x), entropy(y)))
         for block in blocks(len(i), x.shape[1]):
-            mixed = left.take(i[block], 0).astype(np.float64)
-            mixed += right.take(j[block], 0)
+            mixed = np.add(left.take(i[block], 0), right.take(j[block], 0), dtype=np.float64)
             mixed *= 0.5
             out[block] = _root(_entropy(mixed), mine[i[block]], theirs[j[block]])
     else:
