@@ -211,7 +211,7 @@ def aem(
         personal: personalization of the models by a client before evaluation.
         personal_others: further personalizations of the same models, each judged and reported as a method of its own.
         anchor: one more model, which every participant trains as in FedAvg, for personalization: twice the training.
-            "false" is the paper.
+            "false" as in the paper.
         drop_unused: leave models that no client chooses by loss any more out of personalization.
         freeze: freezing of models that no longer improve; None means never.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.

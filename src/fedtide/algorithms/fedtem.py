@@ -29,23 +29,24 @@ Choices:
     prior gives its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, as overwriting lets an outlier near a peak take
     over the absent mode's component. `consistent_only` takes statistics only from participants whose own posterior
     agrees with the mode that the server gave them, unless there are none; it is the default, as it was no worse under
-    any prior that was tried, right or wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
-    `consistent_only = false` is the paper to the letter. Features move with the network, and a component that rests for
-    half a period is left behind: the fresher one then attracts all clients. Moving it along with the fresher one lost 2
-    to 4 points (small settings, five seeds; smooth and abrupt, 10 and 36 labels), so it stays where it is. The paper's
-    extra `pi_k` in the running average (A.4) is taken for a typo; `beta = 0` forgets at once, 1 keeps pi
-    uniform. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `var_floor` times their
-    mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an untrained branch is not stepped.
+    any prior that was tried, right or wrong (recipe fedtem-wrong-prior). The paper to the letter is `anchor = false`,
+    `update = "overwrite"` and `consistent_only = false`. Features move with the network, and a component that rests
+    for half a period is left behind: the fresher one then attracts all clients. Moving it along with the fresher one
+    lost 2 to 4 points (small settings, validation samples of five seeds that are not reported; smooth and abrupt, 10
+    and 36 labels), so it stays where it is. The paper's extra `pi_k` in the running average (A.4) is taken for a typo;
+    `beta = 0` forgets at once, 1 keeps pi uniform. The prior has exponent 1 whatever the true one. Variances are at
+    least 1e-6 and `var_floor` times their mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an
+    untrained branch is not stepped.
     `prior = "learned"`, ours, is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and without
     an expectation by the clock (em-only, uniform), a component moves by its share of the samples. lam and eps, which
     the paper does not print, are ours. Ties of saturated posteriors are broken by log-odds, then by id. At inference
     pi is uniform and all samples of a client use one branch, chosen by their mean posterior (Eq. 5), whatever the
     `selection` in training. With K = 1 it is FedAvg with the same server optimizer.
-    The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the branches, mixed in with the weight
-    that clients' validation samples choose (`fedtide.multi.anchor`). The branches neither see it nor train otherwise.
-    In ten small settings over five seeds the paper to the letter lost up to 4.8 points to the best single model and
-    gained 0.8 at most, anchored it lost 0.2 at most and gained up to 3.2 (recipe never-worse). `eps = 0`, which keeps
-    branches alike, mended one of these and made another worse (one seed).
+    The `anchor` is ours: FedAvg's model beside the branches, mixed in with the weight that clients' validation samples
+    choose (`fedtide.multi.anchor`). The branches neither see it nor train otherwise. In ten small settings over five
+    seeds the paper to the letter lost up to 4.8 points to the best single model and gained 0.8 at most, anchored it
+    lost 0.2 at most and gained up to 3.2 (recipe never-worse). `eps = 0`, which keeps branches alike, mended one of
+    these and made another worse (one seed).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ Anchored = Annotated[
     Flag,
     Field(
         description="one more model on all samples, mixed in with a weight that clients' validation samples choose: up "
-        'to twice the training. "false" is the paper, and needed without such samples.'
+        'to twice the training. It is in none of the papers; "false" is needed without such samples.'
     ),
 ]
 
