@@ -340,6 +340,12 @@ class MethodRecord:
         return self.method.name
 
     @property
+    def federation(self) -> str:
+        """Name of the method whose models these are another use of; empty if they are its own."""
+        other = self.runs[0].other if self.runs else ""
+        return self.name.removesuffix(f", {other}") if other else ""
+
+    @property
     def shifted(self) -> bool:
         """True if the population changes for this method."""
         return self.experiment.shift_of(self.method).who.changes

@@ -36,13 +36,14 @@ OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_round
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """Measures of one method, by name."""
+    """Measures of one method, by name; `federation`: the method whose models these are another use of, if they are."""
 
     name: str
     algorithm: str
     seeds: list[int]
     unfinished: int
     measures: dict[str, Measure]
+    federation: str = ""
 
     def measure(self, name: str) -> Measure:
         """Return a measure; one that is unknown where it was not measured."""
@@ -248,6 +249,7 @@ def summarize(record: ExperimentRecord) -> Summary:
             [run.seed for run in method.runs],
             method.unfinished,
             _measures(record, method, targets),
+            method.federation,
         )
         for method in done
     ]
@@ -481,13 +483,15 @@ def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
     """Return for each method of a sweep the point with the best late validation accuracy; ties go to the first.
 
-    Empty without a sweep or without validation rows.
+    Other uses of a method's models are at its point, as they are of one federation. Empty without a sweep or without
+    validation rows.
     """
     if len(summaries) < 2:
         return {}
     out: dict[str, Summary] = {}
     for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
-        scored = [(s, m.measure(f"val_{m.score}").mean) for s in summaries for m in s.methods if m.name == name]
+        trained = [(s, s.method(m.federation or name)) for s in summaries for m in s.methods if m.name == name]
+        scored = [(s, m.measure(f"val_{m.score}").mean) for s, m in trained]
         known = [(s, v) for s, v in scored if v is not None]
         if known:
             out[name] = max(known, key=lambda pair: pair[1])[0]

@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.evaluate.measure import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.summary import chosen_points, read_study, summarize, write_summary
+from fedtide.report.summary import MethodSummary, chosen_points, read_study, summarize, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
@@ -363,6 +363,16 @@ def test_ties_go_to_the_first_point_and_methods_choose_for_themselves(swept):
     tied[2].method("momentum").measures["val_accuracy"] = Measure(0.6, None, [0.6])
     chosen = chosen_points(tied)
     assert (chosen["A"], chosen["momentum"]) == (tied[0], tied[2])
+
+
+def test_other_uses_of_models_are_at_the_point_of_their_federation(swept):
+    """A use that trusts rows it was fitted to would choose by chance, and no federation is trained for it."""
+    summaries = copy.deepcopy([summarize(record) for record in read_experiment(swept)])
+    for k, summary in enumerate(summaries):
+        value = Measure(0.9 - 0.1 * k, None, [0.9 - 0.1 * k])
+        summary.methods.append(MethodSummary("A, mixture", "fedavg", [0], 0, {"val_accuracy": value}, "A"))
+    chosen = chosen_points(summaries)
+    assert chosen["A, mixture"] is chosen["A"] is not summaries[0]
 
 
 def test_without_validation_rows_or_without_a_sweep_nothing_is_chosen(swept, summary):
