@@ -74,7 +74,9 @@ METRICS = (
 )
 """The metrics of every evaluation. A line here is all that a new one needs."""
 
-NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines")
+NO_METRICS = (
+    "rows", "choice", "weights", "others", "density", "densities", "groups", "commonest", "baselines", "reference",
+)  # fmt: skip
 """Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 
 
@@ -222,6 +224,8 @@ def summarized(
     if not float(scores.rows.sum()):
         return {}
     pooled: dict[str, Any] = {"rows": int(scores.rows.sum()), **{metric.name: metric.of(scores) for metric in metrics}}
+    if "reference" in scores.sums:
+        pooled["reference"] = float(scores.sums["reference"].sum())
     if scores.choice is not None:
         table = torch.zeros(len(names), scores.choice.shape[1], dtype=torch.float64)
         pooled["choice"] = table.index_add_(0, groups, scores.choice).long()
@@ -300,14 +304,20 @@ def mean_of_known(values: Iterable[float | None]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
-    """Return the mean over the evaluations in the last `window` rounds; NaN without any.
+def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | None = None) -> float:
+    """Return the mean over the evaluations in the last `window` rounds, which may be weighted; NaN without any.
+
+    Skills are weighted by the error of the constant in each, so that their mean is the skill on all these rows.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4
+    >>> mean_of_last([1, 2], [-3.0, 0.5], window=2, weights=[1.0, 9.0])  # errors of 4 and 4.5, of 10
+    0.15
     """
     late = _late(rounds, values, window)
-    return float(np.mean(late)) if late else math.nan
+    if not late:
+        return math.nan
+    return float(np.mean(late) if weights is None else np.average(late, weights=_late(rounds, weights, window)))
 
 
 def worst_point(rounds: Curve, values: Curve, window: int) -> float:

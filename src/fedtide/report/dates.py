@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedtide.evaluate.rounds import score_in
 from fedtide.report.figures import (
     STYLE,
     Drawn,
@@ -71,7 +72,7 @@ def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
             shown += [values for _, values in curves]
         from_below(top, shown)
         legend_above(top)
-        top.set_ylabel(f"accuracy of {record.whose}\non the next window, %, faded")
+        top.set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %, faded")
         run = next(run for method in record.methods for run in method.runs if run.lines)
         came = [(_place(line["window"]["begin"]), line["window"]["came"]) for line in run.lines if "window" in line]
         below.fill_between(*np.array(came, dtype=np.float64).T, step="post", color="#444444", alpha=0.35, lw=0)
@@ -92,7 +93,7 @@ def _place(iso: str) -> float:
 def _judged(run: RunRecord, record: ExperimentRecord) -> tuple[np.ndarray, np.ndarray]:
     """Return the dates of the windows that were tested on, on an axis of dates, and the accuracy there."""
     lines = [line for line in run.judged if record.view in line["scores"] and "window" in line]
-    pairs = [(_place(line["window"]["next"]), line["scores"][record.view].get("accuracy")) for line in lines]
+    pairs = [(_place(line["window"]["next"]), score_in(line["scores"][record.view])) for line in lines]
     known = [(at, value) for at, value in pairs if value is not None]
     return np.array([at for at, _ in known]), np.array([value for _, value in known], dtype=np.float64)
 
@@ -136,14 +137,16 @@ def cycles_of(record: ExperimentRecord) -> list[Cycle]:
 
 
 def by_cycle(run: RunRecord, view: str, cycle: Cycle) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places in a cycle that were tested in, and the mean accuracy in each."""
-    found: dict[int, list[float]] = {}
+    """Return the places in a cycle that were tested in, and the mean accuracy in each; the skill of all rows there."""
+    found: dict[int, list[tuple[float, float]]] = {}
     for line in run.judged:
-        accuracy = line["scores"].get(view, {}).get("accuracy")
-        if accuracy is not None and "window" in line:
-            found.setdefault(cycle.of(datetime.fromisoformat(line["window"]["next"])), []).append(accuracy)
+        scores = line["scores"].get(view, {})
+        if score_in(scores) is not None and "window" in line:
+            place = cycle.of(datetime.fromisoformat(line["window"]["next"]))
+            found.setdefault(place, []).append((score_in(scores), scores.get("reference", 1.0) or 1e-9))
     places = sorted(found)
-    return np.array(places, dtype=np.float64), np.array([np.mean(found[place]) for place in places])
+    means = [np.average(values, weights=weights) for values, weights in (zip(*found[k], strict=True) for k in places)]
+    return np.array(places, dtype=np.float64), np.array(means)
 
 
 def accuracy_by_cycle(record: ExperimentRecord) -> Drawn | None:
@@ -170,8 +173,8 @@ def accuracy_by_cycle(record: ExperimentRecord) -> Drawn | None:
                 _mark_places(axes, cycle)
         room = 0.08 * (max(high) - min(low)) + 1
         for top, _ in stacks:
-            top.set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
-        stacks[0][0].set_ylabel(f"accuracy of {record.whose}\non the next window, %")
+            top.set_ylim(max(min(low) - room, 0) if min(low) >= 0 else min(low) - room, min(max(high) + room, 100))
+        stacks[0][0].set_ylabel(f"{record.experiment.score} of {record.whose}\non the next window, %")
         stacks[0][1].set_ylabel("rows, %")
         handles, labels = stacks[0][0].get_legend_handles_labels()
         room = figure.get_size_inches()[0] - 0.6

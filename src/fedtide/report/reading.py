@@ -182,6 +182,12 @@ class RunRecord:
             return self.curve(view, score_in)
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
+    def references(self, view: str, rounds: np.ndarray) -> np.ndarray | None:
+        """Return the error of the constant at evaluations, which skills are weighted by; None where nothing is."""
+        known = dict(zip(*self.curve(view, lambda scores: scores.get("reference")), strict=True))
+        found = np.array([known.get(at, math.nan) for at in rounds])
+        return found if len(found) and np.isfinite(found).all() and found.sum() > 0 else None
+
     def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
         return self.curve(view, lambda scores: scores.get("commonest"))
@@ -488,8 +494,9 @@ def _check(line: Any, wanted: Any, where: str) -> None:
         raise FedtideError(f"{where}: damaged: 'baselines' is of another kind")
     if not all(_are_ways(view) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'others' or 'densities' is of another kind")
-    if not all(_may_be_number(view.get("commonest")) for view in scores.values()):
-        raise FedtideError(f"{where}: damaged: 'commonest' is of another kind")
+    for name in ("commonest", "reference"):
+        if not all(_may_be_number(view.get(name)) for view in scores.values()):
+            raise FedtideError(f"{where}: damaged: '{name}' is of another kind")
     if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
         raise FedtideError(f"{where}: damaged: 'weights' is of another kind")
 

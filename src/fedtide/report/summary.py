@@ -289,7 +289,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         return {score: math.nan, **costs}
     window = record.window
     out = costs | {
-        score: mean_of_last(rounds, accuracy, window),
+        score: mean_of_last(rounds, accuracy, window, run.references(record.view, rounds)),
         "last": float(accuracy[-1]),
         "best": float(accuracy.max()),
         "worst_point": worst_point(rounds, accuracy, window),
@@ -300,10 +300,10 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out["swing"] = swing(rounds, accuracy, record.period, window)
     for group in record.groups:
         at, values = run.accuracy(record.view, group)
-        out[f"{score}_{group}"] = mean_of_last(at, values, window)
+        out[f"{score}_{group}"] = mean_of_last(at, values, window, run.references(record.view, at))
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
-    for name in (score, *(metric.name for metric in METRICS[1:]), *record.experiment.metric_units):
+    for name in (*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units):
         out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
@@ -317,7 +317,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     for name in LAGS:
         at, known = run.baseline(record.view, name)
         if len(at):
-            out[name] = mean_of_last(at, known, window)
+            out[name] = mean_of_last(at, known, window, run.references(record.view, at))
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)
@@ -326,7 +326,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
     at, val = run.accuracy("val")
     if len(at):
-        out[f"val_{score}"] = mean_of_last(at, val, window)
+        out[f"val_{score}"] = mean_of_last(at, val, window, run.references("val", at))
     times = run.times(record.clock)
     if not math.isnan(target):
         first = time_to_accuracy(times[rounds - 1], accuracy, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -496,3 +497,43 @@ def test_a_folder_without_batches_is_one_line(tmp_path):
         gas(tmp_path).load(None, 0)
     with pytest.raises(FedtideError, match="no rows"):
         gas(tmp_path, batch1="\n").load(None, 0)
+
+
+ARFF = """% Activities
+@relation walks
+
+@attribute 'a mean' numeric
+@attribute "B" REAL
+@attribute user {33, 20}
+@attribute class {Walking, 'Standing still'}
+
+@data
+0.5,2,33,Walking
+% a comment
+1.5,?,20,'Standing still'
+2.5,4,20,Walking
+"""
+
+
+def test_an_arff_file_is_read_as_a_table(tmp_path):
+    (tmp_path / "walks.arff").write_text(ARFF)
+    source = CSV(str(tmp_path / "walks.arff"), label="class", client="user", missing="mean")
+    rows = source.load(None, 0)
+    assert rows.x.tolist() == [[0.5, 2.0], [1.5, 3.0], [2.5, 4.0]]
+    assert (rows.label_names, rows.y.tolist()) == (("Standing still", "Walking"), [1, 0, 1])
+    assert (rows.client_names, rows.client.tolist()) == (("20", "33"), [1, 0, 0])
+    assert source.feature_names(None) == ("a mean", "B")
+    with pytest.raises(FedtideError, match=r"walks.arff: row 12: B: found '', allowed: a finite number"):
+        replace(source, missing="error").load(None, 0)
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("@relation a\n@attribute x numeric\n@attribute z real\n@data\n1,2,3\n", "number of cells: found 3, allowed: 2"),
+    ("@relation a\n@attribute x numeric\n", "is empty, allowed: a header, and rows below it"),
+    ("@relation a\n@attribute\n@data\n1\n", "row 2: attribute: found '', allowed: a name and a type"),
+    ("@relation a\n@attribute x numeric\n@attribute x numeric\n@data\n1,2\n", "two columns are called 'x'"),
+])  # fmt: skip
+def test_a_damaged_arff_file_is_one_line(tmp_path, text, line):
+    (tmp_path / "a.arff").write_text(text)
+    with pytest.raises(FedtideError, match=re.escape(line)):
+        CSV(str(tmp_path / "a.arff"), label="x").load(None, 0)

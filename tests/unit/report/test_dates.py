@@ -57,6 +57,27 @@ def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(rec
     assert dates.by_cycle(run, record.view, weekday)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
+def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
+    """Windows have few rows, and in some the constant hardly errs: a mean of their skills would be of these alone."""
+    data = STUDY["data"] | {"target": "counts"}
+    record = read_experiment(finished(tmp_path / "run", study(**STUDY | {"rounds": 28, "data": data})))[0]
+    run, summary = record.methods[0].runs[0], summarize(record)
+    scores = [line["scores"]["train_clients"] for line in run.judged]
+    assert len({entry["reference"] for entry in scores}) > 5
+    error = sum((1 - entry["skill"]) * entry["reference"] for entry in scores)
+    whole = 1 - error / sum(entry["reference"] for entry in scores)
+    assert summary.methods[0].measures["skill"].values == [pytest.approx(whole)]
+    assert whole != pytest.approx(np.mean([entry["skill"] for entry in scores]), abs=1e-3)
+    hour = dates.cycles_of(record)[0]
+    night = [line["scores"]["train_clients"] for line in run.judged if line["window"]["next"][11:13] == "00"]
+    error = sum((1 - entry["skill"]) * entry["reference"] for entry in night)
+    skill = 1 - error / sum(entry["reference"] for entry in night)
+    assert dates.by_cycle(run, record.view, hour)[1][0] == pytest.approx(skill)
+    for kind in ("accuracy", "by_hour"):
+        label = PICTURES[kind].draw(record, summary).figure.axes[0].get_ylabel()
+        assert label.startswith("skill of training clients\non the next window, %")
+
+
 def test_pictures_have_dates_hours_and_weekdays(record):
     summary = summarize(record)
     drawn = PICTURES["accuracy"].draw(record, summary)

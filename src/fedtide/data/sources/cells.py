@@ -1,4 +1,4 @@
-"""Cells of CSV files, read row by row, and of large files by pyarrow where it is installed; and of Parquet files.
+"""Cells of CSV and ARFF files, read row by row, of large ones by pyarrow where it is installed; and of Parquet files.
 
 Both readers of CSV give the same bits. What pyarrow cannot read is read by rows, which names the cell that is wrong.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import compress, islice, product
+from itertools import chain, compress, islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ LARGE = 2**22
 """Bytes of a file for which it pays to import pyarrow."""
 NAME = re.compile(r"0[0-9]+|[0-9]{16,}")
 """Digits that are no number."""
+ATTRIBUTE = re.compile(r"""\s*(?:'([^']+)'|"([^"]+)"|([^\s'"{]+))""")
+"""The name of a column of an ARFF file, with quotes or without."""
 DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 """A number with a comma where a point is wanted."""
 
@@ -42,7 +44,28 @@ DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Open a file, packed or not, as rows with their numbers; blank ones are left out."""
     with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
-        yield ((row, line) for row, line in enumerate(csv.reader(file), start=1) if line)
+        lines = ((row, line) for row, line in enumerate(csv.reader(file), start=1) if line)
+        ahead = list(islice(lines, 1))
+        weka = ahead and ahead[0][1][0].lstrip().lower().startswith(("@relation", "%"))
+        yield _of_arff(path, lines) if weka else chain(ahead, lines)
+
+
+def _of_arff(path: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the names of an ARFF file, as Weka writes them, and its rows; what is missing there is a question mark."""
+    names: list[str] = []
+    for row, line in lines:
+        word, _, rest = ",".join(line).strip().partition(" ")
+        if word.lower() == "@data":
+            yield row, names
+            break
+        if word.lower() == "@attribute":
+            said = ATTRIBUTE.match(rest)
+            if said is None:
+                raise refused(f"{path}: row {row}: attribute", rest, "a name and a type")
+            names.append(said[1] or said[2] or said[3])
+    for row, line in lines:
+        if not line[0].startswith("%"):
+            yield row, ["" if cell.strip() == "?" else cell.strip().strip("'") for cell in line]
 
 
 def read_header(path: Path) -> list[str]:

@@ -98,7 +98,7 @@ class Columns:
 
 @ingredient
 class CSV(Loading):
-    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not, or Parquet files.
+    """Comma-separated files with a header, packed (gzip, bzip2, xz) or not, or ARFF or Parquet files.
 
     Parquet needs pyarrow, with which large CSV files are read several times as fast: `pip install "fedtide[data]"`.
 
