@@ -43,6 +43,7 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
@@ -111,11 +112,13 @@ def tshot(
         rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    @Stepwise
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         k = nearest(shard.x.flatten(1), payload["centers"])
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload["weights"], shard, moment, rng)
+        loss = BranchLoss(task.loss, k, lam, eps)
+        fitted = yield Train(task, local, payload["weights"], shard, moment, rng, loss=loss)
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)

@@ -63,7 +63,10 @@ class Loss(Protocol):
 
 @runtime_checkable
 class StackedLoss(Loss, Protocol):
-    """A loss for training several clients at once: the mean of `each` over all labels that count."""
+    """A loss for training several clients at once: the mean of `each` over all labels that count.
+
+    Where `prepare` has columns beside the mask, `shared` is a tuple of what is shared and those columns of the batch.
+    """
 
     def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
         """Return the loss of every label, in the shape of `y`."""

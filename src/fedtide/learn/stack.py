@@ -26,7 +26,7 @@ from fedtide.core.weights import add
 from fedtide.learn.device import home
 from fedtide.learn.layers import LayerStack, Room, known_layers
 from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.loss import Loss, StackedLoss
+from fedtide.learn.loss import Columns, Loss, StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.task import Task, joined
 
@@ -285,12 +285,12 @@ def train_stacked(
     task, scratch = stack.task, stack.task.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
     scratch.set_mode(True)
-    steps = _Steps(task, local, shards, rngs, stack.device)
+    pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
+    prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
+    steps = _Steps(task, local, shards, rngs, stack.device, columns)
     start = stack.layout([received.params[name] for name in scratch.names])
     params, held = stack.load(received, len(shards))
-    pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
-    prepared = stack.loss.stacked([loss.prepare(shard)[0] for loss, shard in pairs])
-    shared = map_leaves(lambda each: None if each is None else each.to(stack.device), prepared)
+    shared = map_leaves(lambda each: None if each is None else each.to(stack.device), stack.loss.stacked(prepared))
     term = None if terms is None else terms[0].stacked(terms, stack.layout)
     rate = local.lr * local.lr_schedule(moment)
     update = LocalOptimizer(local, rate, params)
@@ -305,7 +305,9 @@ def train_stacked(
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
             these, beside, context = _some((params, held, shared), active, who)
-            part, value, moved = stack.gradient(these, beside, *steps.rows(number, active, who), context, rate=fused)
+            *rows, columns = steps.rows(number, active, who)
+            context = (context, *columns) if columns else context
+            part, value, moved = stack.gradient(these, beside, *rows, context, rate=fused)
             where: Any = slice(active) if who is None else who
             values[number, where] = value
             for old, new in zip(held, moved, strict=True):
@@ -346,7 +348,13 @@ class _Steps:
     """
 
     def __init__(
-        self, task: Task, local: LocalTrainer, shards: Sequence[Shard], rngs: Sequence[Rng], device: torch.device
+        self,
+        task: Task,
+        local: LocalTrainer,
+        shards: Sequence[Shard],
+        rngs: Sequence[Rng],
+        device: torch.device,
+        columns: Sequence[Columns],
     ) -> None:
         smallest = 2 if task.scratch.needs_pairs else 1
         plans = [
@@ -368,6 +376,8 @@ class _Steps:
         self.x, self.y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(task.dtype)
+        own = ([each for each in some if each is not shard.mask] for some, shard in zip(columns, shards, strict=True))
+        self.columns = [joined(parts).to(device) for parts in zip(*own, strict=True)]
         masks = [shard.mask for shard in shards]
         self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
         counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
@@ -384,16 +394,20 @@ class _Steps:
         different = np.unique(sizes)
         return [None] if len(different) == 1 else [torch.from_numpy(np.nonzero(sizes == n)[0]) for n in different]
 
-    def rows(self, number: int, active: int, who: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return x, y, the weight of each label in the mean, and the mask of labels that count (None if all do)."""
+    def rows(
+        self, number: int, active: int, who: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[Tensor]]:
+        """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do), and columns."""
         sizes = self.sizes[number, :active] if who is None else self.sizes[number, who.numpy()]
         wide = int(sizes.max())
         place, share, counted = (
             _some(each[number], active, who)[:, :wide] for each in (self.place, self.share, self.counted)
         )
-        x, y = (each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y))
+        x, y, *columns = (
+            each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y, *self.columns)
+        )
         whole = self.mask is None and int(sizes.min()) == wide
-        return x, y, share, None if whole else counted
+        return x, y, share, None if whole else counted, columns
 
 
 def _clip(gradient: list[Tensor], largest: float) -> list[Tensor]:

@@ -137,21 +137,23 @@ class BranchLoss:
     @property
     def alike(self) -> Hashable:
         """Losses of several clients are of one kind if this is equal, whatever the branch of each."""
-        if not isinstance(self.choice, int) or not isinstance(self.base, StackedLoss):
+        if not isinstance(self.base, StackedLoss):
             raise AttributeError("alike")
-        return id(self.base), self.lam, self.eps
+        return id(self.base), self.lam, self.eps, isinstance(self.choice, int)
 
-    def stacked(self, shared: Sequence[Any]) -> tuple[Any, Tensor]:
-        """Return what the base losses of several clients prepare, stacked, and the branch of each (clients,)."""
+    def stacked(self, shared: Sequence[Any]) -> Any:
+        """Return what base losses of several clients prepare, stacked; with branches (clients,) that are clients'."""
         prepared, _, choices = zip(*shared, strict=True)
         base: Any = self.base
-        return base.stacked(prepared), torch.tensor(choices)
+        made = base.stacked(prepared)
+        return (made, torch.tensor(choices)) if isinstance(self.choice, int) else made
 
     def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
         """Return the loss of every label, in the shape of `y`, of one of several clients."""
         (logits, _), (shared, choice) = outputs, shared
         base: Any = self.base
-        own, *others = (logits[(choice[None] + step) % len(logits)][0] for step in range(len(logits)))
+        k, rows = choice.expand(len(y)), torch.arange(len(y), device=y.device)
+        own, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
         value = base.each(own, y, shared)
         if self.lam == 0 or not others:
             return value
@@ -164,7 +166,7 @@ class BranchLoss:
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
             (prepared, choice), count = shared, logits.shape[2]
-            own = (choice[:, None] == torch.arange(count, device=choice.device))[:, None]
+            own = choice.reshape(len(y), -1, 1) == torch.arange(count, device=choice.device)
             share = logits.new_full(own.shape, self.lam / max(count - 1, 1)).masked_fill_(own, 1.0)
             eps = logits.new_full(own.shape, self.eps).masked_fill_(own, 0.0)
             each, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)

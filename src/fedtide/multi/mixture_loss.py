@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.types import Shard, Weighted
-from fedtide.learn.loss import Columns, CrossEntropy, mask_of
+from fedtide.learn.loss import Columns, CrossEntropy, StackedLoss, mask_of
 from fedtide.learn.task import Task
 
 LEAST = 1e-12
@@ -71,3 +72,20 @@ class Blended:
         # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
         counted = each.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
         return (q.T.to(each.dtype) * counted).sum() / mask.sum()
+
+    @property
+    def alike(self) -> Hashable:
+        """Losses of several clients are of one kind if this is equal."""
+        if not isinstance(self.base, StackedLoss):
+            raise AttributeError("alike")
+        return id(self.base)
+
+    def stacked(self, shared: Sequence[Any]) -> Any:
+        """Return what the base losses of several clients prepare, stacked."""
+        return self.base.stacked(shared)
+
+    def each(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: tuple[Any, Tensor]) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, of one of several clients."""
+        prepared, q = shared
+        each = torch.stack([self.base.each(z, y, prepared) for z in outputs[0]], -1)
+        return (q.to(each.dtype).reshape(len(y), *[1] * (y.dim() - 1), -1) * each).sum(-1)

@@ -110,8 +110,8 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     assert [asked.cost for asked in alone.fleet.queries] == [asked.cost for asked in together.fleet.queries]
 
 
-ALONE = ("ifca of gradients", "fedem", "fedgmm")
-"""Whose clients take a gradient, after losses that are pooled, or train by posteriors of each row, which never are."""
+ALONE = ("ifca of gradients",)
+"""Whose clients take a gradient, after losses that are pooled."""
 
 WORKING = {
     "ifca": {"n_init": 2},
@@ -129,6 +129,7 @@ WORKING = {
     "feddrift": {},
     "min-loss": {},
     "scsgd": {"lam": 0.25},
+    "t-shot": {"lam": 0.25},
 }
 
 

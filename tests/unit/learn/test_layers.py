@@ -16,6 +16,7 @@ from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
 from fedtide.learn.wsm import WSM
 from fedtide.multi.branches import BranchLoss, with_branches
+from fedtide.multi.mixture_loss import Blended
 
 NOW = Moment(0, 1)
 SHAPE = (2, 13, 11)
@@ -104,8 +105,9 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("count", "lam", "eps"), [(1, 0.25, 0.5), (2, 0.25, 0.5), (3, 0.5, 0.0), (3, 0.0, 0.5)])
-@pytest.mark.parametrize("case", ["one epoch", "momentum"])
-def test_clients_that_train_a_branch_each_are_trained_as_alone(layer, base, kind, count, lam, eps, case):
+def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, count, lam, eps):
+    rows, case = count == 3, "momentum" if count == 2 else "one epoch"
+
     def build():
         return nn.Sequential(
             nn.Conv2d(2, 3, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(90, 4), nn.ReLU(),
@@ -115,7 +117,8 @@ def test_clients_that_train_a_branch_each_are_trained_as_alone(layer, base, kind
     task, local = Task(build, base, dtype=torch.float64), LocalTrainer(lr=0.1, batch_size=4, **SETTINGS[case])
     task = with_branches(task, layer, count)
     shards, weights, rngs = list(some_shards(ties=True)), task.init(Rng(0)), [Rng(0).at(i) for i in range(3)]
-    losses = [BranchLoss(task.loss, k % count, lam, eps) for k in (1, 0, 2)]
+    choices = [torch.arange(k, k + len(shard)) % count if rows else k % count for k, shard in enumerate(shards, 1)]
+    losses = [BranchLoss(task.loss, k, lam, eps) for k in choices]
     assert len({each.alike for each in losses}) == 1
     made = stack_of(task, torch.device("cpu"), SHAPE, losses[0])
     assert isinstance(made, kind)
@@ -129,9 +132,10 @@ def test_clients_that_train_a_branch_each_are_trained_as_alone(layer, base, kind
                 torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
 
 
-def test_choices_of_rows_and_losses_of_whole_batches_are_not_alike():
-    assert not hasattr(BranchLoss(CrossEntropy(), torch.zeros(3)), "alike")
-    assert not hasattr(BranchLoss(as_loss(nn.CrossEntropyLoss()), 0), "alike")
+def test_losses_of_whole_batches_are_not_alike():
+    whole = as_loss(nn.CrossEntropyLoss())
+    assert not hasattr(BranchLoss(whole, 0), "alike")
+    assert not hasattr(Blended(torch.ones(1, 2), whole), "alike")
 
 
 def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
