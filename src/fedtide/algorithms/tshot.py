@@ -39,6 +39,7 @@ from fedtide.core.types import (
     Shard,
     Weighted,
     Weights,
+    Work,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
@@ -153,7 +154,7 @@ def tshot(
         logits, _ = logits_and_features(task, payload["weights"], x)
         return predict_chosen(logits, nearest(x.flatten(1), payload["centers"]), task.target)
 
-    works = {"collect": collect, "train": train}
+    works: dict[str, Work] = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
     before = int(need_period(shots, "shots", "a number of rounds"))
     made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before)

@@ -305,8 +305,8 @@ def train_stacked(
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
             these, beside, context = _some((params, held, shared), active, who)
-            *rows, columns = steps.rows(number, active, who)
-            context = (context, *columns) if columns else context
+            rows, beside_rows = steps.rows(number, active, who)
+            context = (context, *beside_rows) if beside_rows else context
             part, value, moved = stack.gradient(these, beside, *rows, context, rate=fused)
             where: Any = slice(active) if who is None else who
             values[number, where] = value
@@ -396,8 +396,8 @@ class _Steps:
 
     def rows(
         self, number: int, active: int, who: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[Tensor]]:
-        """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do), and columns."""
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
+        """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
         sizes = self.sizes[number, :active] if who is None else self.sizes[number, who.numpy()]
         wide = int(sizes.max())
         place, share, counted = (
@@ -407,7 +407,7 @@ class _Steps:
             each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y, *self.columns)
         )
         whole = self.mask is None and int(sizes.min()) == wide
-        return x, y, share, None if whole else counted, columns
+        return (x, y, share, None if whole else counted), columns
 
 
 def _clip(gradient: list[Tensor], largest: float) -> list[Tensor]:
