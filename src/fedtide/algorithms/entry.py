@@ -12,7 +12,7 @@ from fedtide.core.reveals import in_words
 from fedtide.core.types import Algorithm
 from fedtide.request import Family
 
-Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "other-labels", "nothing"]
+Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "nothing"]
 """What an inspection may find that speaks for a method; `fedtide.inspection.advice` says when."""
 
 

@@ -8,7 +8,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Trait
 from fedtide.inspection.findings import Findings, Question
 
-LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels", "other-labels")}
+LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels",)}
 """What losses help with, whatever the algorithm."""
 
 
@@ -24,11 +24,10 @@ def _others(found: Findings) -> int:
     return max(mix, _level("presence")(found))
 
 
-def _same(found: Findings, what: str = "") -> int:
-    """Return how strongly what the same clients hold changes, if it is `what`."""
+def _same(found: Findings) -> int:
+    """Return how strongly what the same clients hold changes."""
     questions: tuple[Question, ...] = ("mix", "drift")
-    told = [name for name in questions if "same" in found[name].why and (not what or what in found[name].what)]
-    return max((_level(name)(found) for name in told), default=0)
+    return max((_level(name)(found) for name in questions if "same" in found[name].why), default=0)
 
 
 def _nothing(found: Findings) -> int:
@@ -43,10 +42,6 @@ TRAITS: Mapping[Trait, tuple[str, Callable[[Findings], int]]] = {
     "hours": ("other clients are there at other hours", _others),
     "drift": ("it drifts", _level("drift", "matter")),
     "holdings": ("the same clients hold other things at other times", _same),
-    "other-labels": (
-        "the same clients hold other labels at other times",
-        lambda found: _same(found, "labels"),
-    ),
     "nothing": ("nothing differs, where several models that are averaged help a little", _nothing),
 }
 """What may be found, in words, and how strongly it is."""
@@ -56,7 +51,7 @@ def helps(algorithm: str, loss: str) -> tuple[Trait, ...]:
     """Return what an algorithm with a loss, both by name, is for.
 
     >>> helps("scaffold", "cross-entropy"), helps("fedavg", "wsm")
-    (('labels',), ('labels', 'other-labels'))
+    (('labels',), ('labels',))
     """
     entry = REGISTRY.get(algorithm)
     both = (*(entry.helps if entry else ()), *LOSSES.get(loss, ()))

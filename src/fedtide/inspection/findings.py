@@ -319,9 +319,13 @@ def slot_name(cycle: Cycle, slot: int) -> str:
 def _presence(cycle: Cycle) -> Finding:
     held = np.bincount(cycle.slot, minlength=cycle.slots)
     uneven = level_of(cycle.activity.distance, UNEVEN)
+    quietest = (
+        f"with {held.max() / held.min():.2g} times the rows of the quietest"
+        if held.min()
+        else f"and no rows come at {slot_name(cycle, int(held.argmin()))}"
+    )
     often = (
-        f"the busiest slot of the {cycle.name} is {slot_name(cycle, int(held.argmax()))}, "
-        f"with {held.max() / max(held.min(), 1):.2g} times the rows of the quietest"
+        f"the busiest slot of the {cycle.name} is {slot_name(cycle, int(held.argmax()))}, {quietest}"
         if uneven != "no"
         else f"as many rows at all times of the {cycle.name}"
     )

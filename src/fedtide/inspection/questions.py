@@ -26,7 +26,7 @@ ROWS = 100_000
 """Rows that are looked at; of more, as many are drawn."""
 BLOCKS = 20
 """Blocks of time, at most."""
-DRAWS = 100
+DRAWS = 400
 """Draws of clients that do not fall into heaps, with which heaps are compared."""
 MODELED, MEMBERS = 20_000, 100
 """Rows that models are fitted to, and the clients with most rows, whose rows these are."""
@@ -283,7 +283,7 @@ def mean_looks(z: np.ndarray, label: np.ndarray, member: np.ndarray, members: in
 def heaps_of_means(means: np.ndarray, rows: np.ndarray, rng: Rng) -> tuple[float, np.ndarray]:
     """Return how well clients fall into two heaps along the main direction of their means, and the upper heap.
 
-    0 where one in a hundred draws of a normal distribution falls apart as well.
+    0 where one of the draws of a normal distribution falls apart as well.
     """
     weight = rows / (1 + 0.05 * rows)
     share, upper = main_heaps(means, weight)
@@ -295,7 +295,7 @@ def heaps_of_means(means: np.ndarray, rows: np.ndarray, rng: Rng) -> tuple[float
 def heaps_of(held: np.ndarray, rng: Rng) -> tuple[float, np.ndarray]:
     """Return how well clients fall into two heaps by their counts of labels (clients, labels), and the upper heap.
 
-    0 where one in a hundred draws of a Dirichlet partition of the same spread falls apart as well.
+    0 where one of the draws of a Dirichlet partition of the same spread falls apart as well.
     """
     rows, pooled = held.sum(1), held.sum(0) / held.sum()
     weight = rows / (1 + 0.05 * rows)
@@ -379,10 +379,21 @@ def cycles_of(rows: Sample, clients: Clients | None) -> dict[str, Cycle]:
     found, span = {}, np.ptp(rows.seconds)
     for name, (length, many, few) in CYCLES.items():
         slots = many if len(rows.label) >= 200 * many else few
+        if name == "day":
+            slots = told_apart(local_slots(rows.seconds, length, slots)[0], slots)
         slot, cycle = local_slots(rows.seconds, length, slots)
         if span >= 2 * length and len(np.unique(slot)) >= 3:
             found[name] = cycle_of(rows, name, slot, cycle, slots, clients)
     return found
+
+
+def told_apart(slot: np.ndarray, slots: int) -> int:
+    """Return how many slots there are for rows that come in every second, third, ... of some slots alone.
+
+    >>> told_apart(np.array([0, 3, 9, 21]), 24), told_apart(np.array([8, 9, 17]), 24)
+    (8, 24)
+    """
+    return slots // int(np.gcd.reduce(np.diff(np.unique(slot)), initial=slots))
 
 
 def cycle_of(

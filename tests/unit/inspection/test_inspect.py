@@ -147,6 +147,18 @@ def test_texts_that_come_again_are_categories_of_the_study(tmp_path):
     assert tuple(source.load(None, 0).shape) == (3,)
 
 
+def test_rows_of_every_third_hour_are_there_at_all_times_and_their_numbers_tell_nothing():
+    hours = np.tile(np.arange(0, 24 * 60, 3), 2)
+    data = {"No": hours + 1, "time": 1.8e9 - 1.8e9 % 86400 + 3600 * hours, "x": np.sin(hours), "y": hours % 5 // 3}
+    found = ft.inspect(data)
+    assert found.cycles["day"].slots == 8
+    assert found["presence"].said == "as many rows at all times of the day"
+    assert "No (numbers the rows)" in found.table.said[2]
+    night = hours % 24 < 9
+    found = ft.inspect({name: column[night] for name, column in data.items()})
+    assert "and no rows come at" in found["presence"].said
+
+
 def test_a_column_that_is_named_is_nothing_else():
     user, x = np.arange(40) % 5, np.arange(40) / 7
     data = {"user": user, "x": x, "none": np.full(40, np.nan), "y": user}

@@ -216,8 +216,9 @@ def counts_rows(name: str, column: Column) -> bool:
     """Tell whether a column numbers the rows: it would tell the time, or the file, and nothing else."""
     if not column.whole or column.numbers is None or not set(words_of(name) or ["unnamed"]) & set(ORDERS.split()):
         return False
-    # One by one, or from 1 again in every file.
-    return len(column.numbers) > 1 and bool((np.diff(column.numbers) == 1).mean() > 0.95)
+    # One by one, or in equal steps, as rows were left out; and anew in every file.
+    steps = np.diff(column.numbers)
+    return len(steps) > 0 and bool(steps[0] > 0) and bool((steps == steps[0]).mean() > 0.95)
 
 
 def guess_features(
