@@ -38,6 +38,7 @@ from fedtide.tuning.tune import execute as execute_tuning
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from fedtide.inspection.findings import Findings
     from fedtide.laws.check import Verdict as LawVerdict
@@ -162,6 +163,20 @@ class Finished:
     def trained(self, method: str | None = None, seed: int | None = None) -> Trained:
         """What a method has trained (see `ft.trained`)."""
         return trained(self.folder, method, seed)
+
+    @property
+    def model(self) -> nn.Module:
+        """Module that the only method has trained with the first seed, as a new client predicts; see `trained`.
+
+        Raises:
+            FedtideError: there are several methods or points, or which of its networks predicts depends on rows.
+        """
+        names = [repr(method.name) for method in self.summaries[0].methods]
+        if len(self.summaries) > 1:
+            raise FedtideError("model: a sweep has one for each point; allowed: ft.trained(FOLDER_OF_A_POINT).model()")
+        if len(names) > 1:
+            raise FedtideError(f"model: each method has one; allowed: trained({names[0]}).model(), of {listed(names)}")
+        return self.trained().model()
 
     @property
     def summaries(self) -> list[Summary]:

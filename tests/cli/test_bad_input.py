@@ -412,7 +412,7 @@ def test_numbers_in_an_npz_that_fp32_cannot_hold(capsys, here):
     x[7] *= 1e300
     np.savez(here / "n.npz", x=x, y=np.arange(40) % 3)
     on(here, "npz:n.npz")
-    assert "n.npz: row 7: a feature is NaN or infinite in fp32" in run(capsys, here)
+    assert "n.npz: row 7, counted from 0: a feature is NaN or beyond 3.4" in run(capsys, here)
 
 
 def test_a_name_in_data_that_a_terminal_obeys(capsys, here):

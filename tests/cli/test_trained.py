@@ -65,6 +65,13 @@ def rows_file(path: Path, x: torch.Tensor) -> Path:
     return path
 
 
+def test_the_model_of_a_comparison_is_named(run):
+    trained = ft.results(run).trained("scaffold")
+    assert repr(trained) == "Trained('scaffold · seed 0', after round 2)"
+    with pytest.raises(FedtideError, match=r"model: each method has one; allowed: trained\('A'\)\.model\(\), of 'A', "):
+        ft.results(run).model  # noqa: B018
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_those_of_the_runs_evaluation(run, name):
     trained = Trained.read(run, name)

@@ -65,7 +65,8 @@ def checked(name: str, make: Callable[..., Algorithm]) -> Callable[..., Algorith
             raise refused(f"{name}.task", task, "a Task, such as ft.Task(lambda: nn.Linear(3, 2))")
         algorithm = make(*bound.args, **bound.kwargs)
         bound.apply_defaults()
-        return replace(algorithm, check=partial(_check, name, bound.arguments, algorithm.check))
+        check = partial(_check, name, bound.arguments, algorithm.check)
+        return replace(algorithm, check=check, task=task)  # as it was given: its own may have branches
 
     made.__signature__ = signature  # type: ignore[attr-defined]
     return made

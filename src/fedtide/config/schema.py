@@ -29,6 +29,7 @@ from fedtide.core.config_types import (
     Spelled,
     Text,
     Whole,
+    by_name,
     ingredient,
 )
 from fedtide.core.errors import refused, unknown
@@ -104,7 +105,7 @@ class Method(Strict):
     name: Text = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
-    loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), Spelled] = CrossEntropy()
+    loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), BeforeValidator(by_name)] = CrossEntropy()
     init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
     decide_per: Grouping = "client"
@@ -155,10 +156,9 @@ def as_target(value: Any) -> Any:
 
 
 def _metric(value: Any) -> Any:
-    """Read `"auc"` as `{kind = "auc"}`, and `"mine:cost"` or `"python:mine:cost"` as `{function = "mine:cost"}`."""
-    if isinstance(value, str):
-        value = {"function": value.removeprefix("python:")} if ":" in value else {"kind": value}
-    return {"kind": "python", **value} if isinstance(value, dict) else value
+    """Read `"auc"` as `{kind = "auc"}`, and `"mine:cost"` or a table without a kind as the kind "python"."""
+    table = by_name(value)
+    return {"kind": "python", **table} if isinstance(table, dict) else table
 
 
 @ingredient

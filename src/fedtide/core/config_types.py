@@ -155,6 +155,16 @@ def by_kind(value: Any) -> Any:
     return {"kind": kind, "function" if kind == "python" else "path": path} if path else {"kind": kind}
 
 
+def by_name(value: Any) -> Any:
+    """Read `"name"` as `{kind = "name"}`, and `"module:function"` as code of a person's own; of kinds without a path.
+
+    >>> by_name("auc"), by_name("mine:cost") == by_name("python:mine:cost")
+    ({'kind': 'auc'}, True)
+    """
+    own = isinstance(value, str) and ":" in value
+    return {"kind": "python", "function": value.removeprefix("python:")} if own else by_kind(value)
+
+
 def changed(made: Any) -> dict[str, Any]:
     """An ingredient as a file would say it: its kind, and the values that are not the defaults of that kind.
 

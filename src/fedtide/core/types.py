@@ -491,6 +491,8 @@ class Algorithm(Generic[S]):
             "" where there is none.
         kept_as_sent: values in totals that clients also keep, each with the largest length that the work gives it,
             infinity where it bounds none: what the wire cuts off would be kept and not sent.
+        task: model and loss that it was made with (`fedtide.learn.task.Task`), which make a module of its weights; None
+            where they are not told of (`with_cohort` tells of them).
     """
 
     name: str
@@ -513,6 +515,7 @@ class Algorithm(Generic[S]):
     unmaskable: str = ""
     unprivate: str = ""
     kept_as_sent: Mapping[str, float] = field(default_factory=dict)
+    task: Any = None
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

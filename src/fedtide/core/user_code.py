@@ -56,6 +56,21 @@ class Python:
         return found
 
 
+def of_two(part: Any, key: str) -> Callable[..., Any] | None:
+    """Return a function that a person names and that is called with two things itself; None if it makes another."""
+    if not isinstance(part, Python) or part.options or inspect.isclass(function := part.find(key)):
+        return None
+    return function if _takes(function, 2) and not _takes(function, 0) else None
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):  # of what is built in the signature may not be known
+        return False
+    return True
+
+
 def own(part: Any, key: str, needs: Sequence[str]) -> Any:
     """Return a part of a configuration, or for a `Python` kind what the user's function makes of its options.
 

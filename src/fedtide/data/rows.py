@@ -274,4 +274,6 @@ def _check_features(name: str, x: Tensor) -> None:
     wrong = ~(x.reshape(len(x), -1).abs() <= LARGEST).all(1)
     if wrong.any():
         row = int(wrong.nonzero()[0])
-        raise FedtideError(f"{name}: row {row}: a feature is NaN or infinite in fp32; drop or fill such rows first")
+        raise FedtideError(
+            f"{name}: row {row}, counted from 0: a feature is NaN or beyond {LARGEST:.3g}; drop or fill such rows"
+        )

@@ -98,7 +98,12 @@ def views(
     there = [view.name for view in out]
     missing = [name for name in named or () if name not in there]
     if missing:
-        raise refused("eval_splits", missing[0], f"views with rows to judge, {', '.join(there)}")
+        why = {
+            "train_clients": "no client has test rows (data.split.test)",
+            "held_out_clients": "no clients are held out (data.held_out_clients)",
+            "val": "no client has validation rows (data.split.val)",
+        }
+        raise refused("eval_splits", missing[0], ", ".join(there) or "none", why[missing[0]])
     return out if named is None else [view for view in out if view.name in named]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
@@ -47,6 +50,20 @@ def check_fit(task: Task, shard: Shard, classes: int, local: object = None, key:
                 local.check(task.scratch, tuple(x.shape[1:]), key)
                 x = local.augmented(x, Rng(0).torch())
             made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
-            task.loss.value(made, *task.there((y, *task.loss.prepare(shard))))
+            _check_loss(task, made, shard)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
+
+
+def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
+    """Raise where the loss, which may be a person's own, has no value by which a model can be trained."""
+    try:
+        value = task.loss.value(outputs, *task.there((shard.y, *task.loss.prepare(shard))))
+    except FedtideError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        said = " ".join(str(error).split())
+        raise FedtideError(f"loss: it failed with {type(error).__name__}: {said}") from error
+    if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
+        found = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
+        raise refused("loss", found, "a tensor without dimensions that follows from the outputs, such as a mean")

@@ -77,7 +77,9 @@ def with_cohort(
     reveals = (*algorithm.reveals, *(name for name in (*asks, *cohort.reveals) if name not in algorithm.reveals))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
     deadline = None if cohort.deadline == math.inf else cohort.deadline
-    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
+    return replace(
+        algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline, task=task
+    )
 
 
 def take_part(

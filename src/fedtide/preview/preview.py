@@ -162,7 +162,8 @@ class Preview:
             real, dealt = self.apart
             most = int(np.median((self.labels > 0).sum(1)))
             said.append(
-                f"labels: the median client has {most} of {population.rows.classes} classes; a client's mix is "
+                f"labels{' at the first round' * shift.drifts}: the median client has {most} of "
+                f"{population.rows.classes} classes; a client's mix is "
                 f"{real:.2f} from that of all (total variation), {dealt:.2f} if rows were dealt at random"
             )
         if len(groups) > 1:

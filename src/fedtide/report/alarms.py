@@ -15,7 +15,10 @@ def alarms(summary: Summary) -> list[str]:
     A client's answer with a number that is not finite is refused and not counted; a model with such weights predicts
     NaN, of which there is no accuracy. A loss that rises without bound leaves a model that may say one class for ever.
     """
-    return [worded(line, summary.target) for method in summary.methods for line in _of(method)]
+    lines = [line for method in summary.methods for line in _of(method)]
+    if not lines and summary.methods and all(m.seeds and m.measure(m.score).mean is None for m in summary.methods):
+        lines = ["nothing was judged: no client has test rows (data.split.test), and none is held out"]
+    return [worded(line, summary.target) for line in lines]
 
 
 SOME = 0.1

@@ -58,8 +58,8 @@ def _on_accuracy(record: ExperimentRecord, summary: Summary, *, nano: bool) -> l
          + SKILL_IS * (summary.score == "skill")),
         ("Over groups", tables.groups_table(summary),
          f"Means over {span}, of each group alone."
-         + (" The branch of the true group: how many rows are answered by the branch that is their group's, as "
-            "branches match groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
+         + (" The branch or model of the true group: how many rows are answered by that of their group, as they match "
+            "groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
         ("Swings of groups", tables.swings_table(summary),
          "The highest minus the lowest accuracy of each group alone within a period."),
         ("Peaks and troughs", tables.peaks_table(record, summary),

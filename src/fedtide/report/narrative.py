@@ -285,8 +285,13 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
         if not costs:
             said = f"With the shift accuracy is {points(_size(cost))} higher on average"
         if None not in (shifted.measure("swing").mean, steady.measure("swing").mean):
-            worst = f" and {points(steady.against(shifted, 'worst_point'))}{' lower' * (not costs)} at the worst moment"
-            said += f"{worst}{_doubt(cost)}"
+            worst = steady.against(shifted, "worst_point")
+            lower = (worst.mean or 0.0) >= 0
+            if costs and not lower:
+                said += f"{_doubt(cost)}; at the worst moment accuracy is {points(_size(worst))} higher with it"
+            else:
+                way = "" if costs else " lower" if lower else " higher"
+                said += f" and {points(_size(worst))}{way} at the worst moment{_doubt(cost)}"
             apart = [
                 f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "
                 f"{points(steady.measures[f'swing_{group}'])}"

@@ -186,7 +186,7 @@ def methods_of_all(summaries: Sequence[tuple[str, Summary]]) -> Table:
 def groups_table(summary: Summary) -> Table | None:
     """Build the table of the accuracy of each group of clients, a row per method; None without groups."""
     columns = {f"{group} clients": f"{summary.score}_{group}" for group in summary.groups}
-    table = _known(summary, columns | {"branch of the true group": "branch_accuracy"})
+    table = _known(summary, columns | {"branch or model of the true group": "branch_accuracy"})
     return table if len(table.header) > 1 else None
 
 

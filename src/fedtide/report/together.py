@@ -53,7 +53,7 @@ def together(shown: Sequence[Shown]) -> Together:
     if pairs:
         known = [name for name in DIFFERENCES if any(DIFFERENCES[name] in ours.measures for _, ours, *_ in pairs)]
         rows = [_row(pair, [DIFFERENCES[name] for name in known]) for pair in pairs]
-        table = Table(["method", "against", "seeds", *known], rows)
+        table = Table(["method", "against", "which seeds", *known], rows)
         parts.append(Part("Differences between folders", table, ABOUT, "differences-between-folders"))
     return Together(to_pictures([picture]), parts)
 

@@ -24,7 +24,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, ComputeCost, Scores
-from fedtide.core.user_code import call, imported, own
+from fedtide.core.user_code import call, imported, of_two, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -101,9 +101,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     example = apply_transforms(prepare, first if first.dtype != torch.uint8 else first.float())
     bfloat = experiment.precision == "bf16"
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
-    loss = own(method.loss, f"method '{method.name}'.loss", ())
+    key = f"method '{method.name}'.loss"
+    loss = of_two(method.loss, key) or own(method.loss, key, ())
     if not (callable(loss) or hasattr(loss, "prepare")):
-        raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
+        raise refused(f"{key}.function", loss, "a loss, or a function of outputs and labels")
     init: Any = getattr(experiment.model, "init", "torch")
     task = Task(
         make, loss, dtype, last, example, public, init_layers=partial(initialize, init=init), bfloat=bfloat,

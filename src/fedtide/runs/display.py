@@ -81,9 +81,7 @@ class Live(RunsDisplay):
 
     def _shown(self, run: int) -> str:
         score = self._runs[run].experiment.score
-        if run not in self._accuracy:
-            return f"{score}     -  "
-        return f"no {score}, NaN" if math.isnan(self._accuracy[run]) else f"{score} {100 * self._accuracy[run]:5.1f} %"
+        return scored(score, self._accuracy[run]) if run in self._accuracy else f"{score}     -  "
 
     def _line(self, run: int, progress: Progress) -> None:
         now, last = time.monotonic(), progress.round == progress.rounds
@@ -166,12 +164,22 @@ class InNotebook(RunsDisplay):
             said.append(f"{spoken((total - played) * (time.monotonic() - self._began) / played)} left")
         for k, progress in self._done.items():
             if progress.round < progress.rounds:
-                accuracy = f", accuracy {100 * self._accuracy[k]:.1f} %" if k in self._accuracy else ""
-                said.append(f"{self._runs[k].title}: round {progress.round}{accuracy}")
+                run = self._runs[k]
+                got = f", {scored(run.experiment.score, self._accuracy[k])}" if k in self._accuracy else ""
+                said.append(f"{run.title}: round {progress.round}{got}")
         return (
             f'<progress style="width: 20em" max="{total}" value="{played}"></progress> '
             f'<span style="font-size: 90%">{escape(" · ".join(said))}</span>'
         )
+
+
+def scored(score: str, value: float) -> str:
+    """An accuracy or skill, as wide as any.
+
+    >>> scored("skill", 0.5), scored("accuracy", math.nan)
+    ('skill  50.0 %', 'no accuracy, NaN')
+    """
+    return f"no {score}, NaN" if math.isnan(value) else f"{score} {100 * value:5.1f} %"
 
 
 def spoken(seconds: float) -> str:

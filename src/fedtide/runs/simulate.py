@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic
 
 from pydantic import BeforeValidator
+from torch import nn
 
 from fedtide.config import Data, Forgetting, StopAt
 from fedtide.config.schema import as_target
@@ -34,6 +35,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.target import CLASSES, Setting
 from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
+from fedtide.runs.trained import Models
 
 
 def population(
@@ -133,6 +135,8 @@ class Result(Generic[S]):
     evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test
     rows.
     forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
+    trained: what it has trained (`model(client=7)`, `predict(x)`); None where the algorithm tells of no task, as one
+    that ends in `with_cohort` does.
     """
 
     state: S
@@ -140,6 +144,21 @@ class Result(Generic[S]):
     rounds: list[int]
     accuracy: list[float]
     forgetting: list[dict[str, Any]] = field(default_factory=list)
+    trained: Models | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"trained": None}  # functions of an algorithm stay in their process
+
+    @property
+    def model(self) -> nn.Module:
+        """Module that predicts as the model of a new client does, in evaluation mode, for use without this package.
+
+        Raises:
+            FedtideError: there is none, as the algorithm tells of no task, or which network predicts depends on rows.
+        """
+        if self.trained is None:
+            raise refused("Result.model", None, "task.module(result.state.weights), or with_cohort in the algorithm")
+        return self.trained.model()
 
     def __repr__(self) -> str:
         last = [f"accuracy={self.accuracy[-1]:.4g}"] if self.accuracy else []
@@ -196,6 +215,8 @@ def simulate(
     >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, eval_every=2)
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
+    >>> result.model(torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
     """
     given = {key: value for key, value in locals().items() if key in SimulationOptions.model_fields}
     if not isinstance(algorithm, Algorithm):
@@ -227,4 +248,7 @@ def simulate(
             at.append(told.step.moment.round + 1)
             accuracy.append(told.accuracy)
     assert told is not None
-    return Result(told.step.state, lines, at, accuracy, forgotten)
+    step, trained = told.step, None
+    if algorithm.task is not None:
+        trained = Models(title=algorithm.name, host=host, task=algorithm.task, state=step.state, moment=step.moment)
+    return Result(step.state, lines, at, accuracy, forgotten, trained)

@@ -19,7 +19,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import ASKS
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
-from fedtide.core.types import Memory, Moment, Payload, Prediction, Weights
+from fedtide.core.types import Grouping, Memory, Moment, Payload, Prediction, Weights
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.fleets.schema import made_up
@@ -43,54 +43,34 @@ TOLERANCE = 1e-5
 """How far probabilities of the same model may be apart: they are computed in another order."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A run that has a checkpoint.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Models:
+    """What was trained: models, and what they predict.
 
     Args:
-        run: the run.
-        host: its clients, with what they keep.
+        title: name for people.
+        host: the clients, with what they keep.
+        task: model and loss.
         state: the server's state.
         moment: the last round, at which clients hold what they hold.
+        decide_per: which rows decide together which of several models answers for them.
+        real: whether its clients are real ones, which are elsewhere and may be more than those of its study.
     """
 
-    run: Planned
+    title: str
     host: Host
+    task: Task
     state: Any
     moment: Moment
+    decide_per: Grouping = "client"
+    real: bool = False
 
-    @staticmethod
-    def read(root: Path, method: str | None = None, seed: int | None = None) -> Trained:
-        """Read a run from its folder; nothing in it is changed.
-
-        Args:
-            root: the run folder, with a sweep that of one point.
-            method: name of one of its methods; needed where there are several.
-            seed: one of its seeds; by default the first.
-
-        Raises:
-            FedtideError: there is no such run, it has no checkpoint yet, or its files are not what was written.
-        """
-        run = _run_of(root, method, seed)
-        folder = run.folder / "checkpoints"
-        about = checkpoint.check(folder, config=digest_to_read(run))
-        if about is None:
-            raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: {go_on(root)}")
-        newest = checkpoint.check_files(folder, about)
-        memory = MemoryStore(run.folder / "memory")
-        memory.read_index(newest / "memory.safetensors")
-        host = host_of(run.experiment, run.method, run.seed, memory)
-        state = codec.from_file(newest / "state.safetensors")
-        return Trained(run, host, state, Moment(about.round - 1, run.experiment.rounds, about.before))
-
-    @cached_property
-    def task(self) -> Task:
-        """The run's model and loss."""
-        return task_in(self.run.experiment, self.run.method, self.host.population)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}, after round {self.moment.round + 1})"
 
     @cached_property
     def like(self) -> Weights:
-        """Weights of one network of the run."""
+        """Weights of one network."""
         return replace(self.task, begin=None).init(Rng(0))
 
     @property
@@ -107,7 +87,7 @@ class Trained:
             client: for this client, with what it keeps, and adapted on its own rows; None for a new one.
         """
         received, memory = self._held(client)
-        grouping = self.run.method.decide_per
+        grouping = self.decide_per
         units, first = decision_units(
             torch.zeros(len(x), dtype=torch.int64), None, "batch" if grouping == "oracle" else grouping
         )
@@ -121,8 +101,7 @@ class Trained:
         """Return what a client receives to predict with, and what it keeps then."""
         population, algorithm = self.host.population, self.host.algorithm
         everyone = population.registered + len(population.held_out_clients)
-        asks = self.run.folder / ASKS
-        if asks.is_file() and asks.stat().st_size:  # its clients are real, and may be more than those of its study
+        if self.real:
             if client is not None:
                 raise refused("--client", client, "none: its rows, and what it keeps, are at its node")
             everyone += REAL
@@ -163,7 +142,7 @@ class Trained:
             return found
         hint = f"--cluster 0 to {many - 1} for one of its networks, or fedtide predict" if many else "fedtide predict"
         raise FedtideError(
-            f"{self.run.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
+            f"{self.title}: which of its networks predicts, or how much each counts, depends on the row; allowed: "
             f"{hint}"
         )
 
@@ -178,9 +157,49 @@ class Trained:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.
 
         It is in evaluation mode. The softmax of what it returns (rows, classes) are probabilities; of other targets
-        `run.task.target.told` reads what it returns.
+        `task.target.told` reads what it returns.
         """
         return module_of(self.task, self.parts(client, cluster))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Trained(Models):
+    """What a run has trained, from its newest checkpoint; `run` says which run it is."""
+
+    run: Planned
+
+    @staticmethod
+    def read(root: Path, method: str | None = None, seed: int | None = None) -> Trained:
+        """Read a run from its folder; nothing in it is changed.
+
+        Args:
+            root: the run folder, with a sweep that of one point.
+            method: name of one of its methods; needed where there are several.
+            seed: one of its seeds; by default the first.
+
+        Raises:
+            FedtideError: there is no such run, it has no checkpoint yet, or its files are not what was written.
+        """
+        run = _run_of(root, method, seed)
+        folder = run.folder / "checkpoints"
+        about = checkpoint.check(folder, config=digest_to_read(run))
+        if about is None:
+            raise FedtideError(f"{run.folder}: has no checkpoint yet; go on with: {go_on(root)}")
+        newest = checkpoint.check_files(folder, about)
+        memory = MemoryStore(run.folder / "memory")
+        memory.read_index(newest / "memory.safetensors")
+        host = host_of(run.experiment, run.method, run.seed, memory)
+        asks = run.folder / ASKS
+        return Trained(
+            title=run.title,
+            host=host,
+            task=task_in(run.experiment, run.method, host.population),
+            state=codec.from_file(newest / "state.safetensors"),
+            moment=Moment(about.round - 1, run.experiment.rounds, about.before),
+            decide_per=run.method.decide_per,
+            real=asks.is_file() and asks.stat().st_size > 0,
+            run=run,
+        )
 
 
 class Mixture(nn.Module):

@@ -45,6 +45,9 @@ def outside(clients):
 def squared(power=2):
     return lambda outputs, y: torch.nn.functional.cross_entropy(outputs, y) ** power
 
+def of_a_batch(outputs, y):
+    return torch.nn.functional.cross_entropy(outputs, y) ** 2
+
 def lowest_first(clients=3):
     return PickedBy(lambda there, m, moment, rng: there[:m], clients)
 
@@ -149,9 +152,10 @@ def test_a_file_names_them_and_is_read_back():
     assert experiment.shift.rhythm(10) == {}
 
 
-def test_a_loss_of_ones_own_trains():
+@pytest.mark.parametrize("spelled", ["python:mine:squared", "mine:squared", "mine:of_a_batch"])
+def test_a_loss_of_ones_own_trains(spelled):
     base = resolved(toy("fedavg", {"cohort": 3}, rounds=3))
-    base["method"][0]["loss"] = "python:mine:squared"
+    base["method"][0]["loss"] = spelled
     experiment = from_dict(base)
     population = population_of(experiment, experiment.shift, 0)
     loss = task_of(experiment, experiment.method[0], population.rows).loss

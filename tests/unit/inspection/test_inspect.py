@@ -51,7 +51,7 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
-    assert found.said[2] == ("left out: No (numbers the rows), wind (text) and constant (always the same)")
+    assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
 
 
 def test_a_date_in_several_columns_and_a_date_beside_an_hour():
@@ -128,7 +128,7 @@ def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
     assert found.columns["label"] == "kind"
     assert found.said[2] == "left out: label (called a label, but its texts hardly come again: text)"
     found = read({"label": np.array(["a"] * 40), "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
-    assert found.said[2] == "left out: label (text)"
+    assert found.said[2] == "left out: label (always the same)"
 
 
 def test_texts_that_come_again_are_categories_of_the_study(tmp_path):

@@ -35,3 +35,16 @@ def test_impossible_rounds_are_one_clear_line(rounds, every):
     people = ft.population(torch.zeros(20, 4), torch.arange(20) % 2, ft.data.IID(clients=4))
     with pytest.raises(FedtideError, match=r"found -1, allowed: 1 or more|eval_every: found 0, allowed: 1 or more"):
         ft.simulate(ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, 2))), people, rounds=rounds, eval_every=every)
+
+
+@pytest.mark.parametrize(("loss", "said"), [
+    (lambda outputs, y: 3.0, "loss: found 3.0, allowed: a tensor without dimensions"),
+    (lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"), r"loss: found \(\d+,\), allowed: a tensor"),
+    (lambda outputs, y: torch.tensor(1.0), r"loss: found tensor\(1\.\), allowed: .* follows from the outputs"),
+    (lambda outputs, y: {}["weight"], "loss: it failed with KeyError: 'weight'"),
+    (lambda outputs: outputs.sum(), "loss: it failed with TypeError: .* positional argument"),
+])  # fmt: skip
+def test_a_loss_by_which_nothing_can_be_trained_is_one_clear_line(loss, said):
+    with pytest.raises(FedtideError, match=said) as error:
+        trained(ft.Task(lambda: nn.Linear(4, 2), loss))
+    assert "\n" not in str(error.value)

@@ -44,6 +44,15 @@ def test_who_is_no_better_than_the_commonest_class(values, no_better):
     assert method("A", values).no_better is no_better
 
 
+def test_where_nothing_was_judged_a_line_says_so():
+    never = MethodSummary("A", "fedavg", [0], 0, {})
+    assert alarms(summary(never)) == [
+        "nothing was judged: no client has test rows (data.split.test), and none is held out"
+    ]
+    assert not alarms(summary(never, method("B", [0.8, 0.9])))
+    assert not alarms(summary(MethodSummary("A", "fedavg", [], 1, {})))  # nothing is finished
+
+
 def test_without_labels_nobody_is_compared():
     assert not MethodSummary("A", "fedavg", [0], 0, {"accuracy": Measure.of([0.1])}).no_better
 

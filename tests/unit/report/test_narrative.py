@@ -214,6 +214,15 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
     )
 
 
+def test_a_shift_that_costs_on_average_may_help_at_the_worst_moment():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
+    shifted = method("FedAvg", accuracy=0.8, worst_point=0.7, swing=0.2)
+    steady = method("FedAvg, steady", accuracy=0.9, worst_point=0.65, swing=0.02)
+    assert narrative.headline(made, summary(shifted, steady)).startswith(
+        "The shift costs 10.0 points of accuracy on average; at the worst moment accuracy is 5.0 points higher with it."
+    )
+
+
 def test_a_shift_that_helps_costs_nothing():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
     shifted = method("FedAvg", accuracy=0.9, worst_point=0.6, swing=0.2)
@@ -407,7 +416,7 @@ def test_what_is_about_groups_has_tables_of_its_own():
     grouped = method("Grouped", accuracy=0.9, accuracy_day=(0.95, 0.01), accuracy_night=0.8, branch_accuracy=0.7)
     made = summary(SHIFTED, grouped, groups=("day", "night"))
     assert tables.groups_table(made) == tables.Table(
-        ["method", "day clients", "night clients", "branch of the true group"],
+        ["method", "day clients", "night clients", "branch or model of the true group"],
         [["FedAvg", "-", "-", "-"], ["Grouped", "95.0 ± 1.0 %", "80.0 %", "70.0 %"]],
     )
     assert tables.swings_table(made) == tables.Table(

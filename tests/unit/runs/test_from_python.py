@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +114,31 @@ def test_results_and_populations_are_a_line():
     assert repr(aside) == "Population(5 clients, 2 held out, 100 rows of shape (3,), 2 classes)"
 
 
+@pytest.mark.parametrize("made", [
+    lambda task: A.fedavg(task, cohort=2),
+    lambda task: A.ifca(task, cohort=2, anchor=False),
+    lambda task: A.fedem(task, cohort=2, component_layer="*", anchor=False),
+    A.local,
+    A.centralized,
+])  # fmt: skip
+def test_the_model_of_a_simulation_predicts_as_the_method_does(made):
+    clients = people(split=ft.data.Split(val=0.2))
+    result = ft.simulate(made(TASK), clients, rounds=1, eval_every=1)
+    said = result.trained.predict(X).logp
+    torch.testing.assert_close(result.model(X).log_softmax(-1), said.float(), atol=1e-5, rtol=0)
+    own = result.trained.model(client=1)(X).log_softmax(-1)
+    torch.testing.assert_close(own, result.trained.predict(X, client=1).logp.float(), atol=1e-5, rtol=0)
+    assert pickle.loads(pickle.dumps(result)).accuracy == result.accuracy
+
+
+def test_what_was_trained_is_a_line_and_tells_what_it_needs_for_a_model():
+    result = simulated()
+    assert repr(result.trained) == "Models('fedavg', after round 2)"
+    bare = replace(A.fedavg(TASK, cohort=2), task=None)
+    with pytest.raises(FedtideError, match=r"Result\.model: found None, allowed: task\.module"):
+        ft.simulate(bare, people(), rounds=1).model  # noqa: B018
+
+
 def test_run_says_what_it_does_and_finds_unless_it_is_to_be_quiet(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = {
@@ -204,7 +231,7 @@ def test_functions_classes_and_rows_of_a_notebook_are_run(notebook):
         assert ours.runs[0].accuracy(view)[1].tolist() == theirs.runs[0].accuracy(view)[1].tolist()
     (measured,) = done.summaries[0].methods[0].measures["wrong_rows"].values
     assert measured > 0
-    assert done.trained().model()(X[:3]).shape == (3, 2)
+    assert torch.equal(done.model(X[:3]), done.trained().model()(X[:3]))
 
 
 def test_a_run_of_a_notebook_goes_on_in_its_session_alone(notebook, monkeypatch, capsys):

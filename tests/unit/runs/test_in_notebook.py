@@ -11,7 +11,7 @@ from fedtide.runs.runner import Progress
 
 
 def planned(title):
-    return SimpleNamespace(title=title, experiment=SimpleNamespace(rounds=4))
+    return SimpleNamespace(title=title, experiment=SimpleNamespace(rounds=4, score="accuracy"))
 
 
 def test_a_bar_of_all_rounds_says_what_is_played(monkeypatch):
@@ -28,7 +28,7 @@ def test_a_bar_of_all_rounds_says_what_is_played(monkeypatch):
     bar.progress(0, Progress(2, 4, 0.5, 1.0))
     bar.progress(1, Progress(1, 4, None, 1.0))
     assert 'value="3"' in shown[-1]
-    assert "A · seed 0: round 2, accuracy 50.0 % · &lt;B&gt;: round 1</span>" in shown[-1]
+    assert "A · seed 0: round 2, accuracy  50.0 % · &lt;B&gt;: round 1</span>" in shown[-1]
     assert " left · " in shown[-1]
     bar.progress(0, Progress(4, 4, 0.75, 1.0))
     bar.progress(1, Progress(4, 4, 0.75, 1.0))

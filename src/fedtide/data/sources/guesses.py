@@ -25,7 +25,8 @@ MOST_MISSING = 0.2
 LABELS = "label labels y target targets class classes category outcome response species activity gesture diagnosis word"
 CLIENTS = (
     "client user subject person device station writer speaker author household house home patient hospital site shop "
-    "store customer member participant node sensor account machine turbine vehicle driver rider phone owner owneruserid"
+    "store customer member participant node sensor account machine turbine vehicle driver rider phone owner "
+    "owneruserid who"
 )
 TIMES = "time timestamp datetime date when created creationdate dteday ts recorded observed"
 DOMAINS = "domain group"
@@ -230,10 +231,10 @@ def guess_features(
         few = categories and column.repeats and column.distinct <= MOST_CLASSES
         if column.missing.mean() > MOST_MISSING:
             left[name] = f"{100 * column.missing.mean():.0f} % missing"
-        elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _text(column, first)
         elif column.distinct < 2:
             left[name] = "always the same"
+        elif column.numbers is None and (column.dated or not few):
+            left[name] = "dates" if column.dated else _text(column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
     return tuple(name for name in columns if name not in left), left
