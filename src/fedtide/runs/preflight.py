@@ -52,12 +52,13 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         _check_clock(point.experiment, where)
         if point.experiment.precision == "bf16":
             check_gain()
-        alone: list[str | None] = []
+        alone: list[str] = []
         for method in point.experiment.method:
             host = _build(point.experiment, method, tried)
             _check_bounds(point.experiment, method, host, sums)
-            alone.append(why_alone(host) if point.experiment.fleet.kind == "stacked" else None)
-        if all(alone):
+            if point.experiment.fleet.kind == "stacked" and (why := why_alone(host)):
+                alone.append(why)
+        if len(alone) == len(point.experiment.method):
             first = point.experiment.method[0].name
             raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[0])
         for method in point.experiment.method if point.experiment.data.seed is None else ():
