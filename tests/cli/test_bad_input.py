@@ -24,7 +24,7 @@ from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
 from fedtide.core.record import run_lock
 from fedtide.report import figures, page
-from fedtide.runs import build, folder
+from fedtide.runs import build, digest, folder
 from helpers.shell import contents, done, refused, written
 from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 
@@ -879,6 +879,15 @@ def test_a_line_that_was_removed_since_is_named(capsys, here, half):
     config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n").replace("weight_decay = 0.0\n", ""))
     for command in ("report", "resume"):
         assert "another configuration" in refused(capsys, here, command, "x")
+    assert done("verify", "x") == 1
+
+
+def test_settings_are_compared_wherever_there_is_another_device(capsys, here, half, monkeypatch):
+    config = half / "config.toml"
+    config.write_text(config.read_text().replace('device = "cpu"', 'device = "auto"'))
+    monkeypatch.setattr(digest, "device_of", lambda experiment: "cuda of this machine")
+    assert done("verify", "x") == 0
+    config.write_text(config.read_text().replace("lr = 0.1\n", "lr = 0.2\n"))
     assert done("verify", "x") == 1
 
 

@@ -57,7 +57,7 @@ class About:
 
     config: digest of the configuration. round, seconds, before: as in `Start`. marks: how far each record was written
     at the last checkpoints, by round, this one last. sha256: digests of its own files. keys: digest of the names in the
-    configuration's file; "" where that is not known.
+    configuration's file; device: name of the device that computed; both "" where that is not known.
     """
 
     config: str
@@ -67,6 +67,7 @@ class About:
     marks: tuple[tuple[int, Mapping[str, Mark]], ...]
     sha256: Mapping[str, str]
     keys: str = ""
+    device: str = ""
 
     @property
     def records(self) -> Mapping[str, Mark]:
@@ -91,6 +92,7 @@ def save(
     marks: Mapping[str, Mark],
     keep: int = 1,
     keys: str = "",
+    device: str = "",
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
 
@@ -102,6 +104,7 @@ def save(
         marks: how far each file beside `folder` was written in the rounds before, by its name.
         keep: how many checkpoints stay.
         keys: digest of the names in the configuration's file.
+        device: name of the device that computed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = (start.round, 0)
@@ -114,7 +117,8 @@ def save(
     memory.save(temporary / "memory.safetensors", now)
     digests = {name: sha256(temporary / name) for name in FILES}
     reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
-    about = {"format": FORMAT} | asdict(About(config, start.round, start.seconds, start.before, reached, digests, keys))
+    found = About(config, start.round, start.seconds, start.before, reached, digests, keys, device)
+    about = {"format": FORMAT} | asdict(found)
     (temporary / ABOUT).write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         flush(path)
@@ -240,6 +244,7 @@ def _about(folder: Path) -> About:
             tuple((int(number), read_marks(marks)) for number, marks in read["marks"]),
             {name: str(read["sha256"][name]) for name in FILES},
             str(read.get("keys", "")),  # older ones have none
+            str(read.get("device", "")),
         )
     except UNREADABLE as error:
         raise FedtideError(f"{path}: damaged ({error})") from None

@@ -91,14 +91,25 @@ class Clients:
 
     def _do(self, work: Work, ask: Ask, client: int, received: Payload, judged: str = "") -> Answer | None:
         """Do a work; `judged` is the part of the client's rows that it is evaluated on afterwards."""
-        rng, moment = Rng(self.seed).at(ask.moment.round, client, ask.purpose), ask.moment
-        if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
-            moment = replace(moment, part=rng.at("work"))
+        rng = self.key(ask, client)
         with drawn_from(rng.number):
             shard = self.rows.shard(client, ask.moment)
             if judged == "val":  # rows that are judged must not be adapted on
                 shard = replace(shard, fetch_val=None)
-            return work(received, self.memory.read(client, ask.version), shard, moment, rng)
+            return work(*self.given(ask, client, received, shard, rng))
+
+    def key(self, ask: Ask, client: int) -> Rng:
+        """Return the key of all that a client draws for a question."""
+        return Rng(self.seed).at(ask.moment.round, client, ask.purpose)
+
+    def given(
+        self, ask: Ask, client: int, received: Payload, shard: Shard, rng: Rng
+    ) -> tuple[Payload, Memory, Shard, Moment, Rng]:
+        """Return what a client's work is called with."""
+        moment = ask.moment
+        if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
+            moment = replace(moment, part=rng.at("work"))
+        return received, self.memory.read(client, ask.version), shard, moment, rng
 
 
 def is_finite(answer: Answer, sums: bool = True) -> bool:

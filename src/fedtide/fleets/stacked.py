@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Moment, Notes, Shard, Slotted, Sum, Weights
+from fedtide.core.types import Notes, Shard, Slotted, Sum, Weights
 from fedtide.core.weights import layers_of
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.together import HELD_BYTES, Together
 from fedtide.learn.device import CPU, home
-from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import Term
-from fedtide.learn.stack import CANNOT, Fit, Stack, stack_of, train_stacked, unstackable
-from fedtide.learn.steps import Stepwise
+from fedtide.learn.stack import Copies, Fit, stack_of, train_pair, train_stacked, unstackable, why_untrainable
+from fedtide.learn.steps import Stepwise, stack_key
+from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
 
@@ -51,22 +51,24 @@ def why_alone(host: Host) -> str | None:
     if reasons and None not in reasons.values():
         why = reasons.get("train", next(iter(reasons.values())))
         return f"it cannot train '{host.algorithm.name}': {why}"
-    now = Moment(0, 1)
     shard, _ = host.population.few()
     for work in works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue
-        short = replace(work.local, epochs=None, local_steps=1, batch_size=0)
-        try:
-            stack = stack_of(work.task, torch.device(work.task.device), host.population.rows.shape)
-            pair, rngs = [shard] * 2, [Rng(0), Rng(1)]
-            fit = train_stacked(stack, short, _terms(work, pair), work.task.init(Rng(0)), pair, now, rngs)
-            one = torch.ones(2, dtype=torch.float64)
-            _sum_of(fit, one, one, squares=work.squares)
-        except CANNOT as error:
-            said = " ".join(str(error).split())[:200]
+        if said := why_untrainable(partial(_tried, work, shard)):
             return f"it cannot train several copies of the model at once: {said}"
     return None
+
+
+def _tried(work: Training, shard: Shard) -> Tree:
+    """Train two copies of a model and add them up."""
+    stack, one = _stack_of(work.task, tuple(shard.x.shape[1:])), torch.ones(2, dtype=torch.float64)
+    fit = train_pair(stack, work.local, work.term, work.task.init(Rng(0)), shard)
+    return _sum_of(fit, one, one, squares=work.squares)
+
+
+def _stack_of(task: Task, shape: tuple[int, ...]) -> Copies:
+    return stack_of(task, torch.device(task.device), shape)
 
 
 def _unstackable(work: object) -> str | None:
@@ -90,12 +92,6 @@ class StackedEngine(LocalEngine):
 
     """
 
-    @cached_property
-    def _stacks(self) -> dict[str, Stack | LayerStack]:
-        shape = self.host.population.rows.shape
-        tasks = {name: work.task for name, work in self.host.algorithm.works.items() if isinstance(work, Training)}
-        return {name: stack_of(task, torch.device(task.device), shape) for name, task in tasks.items()}
-
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:
         """Run a question; clients trained together give a single result."""
         work = self.host.algorithm.works[blocks[0].question] if blocks else None
@@ -114,6 +110,12 @@ class StackedEngine(LocalEngine):
     def _together(self) -> Together:
         return Together(self.host, self._cut)
 
+    def _stack(self, task: Task) -> Copies:
+        """Return what trains several copies of a model; `why_alone` has tried it."""
+        key, made = stack_key(task, task.loss), self._together.stacks
+        stack = made[key] = made.get(key) or _stack_of(task, self.host.population.rows.shape)
+        return stack
+
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult:
         """Train clients and add their updates up in stacks, without an answer of each."""
         clients, slots = ask.clients, ask.slot
@@ -127,7 +129,7 @@ class StackedEngine(LocalEngine):
             received = payload if slots is None else payload[slot]
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
-            stack, size = self._stacks[ask.question], size_in_bytes(received)
+            stack, size = self._stack(work.task), size_in_bytes(received)
             for cut in self._cut(counts[here], size, stack, work.local.batch_size):
                 part = here[cut]
                 summed, each, left_out = self._train(work, ask, received, clients[part])
@@ -142,7 +144,7 @@ class StackedEngine(LocalEngine):
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(bad), up)
 
-    def _cut(self, counts: Tensor, model: int, stack: Stack | LayerStack | None, batch: int) -> list[Tensor]:
+    def _cut(self, counts: Tensor, model: int, stack: Copies | None, batch: int) -> list[Tensor]:
         """Cut positions of clients into those that go together; the cuts follow from numbers of rows alone.
 
         Args:
@@ -167,7 +169,7 @@ class StackedEngine(LocalEngine):
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
         shards = self.host.population.shards(clients, ask.moment)
         rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
-        stack, terms = self._stacks[ask.question], _terms(work, shards)
+        stack, terms = self._stack(work.task), _terms(work, shards)
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)

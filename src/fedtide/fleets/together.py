@@ -9,21 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.core.types import Answer
 from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
-from fedtide.learn.layers import LayerStack
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.stack import CANNOT, Stack, fitted_parts, stack_of, train_stacked, unstackable
-from fedtide.learn.steps import Losses, Steps, Train
+from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, train_stacked, unstackable, why_untrainable
+from fedtide.learn.steps import Losses, Steps, Stepwise, Train
+from fedtide.learn.training import Training
 
 HELD_BYTES = 2**28
 """Bytes of what clients receive, for those that work in step: they may hold as much of their own."""
 
-Cut = Callable[[Tensor, int, Stack | LayerStack | None, int], list[Tensor]]
+Cut = Callable[[Tensor, int, Copies | None, int], list[Tensor]]
 """(rows of clients, bytes of a model, the stack, batch size) -> positions of clients that go together."""
 
 
@@ -71,11 +70,12 @@ class Together:
     Args:
         host: algorithm, population, memory.
         cut: cuts clients into those that go together.
+        stacks: what trains several copies of each model, by `stack_key`; None where that cannot be.
     """
 
     host: Host
     cut: Cut
-    stacks: dict[Hashable, Stack | LayerStack | None] = field(default_factory=dict)
+    stacks: dict[Hashable, Copies | None] = field(default_factory=dict)
 
     def answers(self, ask: Ask, payload: Tree) -> Iterator[tuple[int, Answer | None]]:
         """Yield clients with their answers, in the order in which they are done."""
@@ -101,12 +101,12 @@ class Together:
                         yield each.client, answer
 
     def _begun(self, ask: Ask, payload: Tree) -> Iterator[Working]:
-        host, moment = self.host, ask.moment
-        work: Any = host.algorithm.works[ask.question]
-        shards = host.population.shards(ask.clients, moment)
+        clients, work = self.host.clients, self.host.algorithm.works[ask.question]
+        assert isinstance(work, Stepwise | Training)
+        shards = self.host.population.shards(ask.clients, ask.moment)
         for (client, received), shard in zip(ask.sent(payload), shards, strict=True):
-            rng = Rng(host.seed).at(moment.round, client, ask.purpose)
-            steps = work.start(received, host.memory.read(client, ask.version), shard, moment, rng)
+            rng = clients.key(ask, client)
+            steps = work.start(*clients.given(ask, client, received, shard, rng))
             with drawn_from(rng.number):
                 random = drawing()
             yield Working(client, steps, random)
@@ -125,7 +125,7 @@ class Together:
         for each in group:
             yield each, each.alone()
 
-    def _trained(self, stack: Stack | LayerStack, group: list[Working]) -> Iterator[tuple[Working, Any]]:
+    def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         if not group:
             return
         first: Train = group[0].request
@@ -140,25 +140,20 @@ class Together:
             fit = train_stacked(stack, first.local, terms, first.weights, shards, first.moment, rngs, losses)
             yield from zip(some, fitted_parts(fit, first.weights, rate), strict=True)
 
-    def _stack(self, request: Train) -> Stack | LayerStack | None:
+    def _stack(self, request: Train) -> Copies | None:
         """Return what trains several copies of a model; None if that cannot be."""
         if unstackable(request.task, request.local, request.term, request.objective) is not None:
             return None
         if request.loss is not None and not hasattr(request.loss, "alike"):  # a stack for this client alone
             return None
-        key = request.stack
-        if key not in self.stacks:
-            self.stacks[key] = tried_stack(request)
-        return self.stacks[key]
+        if request.stack not in self.stacks:
+            self.stacks[request.stack] = tried_stack(request)
+        return self.stacks[request.stack]
 
 
-def tried_stack(request: Train) -> Stack | LayerStack | None:
+def tried_stack(request: Train) -> Copies | None:
     """Return what trains several copies of a model; None if two of them on some samples cannot be trained."""
     task, few, loss = request.task, request.shard.pick(slice(0, 2)), request.objective
     stack = stack_of(task, torch.device(task.device), tuple(few.x.shape[1:]), loss)
-    weights, one = request.weights, LocalTrainer(local_steps=1)
-    try:
-        train_stacked(stack, one, None, weights, [few] * 2, request.moment, [Rng(0)] * 2, [loss] * 2)
-    except CANNOT:
-        return None
-    return stack
+    failed = why_untrainable(lambda: train_pair(stack, LocalTrainer(), None, request.weights, few, loss))
+    return stack if failed is None else None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -123,6 +123,48 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
     return sizes, torch.cat(orders)
 
 
+class Copies(Protocol):
+    """Several copies of a model that are trained at once: what `train_stacked` drives."""
+
+    @property
+    def task(self) -> Task:
+        """The model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the copies are."""
+
+    @property
+    def loss(self) -> Any:
+        """The loss, or one that is alike."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether `gradient` can take a step of plain SGD in place of a gradient."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a step takes for each row of a client; 0 where that is not known."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether a forward pass changes what is not trained, such as running statistics."""
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters as they are held, but for the clients."""
+
+    def load(self, weights: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
+
+    def gradient(
+        self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
+
+    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old, in place."""
+
+
 class Stack:
     """Stacked models of several clients of one task: reusable storage and recorded steps.
 
@@ -219,7 +261,7 @@ class Stack:
         return product
 
 
-def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Stack | LayerStack:
+def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
     """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
     layers = known_layers(task, shape, room := Room(task.dtype, device), loss or task.loss)
     return Stack(task, device, loss) if layers is None else LayerStack(task, layers, room, loss or task.loss)
@@ -260,8 +302,35 @@ def _loss(
     return (each * share).sum(), held
 
 
+def why_untrainable(trial: Callable[[], object]) -> str | None:
+    """Return what torch says where several copies of a model cannot be trained at once; None where a trial works.
+
+    That memory is short is no such reason: it is raised.
+
+    >>> why_untrainable(lambda: torch.zeros(2) @ torch.zeros(3)) is None
+    False
+    """
+    try:
+        trial()
+    except CANNOT as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in said:
+            raise
+        return said[:200]
+    return None
+
+
+def train_pair(
+    stack: Copies, local: LocalTrainer, term: Term | None, received: Weights, shard: Shard, loss: Any = None
+) -> Fit:
+    """Train two copies for a step on the same samples, as a trial; arguments are those of `train_stacked`."""
+    short = replace(local, epochs=None, local_steps=1, batch_size=0)
+    terms, losses = (None if each is None else [each] * 2 for each in (term, loss))
+    return train_stacked(stack, short, terms, received, [shard] * 2, Moment(0, 1), [Rng(0), Rng(1)], losses)
+
+
 def train_stacked(
-    stack: Stack | LayerStack,
+    stack: Copies,
     local: LocalTrainer,
     terms: Sequence[Any] | None,
     received: Weights,

@@ -83,6 +83,11 @@ def _kind(part: Any) -> Hashable:
     return None if part is None else (type(part), getattr(part, "alike", id(part)))
 
 
+def stack_key(task: Task, loss: Loss) -> Hashable:
+    """Return what is equal for trainings that the same stack can do: the model and the loss."""
+    return id(task), _kind(loss)
+
+
 @dataclass(frozen=True, eq=False)
 class Train:
     """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `Part` of a stack.
@@ -106,8 +111,8 @@ class Train:
 
     @property
     def stack(self) -> Hashable:
-        """Model and loss: what is equal can be trained by the same stack."""
-        return id(self.task), _kind(self.objective)
+        """The key of what trains several copies of its model."""
+        return stack_key(self.task, self.objective)
 
     @property
     def objective(self) -> Loss:

@@ -18,8 +18,11 @@ from fedtide.runs.files import located
 from fedtide.runs.folder import Planned
 
 
-def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
-    """Return a short digest of all that a run's numbers depend on; checkpoints with another digest are refused."""
+def digest_of(experiment: Experiment, method: Method, seed: int, device: str | None = None) -> str:
+    """Return a short digest of all that a run's numbers depend on; checkpoints with another digest are refused.
+
+    `device` is the name of the one that computed; None is that of `fleet.device` on this machine.
+    """
     kind = Stacked if experiment.fleet.kind == "stacked" else Local  # others give the same bits
     fleet = kind(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
     silent = {
@@ -36,17 +39,22 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
-    if (device := find_device(experiment.fleet.device)) != CPU:
-        spec |= {"device": name_of(device)}
+    if (name := device or device_of(experiment)) != CPU:
+        spec |= {"device": name}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def known_digest_of(experiment: Experiment, method: Method, seed: int) -> str | None:
+def device_of(experiment: Experiment) -> str:
+    """Return the name of the device that computes an experiment on this machine."""
+    return name_of(find_device(experiment.fleet.device))
+
+
+def known_digest_of(experiment: Experiment, method: Method, seed: int, device: str | None = None) -> str | None:
     """Return the digest of a run; None if it is known only to an algorithm of the user's that was not imported."""
     files = {"path", "weights"}  # options that may name files, whose content is part of the digest
     if not experiment.imports and is_own(method.algorithm) and _has_key(method.options, files):
         return None
-    return digest_of(experiment, method, seed)
+    return digest_of(experiment, method, seed, device)
 
 
 def digest_to_read(run: Planned) -> str | None:
@@ -54,13 +62,15 @@ def digest_to_read(run: Planned) -> str | None:
 
     That one knew fewer options: what it wrote can be read with their defaults, but not compared.
     """
-    if run.experiment.fleet.device != CPU:  # another machine may have another one, or none
-        return None
-    if (written := _written(run.folder)) is not None and _lacks(written, resolved(run.experiment)):
+    written, device = _written(run.folder), CPU
+    lacks = written is not None and _lacks(written, resolved(run.experiment))
+    if lacks or run.experiment.fleet.device != CPU:
         about = checkpoint.check(run.folder / "checkpoints", config=None)
-        if about is None or about.keys in ("", keys_of(run.folder)):  # else a line is gone since it was played
+        if about is None or (lacks and about.keys in ("", keys_of(run.folder))):  # else a line is gone since
             return None
-    return known_digest_of(run.experiment, run.method, run.seed)
+        if run.experiment.fleet.device != CPU:  # it was played on another machine, perhaps, which had another one
+            device = about.device
+    return known_digest_of(run.experiment, run.method, run.seed, device) if device else None
 
 
 def keys_of(folder: Path) -> str:

@@ -30,7 +30,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine, why_alone
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, embedded_of, host_of, metrics_of, spec_of
-from fedtide.runs.digest import digest_of, keys_of
+from fedtide.runs.digest import device_of, digest_of, keys_of
 from fedtide.runs.folder import shift_file
 from fedtide.runs.private import server_wire
 from fedtide.wire.ledger import LEDGER
@@ -171,7 +171,8 @@ class Run:
                 folder = self.folder / "checkpoints"
                 with naming(folder):
                     memory, marks = judge.fleet.memory, record.marks()
-                    checkpoint.save(folder, ahead, memory, config=config, marks=marks, keys=keys)
+                    where = device_of(self.experiment)
+                    checkpoint.save(folder, ahead, memory, config=config, marks=marks, keys=keys, device=where)
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
