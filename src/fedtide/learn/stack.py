@@ -153,11 +153,21 @@ class Copies(Protocol):
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held, but for the clients."""
 
-    def load(self, weights: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
+    def load(self, weights: Weights, clients: int, /) -> tuple[list[Tensor], list[Tensor]]:
         """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
 
     def gradient(
-        self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None
+        self,
+        params: list[Tensor],
+        held: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        counted: Tensor | None,
+        shared: Any = None,
+        /,
+        *,
+        rate: float | None = None,
     ) -> tuple[Any, Any, Any]:
         """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
 
