@@ -60,7 +60,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 alone.append(why)
         if len(alone) == len(point.experiment.method):
             first = point.experiment.method[0].name
-            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[0])
+            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[0] or "")
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
