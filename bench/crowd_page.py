@@ -120,7 +120,7 @@ def _drawn(
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
-    from fedtide.report.figures import STYLE, color, dashes, svg
+    from fedtide.report.figures import STYLE, look, svg
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 3.6))
@@ -128,8 +128,8 @@ def _drawn(
         for number, (name, points) in enumerate(curves.items()):
             axes.plot(
                 *zip(*points, strict=True),
-                color=color(number),
-                linestyle=dashes(number),
+                color=look(number).color,
+                linestyle=look(number).dashes,
                 marker="os"[number % 2],
                 label=name,
             )

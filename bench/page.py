@@ -376,14 +376,16 @@ def growth_drawn(lines: list[dict[str, Any]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from fedtide.report.figures import STYLE, color, dashes, svg
+    from fedtide.report.figures import STYLE, look, svg
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 4.2))
         axes = figure.subplots()
         for number, way in enumerate(dict.fromkeys(line["way"] for line in lines)):
             mine = [(line["clients"], line["worked"]) for line in lines if line["way"] == way]
-            axes.plot(*zip(*mine, strict=True), color=color(number), linestyle=dashes(number), marker="o", label=way)
+            axes.plot(
+                *zip(*mine, strict=True), color=look(number).color, linestyle=look(number).dashes, marker="o", label=way
+            )
         axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="seconds, one thread")
         figure.legend(loc="outside right upper")
         drawn = svg(figure, "Seconds over the number of clients")
