@@ -52,7 +52,7 @@ def job(path: str, threads: int) -> Job:
     """The job in a file; each process reads it once."""
     with np.load(path) as file:
         return Job(
-            str(file["model"]), int(file["batch"]), float(file["rate"]),
+            str(file["model"]), int(file["batch_size"]), float(file["lr"]),
             list(file["x"][:, :, None].astype(np.float32) / 255), list(file["y"]),
             {name.removeprefix("weights/"): file[name] for name in file.files if name.startswith("weights/")},
             threads,
