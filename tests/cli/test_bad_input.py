@@ -432,7 +432,7 @@ def test_an_idx_file_of_255_dimensions(capsys, here):
 def test_a_number_that_fp32_cannot_hold_is_one_line(capsys, here):
     (here / "large.csv").write_text("a,label\n" + "1,0\n2,1\n" * 30 + "1e39,1\n")
     on(here, "csv:large.csv")
-    assert "large.csv: row 60: a feature is NaN or infinite" in run(capsys, here)
+    assert "large.csv: row 60, counted from 0: a feature is NaN or beyond 3.4e+38" in run(capsys, here)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def nan_at(row: int) -> np.ndarray:
 @pytest.mark.parametrize(("columns", "said"), [
     (table(y=np.where(np.arange(80) == 7, -1, 1)), "rows.npz: row 7: label: found -1, allowed: whole numbers"),
     (table(y=np.where(np.arange(80) == 7, 0.5, 1)), "rows.npz: row 7: label: found 0.5, allowed: whole numbers"),
-    (table(x=nan_at(11)), "rows.npz: row 11: a feature is NaN or infinite"),
+    (table(x=nan_at(11)), "rows.npz: row 11, counted from 0: a feature is NaN or beyond"),
     (table(y=np.zeros(79, int)), "rows.npz: rows of y: found 79, allowed: 80, as in x"),
     ({"x": np.zeros((80, 4))}, "rows.npz: no array 'y'; allowed: x"),
     (table(x=np.zeros((0, 4)), y=np.zeros(0, int)), "rows.npz: no rows"),

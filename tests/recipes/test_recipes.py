@@ -80,7 +80,7 @@ PLAYED = (
     "fedtem-cifar110", "fedtem-priors", "fedtem-stackoverflow", "fedtem-zero-mid", "fielding-aggregators",
     "fielding-by-sums", "fielding-concept-drift", "fielding-feddrift", "fielding-representations", "fielding-selection",
     "fielding-small-model", "fielding-threshold", "fielding-waymo", "ifca-recovery", "learned-rhythm",
-    "million-clients", "numbers", "pfedem-cifar", "private-clusters", "wsm-baselines", "wsm-norms",
+    "million-clients", "numbers", "pfedem-cifar", "private-clusters", "wearables", "wsm-baselines", "wsm-norms",
 )  # fmt: skip
 """Recipes that are played; the others name other values of what these name, and `--thorough` plays them."""
 

@@ -59,7 +59,7 @@ def test_rows_are_the_same_bits_from_a_frame_and_a_file(tmp_path, library, capsy
         "table: 40 rows",
         f"label: bought (2 classes); client: shop_id (4 values); domain: none; time: when ({times}); "
         "features: basket and wind (categories)",
-        "left out: No (numbers the rows) and country (text)",
+        "left out: No (numbers the rows) and country (always the same)",
     ]
     people = ft.population(rows)
     assert people.registered == 4

@@ -44,7 +44,7 @@ def test_a_label_that_every_row_has_is_named_as_the_source_does(names, found):
 def test_a_feature_that_is_no_number_names_the_row(shape, value):
     x = torch.zeros(shape)
     x.view(4, -1)[2:, -1] = value
-    with pytest.raises(FedtideError, match=r"^toy: row 2: a feature is NaN or infinite"):
+    with pytest.raises(FedtideError, match=r"^toy: row 2, counted from 0: a feature is NaN or beyond 3.4e"):
         rows(x=x)
 
 

@@ -145,7 +145,7 @@ def test_a_changed_byte_of_an_npz_is_found(tmp_path, save):
 
 
 def test_npz_features_that_are_no_numbers_name_the_row(tmp_path):
-    with pytest.raises(FedtideError, match=r"data.npz: row 1: a feature is NaN"):
+    with pytest.raises(FedtideError, match=r"data.npz: row 1, counted from 0: a feature is NaN"):
         npz(tmp_path, x=[[1.0, 2.0], [np.nan, 1.0]], y=[0, 1]).load(None, 0)
     with pytest.raises(FedtideError, match=r"data.npz: x: not an array of numbers"):
         npz(tmp_path, x=[["a", "b"], ["c", "d"]], y=[0, 1]).load(None, 0)
