@@ -129,7 +129,7 @@ def test_from_python_with_rows_in_memory(here):
         (
             {"data": {"split": {"val": 0.0}}},
             ["study.toml"],
-            "eval_splits: found 'val', but no client has validation rows \\(data.split.val\\); allowed: train_clients, held_out",
+            "eval_splits: found 'val', but no client has validation rows \\(data.split.val\\); allowed: train_clients",
         ),
         ({"sweep": {"rounds": [1, 2]}}, ["study.toml"], "study.toml: sweep: found 'rounds', allowed: none"),
     ],
