@@ -505,7 +505,7 @@ def inspect(
     from fedtide.runs import folder
 
     if not data:
-        raise FedtideError("inspect: name a CSV, Parquet or NPZ file")
+        raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if out is not None:
         folder.free(out)
     found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)

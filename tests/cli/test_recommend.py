@@ -123,7 +123,7 @@ def test_from_python_with_rows_in_memory(here):
         ),
         ({}, ["study.toml", "study.toml"], "recommend: found 'study.toml', allowed: one study, or data"),
         ({}, ["study.toml", "--workers", 0], "--workers: found 0, allowed: 1 or more"),
-        ({}, ["none.csv"], "recommend: no such file or folder: none.csv; name a CSV, Parquet or NPZ file"),
+        ({}, ["none.csv"], "recommend: no such file or folder: none.csv; name a CSV, ARFF, Parquet or NPZ file"),
         ({}, [], "DATA: no value given"),
         ({"method": [A]}, ["study.toml"], "study.toml: method: found 1, allowed: two methods or more"),
         (

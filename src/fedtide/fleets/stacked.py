@@ -89,7 +89,6 @@ class StackedEngine(LocalEngine):
     Args:
         host: algorithm, population, memory.
         threads: torch threads.
-
     """
 
     def ask(self, blocks: Sequence[Ask], payload: Tree) -> Iterator[BlockResult]:

@@ -320,7 +320,7 @@ def _presence(cycle: Cycle) -> Finding:
     held = np.bincount(cycle.slot, minlength=cycle.slots)
     uneven = level_of(cycle.activity.distance, UNEVEN)
     quietest = (
-        f"with {held.max() / held.min():.2g} times the rows of the quietest"
+        f"with {held.max() / held.min():.3g} times the rows of the quietest"
         if held.min()
         else f"and no rows come at {slot_name(cycle, int(held.argmin()))}"
     )

@@ -61,7 +61,7 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
         return of_rows(data, roles)
     paths = [Path(data)] if isinstance(data, str | Path) else data
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
-        hint = "name a CSV, Parquet or NPZ file"
+        hint = "name a CSV, ARFF, Parquet or NPZ file"
         found = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
         name = found[0].name if len(found) == 1 else f"{len(found)} files"
         if found[0].suffix == ".npz":

@@ -100,15 +100,11 @@ def _each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray
             except (TypeError, ValueError, OverflowError):
                 raise _refused(where(row), cell) from None
     found = np.array([known[cell] for cell in cells], np.float64)
-    return (
-        since_1970(found)
-        if not any(isinstance(cell, tuple | date) or _is_date(cell) for cell in known)
-        else (found, "")
-    )
+    return (found, "") if any(map(_is_date, known)) else since_1970(found)
 
 
 def _is_date(cell: Any) -> bool:
-    return isinstance(cell, str) and not is_number(cell)
+    return isinstance(cell, tuple | date) or (isinstance(cell, str) and not is_number(cell))
 
 
 def _refused(where: str, cell: Any) -> FedtideError:
