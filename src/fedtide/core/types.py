@@ -283,9 +283,9 @@ class Scores:
         so the skill of clients, weighted by rows, is that of all rows, and no client's is measured by a rival that
         hardly errs.
         """
-        if "reference" not in self.sums:
+        if self.reference is None:
             return self
-        unit = self.rows.sum() / self.sums["reference"].sum()
+        unit = self.rows.sum() / self.reference
 
         def credit(errors: Tensor) -> Tensor:
             skill = self.rows + errors * unit
@@ -293,6 +293,11 @@ class Scores:
 
         others = {name: credit(errors) for name, errors in self.others.items()}
         return replace(self, correct=credit(self.correct), others=others)
+
+    @property
+    def reference(self) -> float | None:
+        """Error of a constant on all of these rows, by which means over evaluations weigh skills; None of others."""
+        return float(self.sums["reference"].sum()) if "reference" in self.sums else None
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""

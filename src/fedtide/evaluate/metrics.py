@@ -224,8 +224,8 @@ def summarized(
     if not float(scores.rows.sum()):
         return {}
     pooled: dict[str, Any] = {"rows": int(scores.rows.sum()), **{metric.name: metric.of(scores) for metric in metrics}}
-    if "reference" in scores.sums:
-        pooled["reference"] = float(scores.sums["reference"].sum())
+    if scores.reference is not None:
+        pooled["reference"] = scores.reference
     if scores.choice is not None:
         table = torch.zeros(len(names), scores.choice.shape[1], dtype=torch.float64)
         pooled["choice"] = table.index_add_(0, groups, scores.choice).long()

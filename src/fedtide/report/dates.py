@@ -45,15 +45,15 @@ def empty_windows(run: RunRecord) -> int:
     return sum(line["window"]["came"] == 0 for line in run.lines if "window" in line)
 
 
-def faded(values: np.ndarray) -> np.ndarray:
+def faded(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Return the mean of each value and those before it, whose weights fade from one to the next.
 
     >>> faded(np.array([1.0, 0.0])).round(4).tolist()
     [1.0, 0.4872]
     """
     out, above, below = np.empty(len(values)), 0.0, 0.0
-    for k, value in enumerate(values):
-        above, below = FADING * above + value, FADING * below + 1.0
+    for k, (value, weight) in enumerate(zip(values, np.ones(len(values)) if weights is None else weights, strict=True)):
+        above, below = FADING * above + weight * value, FADING * below + weight
         out[k] = above / below
     return out
 
@@ -67,7 +67,7 @@ def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
         shown = []
         for number, method in drawn:
             curves = [_judged(run, record) for run in method.runs]
-            curves = [(at, faded(values)) for at, values in curves]
+            curves = [(at, faded(values, weights)) for at, values, weights in curves]
             band(top, curves, label(method.name), look(number))
             shown += [values for _, values in curves]
         from_below(top, shown)
@@ -90,12 +90,17 @@ def _place(iso: str) -> float:
     return float(mdates.date2num(datetime.fromisoformat(iso).replace(tzinfo=None)))
 
 
-def _judged(run: RunRecord, record: ExperimentRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Return the dates of the windows that were tested on, on an axis of dates, and the accuracy there."""
-    lines = [line for line in run.judged if record.view in line["scores"] and "window" in line]
-    pairs = [(_place(line["window"]["next"]), score_in(line["scores"][record.view])) for line in lines]
-    known = [(at, value) for at, value in pairs if value is not None]
-    return np.array([at for at, _ in known]), np.array([value for _, value in known], dtype=np.float64)
+def _judged(run: RunRecord, record: ExperimentRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the dates of the windows that were tested on, on an axis of dates, the accuracy there, and its weight."""
+    found = [(line["window"]["next"], line["scores"].get(record.view, {})) for line in run.judged if "window" in line]
+    known = [(_place(at), score_in(scores), _weight(scores)) for at, scores in found if score_in(scores) is not None]
+    at, values, weights = np.array(known, dtype=np.float64).reshape(-1, 3).T
+    return at, values, weights
+
+
+def _weight(scores: dict[str, Any]) -> float:
+    """Return what an evaluation counts for in a mean: of a skill the error of the constant."""
+    return scores.get("reference", 1.0) or 1e-9
 
 
 # -- by hour, weekday, month -------------------------------------------------------------------------------------------
@@ -143,7 +148,7 @@ def by_cycle(run: RunRecord, view: str, cycle: Cycle) -> tuple[np.ndarray, np.nd
         scores = line["scores"].get(view, {})
         if score_in(scores) is not None and "window" in line:
             place = cycle.of(datetime.fromisoformat(line["window"]["next"]))
-            found.setdefault(place, []).append((score_in(scores), scores.get("reference", 1.0) or 1e-9))
+            found.setdefault(place, []).append((score_in(scores), _weight(scores)))
     places = sorted(found)
     means = [np.average(values, weights=weights) for values, weights in (zip(*found[k], strict=True) for k in places)]
     return np.array(places, dtype=np.float64), np.array(means)

@@ -301,10 +301,10 @@ def one_period(record: ExperimentRecord) -> Drawn | None:
         for axes, method in zip(panels, drawn, strict=True):
             _background(axes, method, period)
             for k, group in enumerate(record.groups):
-                folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
+                folded = [_folded(record, run, period, group) for run in method.runs]
                 line = Look(GROUP_COLORS[k % 5], DASHES[k % 4], "os^D"[k % 4])
                 band(axes, folded, label(f"{group} clients"), line, every=1)
-            pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
+            pooled = [_folded(record, run, period) for run in method.runs]
             band(axes, pooled, "all", Look("#555555", ":"))
             _say_points(axes, max(len(at) for at, _ in pooled) - 1)
             axes.set_title(label(method.name), fontsize=10)
@@ -315,7 +315,8 @@ def one_period(record: ExperimentRecord) -> Drawn | None:
             low += [values.min() for values in shown]
             high += [values.max() for values in shown]
         room = 0.12 * (max(high) - min(low)) + 0.5
-        panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
+        bottom = min(low) - room if min(low) < 0 else max(min(low) - room, 0)  # a skill may be below 0
+        panels[0].set_ylim(bottom, min(max(high) + room, 100))
         for axes in filter(leftmost, panels):
             axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -343,15 +344,16 @@ def _background(axes: Axes, method: MethodRecord, period: float) -> None:
         )  # fmt: skip
 
 
-def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fold a curve over the last `window` rounds into one period, averaged by place in the period."""
-    rounds, values = curve
+def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str | None = None) -> Curve:
+    """Fold the late accuracy of a run into one period, averaged by place in the period."""
+    rounds, values = run.accuracy(record.view, group)
     if not len(rounds):
         return rounds, values
-    late = rounds > rounds[-1] - window
+    late, weights = rounds > rounds[-1] - record.window, run.references(record.view, rounds)
     place = np.mod(rounds[late], period)
     places = np.unique(place)
-    means = np.array([values[late][place == p].mean() for p in places])
+    at = [late.nonzero()[0][place == p] for p in places]
+    means = np.array([np.average(values[k], weights=None if weights is None else weights[k]) for k in at])
     # The end of a period is the beginning of the next one.
     return np.append(places, places[0] + period), np.append(means, means[0])
 
@@ -461,8 +463,13 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
     for run in method.runs:
         told = run.columns(record.view)
         known = (told.round >= len(run.lines) - record.window) & ~np.isnan(told.accuracy)
-        _, place, counts = np.unique(told.client[known], return_inverse=True, return_counts=True)
-        means.append(np.bincount(place, told.accuracy[known], minlength=len(counts)) / counts)
+        at, _ = run.accuracy(record.view)
+        weight, errors = np.ones(len(known)), run.references(record.view, at)
+        if errors is not None:
+            known &= np.isin(told.round + 1, at)
+            weight[known] = errors[np.searchsorted(at, told.round[known] + 1)]
+        _, place = np.unique(told.client[known], return_inverse=True)
+        means.append(np.bincount(place, weight[known] * told.accuracy[known]) / np.bincount(place, weight[known]))
     return np.concatenate(means) if means else np.empty(0)
 
 

@@ -175,7 +175,7 @@ def curves(root: Path, made: Tournament, entries: Sequence[str]) -> Drawn:
             rung = made.last_rung(entry)
             seeds = rung.values[entry] if rung else ()
             found = [curve_of(root / slug(entry) / str(seed)) for seed in seeds]
-            known = [dict(zip(*each, strict=True)) for each in found]
+            known = [dict(zip(done, values, strict=True)) for done, values, _ in found]
             shared = sorted(set.intersection(*map(set, known))) if known else []
             shown = look(number)
             mean = [100 * float(np.mean([each[done] for each in known])) for done in shared]

@@ -288,22 +288,29 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     if not without or without[-1]:  # a mean over the evaluations before would be that of another model
         return {score: math.nan, **costs}
     window = record.window
+
+    def late(curve: tuple[np.ndarray, np.ndarray], view: str = record.view) -> float:
+        return mean_of_last(*curve, window, run.references(view, curve[0]))
+
     out = costs | {
-        score: mean_of_last(rounds, accuracy, window, run.references(record.view, rounds)),
+        score: late((rounds, accuracy)),
         "last": float(accuracy[-1]),
         "best": float(accuracy.max()),
         "worst_point": worst_point(rounds, accuracy, window),
-        "mean_over_rounds": float(accuracy.mean()),
+        "mean_over_rounds": mean_of_last(rounds, accuracy, len(run.lines), run.references(record.view, rounds)),
         "std_over_rounds": float(accuracy.std()),
     }
     if record.period:
         out["swing"] = swing(rounds, accuracy, record.period, window)
     for group in record.groups:
         at, values = run.accuracy(record.view, group)
-        out[f"{score}_{group}"] = mean_of_last(at, values, window, run.references(record.view, at))
+        out[f"{score}_{group}"] = late((at, values))
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
-    for name in (*(metric.name for metric in METRICS[1:]), *record.experiment.metric_units):
+    for metric in METRICS[1:]:
+        curve = run.curve(record.view, itemgetter(metric.name))
+        out[metric.name] = late(curve) if metric.unit == "share" else mean_of_last(*curve, window)
+    for name in record.experiment.metric_units:
         out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
@@ -315,18 +322,18 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     if len(at):
         out["commonest_class"] = mean_of_last(at, commonest, window)
     for name in LAGS:
-        at, known = run.baseline(record.view, name)
-        if len(at):
-            out[name] = mean_of_last(at, known, window, run.references(record.view, at))
+        known = run.baseline(record.view, name)
+        if len(known[0]):
+            out[name] = late(known)
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)
     for way in ways(run, record.view):
-        out[f"{BY_WAY}{way}"] = mean_of_last(*run.other_way(record.view, way), window)
+        out[f"{BY_WAY}{way}"] = late(run.other_way(record.view, way))
     out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
-    at, val = run.accuracy("val")
-    if len(at):
-        out[f"val_{score}"] = mean_of_last(at, val, window, run.references("val", at))
+    val = run.accuracy("val")
+    if len(val[0]):
+        out[f"val_{score}"] = late(val, "val")
     times = run.times(record.clock)
     if not math.isnan(target):
         first = time_to_accuracy(times[rounds - 1], accuracy, target)

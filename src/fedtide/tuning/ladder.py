@@ -124,14 +124,16 @@ def window(at: int, rounds: int, late: int, period: float | None) -> int:
     return share if period is None else max(share, min(math.ceil(period), at))
 
 
-def value_at(at: int, over: int, rounds: Sequence[int], accuracy: Sequence[float]) -> float:
+def value_at(
+    at: int, over: int, rounds: Sequence[int], accuracy: Sequence[float], weights: Sequence[float] | None = None
+) -> float:
     """Return the mean accuracy of the evaluations in the last `over` rounds of the first `at`; NaN without any.
 
     >>> value_at(8, 4, [4, 6, 8, 10], [0.1, 0.2, 0.4, 0.9])
     0.30000000000000004
     """
     count = sum(done <= at for done in rounds)
-    return mean_of_last(rounds[:count], accuracy[:count], over) if count else math.nan
+    return mean_of_last(rounds[:count], accuracy[:count], over, weights and weights[:count]) if count else math.nan
 
 
 def mean(values: BySeed) -> float:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedtide.config import Experiment, from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Scores
 from fedtide.runs.build import rows_of
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning.trials import Bounds, Curve, hopeless
@@ -56,14 +57,14 @@ def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome 
         rows_of(experiment, seed)  # outside the try: unreadable data are no fault of a trial's values
         curve = Curve(seed, (), ())
         try:
-            for rounds, accuracy in judged(experiment, call.method, seed, Path(call.folder)):
+            for rounds, scores in judged(experiment, call.method, seed, Path(call.folder)):
                 done += 1
                 yield done
                 if stop():
                     return None
-                if accuracy is None:
+                if scores is None:
                     continue
-                curve = Curve(seed, (*curve.rounds, rounds), (*curve.accuracy, accuracy))
+                curve = curve.then(rounds, scores)
                 last = rounds == experiment.rounds and seed == call.seeds[-1]
                 if not last and hopeless(curve, call.bounds):
                     return Outcome("pruned", (*curves, curve))
@@ -73,8 +74,8 @@ def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome 
     return Outcome("finished", tuple(curves))
 
 
-def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterator[tuple[int, float | None]]:
-    """Yield after every round the rounds done and, at evaluations, the accuracy on pooled validation rows.
+def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterator[tuple[int, Scores | None]]:
+    """Yield after every round the rounds done and, at evaluations, the scores on validation rows.
 
     Raises:
         FedtideError: the values are invalid for the method, or training diverged to non-finite numbers.
@@ -87,9 +88,9 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
             done = step.moment.round + 1
             if any(len(query.refused) and not len(query.answered) for query in judge.fleet.queries):
                 raise FedtideError(f"in round {done} no client's answer was finite")
-            accuracy = None
+            found = None
             for _, scores, _ in scored or ():
                 if not math.isfinite(float(scores.loss.sum())):
                     raise FedtideError(f"after {done} rounds the loss on validation rows is not finite")
-                accuracy = scores.accuracy
-            yield done, accuracy
+                found = scores
+            yield done, found

@@ -328,8 +328,8 @@ class _Playing:
     def folder(self, entry: str, seed: int) -> Path:
         return self.root / slug(entry) / str(seed)
 
-    def curve(self, entry: str, seed: int) -> tuple[list[int], list[float]]:
-        """Return the rounds done at each evaluation of a run, and the accuracy on validation rows."""
+    def curve(self, entry: str, seed: int) -> tuple[list[int], list[float], list[float] | None]:
+        """Return the curve of a run on validation rows, see `curve_of`."""
         return curve_of(self.folder(entry, seed))
 
     def cost(self, entry: str, seed: int, came: Mapping[str, Any]) -> Cost:
@@ -348,14 +348,20 @@ class _Playing:
         return max(self.curve(entry, seed)[0], default=0)
 
 
-def curve_of(folder: Path) -> tuple[list[int], list[float]]:
-    """Return the rounds done at each evaluation of a run, and the accuracy on validation rows; NaN where it is none."""
-    pairs = []
+def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
+    """Return the rounds done at each evaluation of a run, the accuracy on validation rows, and weights of skills.
+
+    An accuracy is NaN where there is none; the weights are None of what is no skill.
+    """
+    rounds, values, weights = [], [], []
     for line in read_rounds(folder):
         if "val" in line.get("scores", {}):
-            value = score_in(line["scores"]["val"])
-            pairs.append((int(line["round"]) + 1, math.nan if value is None else float(value)))
-    return [done for done, _ in pairs], [value for _, value in pairs]
+            told = line["scores"]["val"]
+            value = score_in(told)
+            rounds.append(int(line["round"]) + 1)
+            values.append(math.nan if value is None else float(value))
+            weights.append(told.get("reference"))
+    return rounds, values, None if None in weights else weights
 
 
 def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | None = None) -> bool:

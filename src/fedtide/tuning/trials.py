@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.types import Scores
 from fedtide.evaluate.metrics import mean_of_last
 
 KNOWN = 4
@@ -24,11 +25,17 @@ Bounds = dict[int, dict[int, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy on validation rows with one seed, by rounds done."""
+    """Accuracy on validation rows with one seed, by rounds done; weights of skills are errors of the constant."""
 
     seed: int
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
+    weights: tuple[float, ...] = ()
+
+    def then(self, done: int, scores: Scores) -> Curve:
+        """Return the curve with one more evaluation."""
+        weight = () if scores.reference is None else (scores.reference,)
+        return Curve(self.seed, (*self.rounds, done), (*self.accuracy, scores.accuracy), (*self.weights, *weight))
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ def read_trial(line: Any, where: str) -> Trial:
         FedtideError: the line has another form than this program writes.
     """
     try:
-        curves = tuple(Curve(int(c["seed"]), tuple(c["rounds"]), tuple(c["accuracy"])) for c in line["curves"])
+        curves = tuple(
+            Curve(int(c["seed"]), tuple(c["rounds"]), tuple(c["accuracy"]), tuple(c.get("weights", ())))
+            for c in line["curves"]
+        )
         trial = Trial(**{**line, "curves": curves, "by_seed": tuple(line["by_seed"])})
         if trial.state not in ("finished", "pruned", "failed") or not isinstance(trial.number, int):
             raise ValueError
@@ -82,7 +92,7 @@ def read_trial(line: Any, where: str) -> Trial:
 
 def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
     """Return the late accuracy of each seed, the number by which a sweep chooses its points."""
-    return tuple(mean_of_last(curve.rounds, curve.accuracy, window) for curve in curves)
+    return tuple(mean_of_last(curve.rounds, curve.accuracy, window, curve.weights or None) for curve in curves)
 
 
 def bounds(before: Sequence[Trial], rounds: int) -> Bounds:

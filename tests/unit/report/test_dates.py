@@ -44,6 +44,9 @@ def test_a_faded_mean_is_the_formula_of_the_paper():
     values = np.array([0.5, 1.0, 0.0])
     weights = np.array([0.95**2, 0.95, 1.0])
     assert dates.faded(values)[-1] == pytest.approx(float(weights @ values / weights.sum()))
+    # Skills count by the error of the constant: after 1 and 9 the first counts 0.95 * 1.
+    skills, errors = np.array([-3.0, 0.5]), np.array([1.0, 9.0])
+    assert dates.faded(skills, errors)[-1] == pytest.approx((0.95 * -3 + 9 * 0.5) / (0.95 + 9))
 
 
 def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(record):
@@ -73,6 +76,11 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     error = sum((1 - entry["skill"]) * entry["reference"] for entry in night)
     skill = 1 - error / sum(entry["reference"] for entry in night)
     assert dates.by_cycle(run, record.view, hour)[1][0] == pytest.approx(skill)
+    errors = np.array([entry["reference"] for entry in scores])
+    worst = np.average([entry["worst_decile"] for entry in scores], weights=errors)
+    assert summary.methods[0].measures["worst_decile"].values == [pytest.approx(worst)]
+    mae = np.mean([entry["mae"] for entry in scores])
+    assert summary.methods[0].measures["mae"].values == [pytest.approx(mae)]
     for kind in ("accuracy", "by_hour"):
         label = PICTURES[kind].draw(record, summary).figure.axes[0].get_ylabel()
         assert label.startswith("skill of training clients\non the next window, %")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.types import Scores
+from fedtide.tuning.ladder import value_at
 from fedtide.tuning.trials import Curve, Trial, best_of, bounds, hopeless, late, read_trial
 
 
@@ -23,6 +26,23 @@ def test_late_accuracy_is_the_mean_of_the_window_as_a_sweep_has_it():
     curve = Curve(0, (2, 4, 6, 8), (0.0, 0.25, 0.5, 1.0))
     assert late([curve, curve], 4) == (0.75, 0.75)
     assert late([curve], 1) == (1.0,)
+
+
+def test_a_late_skill_is_that_of_all_rows_of_the_window():
+    """Errors 4 of a constant's 1 and 4.5 of 9: skills -3 and 0.5, of all these rows 1 - 8.5 / 10, not their mean -1.25.
+
+    Before them an evaluation that is not late.
+    """
+    curve = Curve(0, (2,), (0.9,), (7.0,))
+    for done, error, constant in ((4, 4.0, 1.0), (6, 4.5, 9.0)):
+        one = torch.ones(1, dtype=torch.float64)
+        sums = {"reference": torch.tensor([constant], dtype=torch.float64)}
+        curve = curve.then(done, Scores(torch.tensor([0]), one, -error * one, one, sums=sums).credited)
+    assert curve.accuracy == (0.9, -3.0, 0.5)
+    assert curve.weights == (7.0, 1.0, 9.0)
+    assert late([curve], 4) == (pytest.approx(0.15),)
+    assert value_at(7, 4, curve.rounds, curve.accuracy, curve.weights) == pytest.approx(0.15)
+    assert value_at(4, 2, curve.rounds, curve.accuracy, curve.weights) == -3.0
 
 
 def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
