@@ -27,6 +27,8 @@ from fedtide.core.explain import explained
 from fedtide.core.shapes import fields_of
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
+from fedtide.evaluate.metrics import SHIPPED
+from fedtide.learn.target import CLASSES
 
 SCALES = ("nano", "cpu", "paper")
 
@@ -333,6 +335,10 @@ def _check(experiment: Experiment, where: str) -> None:
         for said in (claim.method, *claim.rivals):
             if said not in names:
                 raise unknown(f"{where}: claim '{claim.text}': method", said, names)
+    for number, metric in enumerate(experiment.metrics):
+        if metric.kind in SHIPPED and experiment.data.target != CLASSES:
+            but = f"data.target is '{experiment.data.target.kind}'"
+            raise refused(f"{where}: metrics[{number}]", metric.kind, "metrics of your own, or classes", but)
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
         if number > last:

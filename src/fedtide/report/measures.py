@@ -8,8 +8,7 @@ from collections.abc import Callable
 from fedtide.config import Experiment
 from fedtide.core.errors import refused, unknown
 from fedtide.evaluate.measure import Measure
-from fedtide.evaluate.metrics import METRICS, NO_METRICS, SHIPPED, Unit, metrics_for
-from fedtide.learn.target import Classes
+from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, metrics_for
 
 Written = Callable[[Measure], str]
 """Format of a measure; "-" for an unknown value."""
@@ -234,9 +233,6 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     """
     own = [metric.name for metric in metrics_for(experiment.data.target.kind)]
     for place, metric in enumerate(experiment.metrics):
-        if metric.kind in SHIPPED and not isinstance(experiment.data.target, Classes):
-            but = f"data.target is '{experiment.data.target.kind}'"
-            raise refused(f"{where}: metrics[{place}]", metric.kind, "metrics of your own, or classes", but)
         for name in metric.units:
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:
                 raise refused(f"{where}: metrics[{place}].name", name, "a name that no other measure has")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedtide as ft
-from fedtide.config import from_dict, resolved
+from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.evaluate import Metric
@@ -144,9 +144,12 @@ def test_one_that_does_not_work_is_one_line(metric, said, tmp_path):
 
 
 def test_of_other_targets_than_classes_it_is_refused():
-    experiment = from_dict({"metrics": ["auc"], "data": {"target": "number"}, "method": [{"algorithm": "fedavg"}]})
+    study = {"metrics": ["auc"], "data": {"target": "number"}, "method": [{"algorithm": "fedavg"}]}
     with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'auc', but data.target is 'number'; allowed: metrics"):
-        check_measures(experiment)
+        from_dict(study)
+    swept = from_dict({**study, "data": {}, "sweep": {"data.target": ["classes", "number"]}})
+    with pytest.raises(FedtideError, match=r"sweep point 'target number': metrics\[0\]: found 'auc', but data.target"):
+        points(swept)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "swing", "rows", "accuracy_day", "cost"])
