@@ -82,7 +82,7 @@ def test_predictions_are_those_of_the_runs_evaluation(run, name):
         for client in clients.tolist():
             shard, _ = population.pool(torch.tensor([client]), trained.moment, "test")
             if len(shard):
-                right += int((trained.predict(shard.x, client).logp.argmax(1) == shard.y).sum())
+                right += int((trained.predict(shard.x, client).told.argmax(1) == shard.y).sum())
                 rows += len(shard)
         found[view] = right / rows
     last = json.loads((trained.run.folder / "rounds.jsonl").read_text().splitlines()[-1])
@@ -96,7 +96,7 @@ def test_a_model_predicts_as_the_run_does(run, name, client):
     rows = trained.rows(20)
     model = trained.model(client)
     assert not model.training
-    alone = torch.stack([trained.predict(row[None], client).logp[0] for row in rows])
+    alone = torch.stack([trained.predict(row[None], client).told[0] for row in rows])
     assert torch.allclose(model(rows).softmax(-1).double(), alone.exp().double(), atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_predict_writes_classes_and_probabilities(run, here, capsys):
     assert contents(run) == before
     with open("predictions.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    said = trained.predict(x, 2).logp
+    said = trained.predict(x, 2).told
     assert [int(line["class"]) for line in lines] == said.argmax(1).tolist()
     written_ = torch.tensor([[float(line[f"p {k}"]) for k in range(3)] for line in lines])
     assert torch.allclose(written_, said.exp(), atol=1e-5)
@@ -162,7 +162,7 @@ def test_export_writes_a_program_that_predicts_the_same(run, here):
     trained = Trained.read(run, "FedEM")
     for count in (1, 5):
         rows = trained.rows(count)
-        assert torch.allclose(program(rows).exp().double(), trained.predict(rows, 3).logp.exp().double(), atol=1e-6)
+        assert torch.allclose(program(rows).exp().double(), trained.predict(rows, 3).told.exp().double(), atol=1e-6)
 
 
 @pytest.mark.thorough
@@ -269,7 +269,7 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     x = trained.host.population.rows.x[:8]
     with open("predictions.csv", encoding="utf-8") as file:
         found = [float(line["p yes"]) for line in csv.DictReader(file)]
-    assert found == pytest.approx(trained.predict(x).logp.exp()[:, 1].tolist(), abs=1e-5)
+    assert found == pytest.approx(trained.predict(x).told.exp()[:, 1].tolist(), abs=1e-5)
     assert done_.trained("A", 0).model()(x).shape == (8, 2)
 
 
@@ -292,4 +292,4 @@ def test_pictures_are_read_as_bytes(here):
     with open("new.npz.out.csv", encoding="utf-8") as file:
         found = [int(line["class"]) for line in csv.DictReader(file)]
     seen = torch.from_numpy(x[:5, None]).float() / 255
-    assert found == trained.predict(seen).logp.argmax(1).tolist()
+    assert found == trained.predict(seen).told.argmax(1).tolist()

@@ -142,7 +142,7 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
             algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner)
             for share in (0.0, 1.0, 0.4)
         ]
-        p, q, mixed = (each.logp.exp()[places, val.y] for each in told)
+        p, q, mixed = (each.told.exp()[places, val.y] for each in told)
         torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
     assert run.steps[3].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
@@ -161,7 +161,7 @@ def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inferen
         val = population.shard(client, moment, "val")
         owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
         told = [
-            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], val.x, owner).logp
+            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], val.x, owner).told
             for share in (0.0, 1.0)
         ]
         p, q = (each.exp()[places, val.y] for each in told)
@@ -180,12 +180,12 @@ def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_besid
         run.host.algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], x, owner)
         for share in (0.0, 1.0)
     ]
-    torch.testing.assert_close(found.logp.exp(), 0.7 * apart[0].logp.exp() + 0.3 * apart[1].logp.exp())
+    torch.testing.assert_close(found.told.exp(), 0.7 * apart[0].told.exp() + 0.3 * apart[1].told.exp())
     assert found.weights.shape == (6, 3)
     torch.testing.assert_close(found.weights.sum(1), torch.ones(6).double())
     assert found.weights[:, 2].tolist() == pytest.approx([0.3] * 6)
-    assert torch.equal(found.others["components"], apart[0].logp.argmax(1))
-    assert torch.equal(found.others["anchor"], apart[1].logp.argmax(1))
+    assert torch.equal(found.others["components"], apart[0].told.argmax(1))
+    assert torch.equal(found.others["anchor"], apart[1].told.argmax(1))
 
 
 MIXTURES = {"pfedem": {"features": "frozen", "gaussian_init": "random"}, "fedem": {}}

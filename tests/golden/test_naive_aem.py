@@ -315,7 +315,7 @@ def agree(way, rounds, data=DATA):
         x, y = population.fetch(ids, torch.full_like(owner, client), moment)
         shard, key = population.shard(client, moment), Rng(0).at(moment.round, client, "adapt")
         p, took = personal(way, models, shard, key, x.double(), {"kind": "mlp", "hidden": [5]})
-        found = algorithm.predict(payload, [made[key]], x, torch.zeros(len(x), dtype=torch.int64)).logp
+        found = algorithm.predict(payload, [made[key]], x, torch.zeros(len(x), dtype=torch.int64)).told
         close(found, p.log(), f"client {client}")
         close(judged.loss[place], -p[torch.arange(len(y)), y].log().sum(), f"loss of client {client}")
         assert int(judged.correct[place]) == int((p.argmax(1) == y).sum())

@@ -180,7 +180,7 @@ def test_naive_predictions_of_pfedem_agree(inference):
             "global": pi,
         }
         ways = {name: sum(w[k] * probabilities(models[k], row) for k in range(2)) for name, w in weights.items()}
-        close(found.logp[s].exp().numpy(), ways[inference], f"row {s}")
+        close(found.told[s].exp().numpy(), ways[inference], f"row {s}")
         close(found.weights[s].numpy(), weights[inference], f"weights of row {s}")
         assert {name: int(found.others[name][s]) for name in found.others} == {
             name: int(p.argmax()) for name, p in ways.items() if name != inference
@@ -204,6 +204,6 @@ def test_naive_predictions_of_fedgmm_agree():
         weights = joint.sum(0) / joint.sum()
         close(found.weights[s].numpy(), weights, f"weights of row {s}")
         close(
-            found.logp[s].exp().numpy(), sum(weights[k] * probabilities(models[k], row) for k in range(2)), f"row {s}"
+            found.told[s].exp().numpy(), sum(weights[k] * probabilities(models[k], row) for k in range(2)), f"row {s}"
         )
         close(found.density[s].exp().numpy(), joint.sum(), f"density of row {s}")

@@ -50,7 +50,7 @@ def test_one_without_labeled_rows_is_judged_by_a_model_that_nobody_has_trained()
     x, owner = torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
     made = run.host.algorithm.predict(payload, [None], x, owner)
     plain = played(toy("fedavg"), rounds=1).host.algorithm.predict(run.state.weights, [None], x, owner)
-    torch.testing.assert_close(made.logp, plain.logp.double())
+    torch.testing.assert_close(made.told, plain.told.double())
     assert made.choice is None
 
 

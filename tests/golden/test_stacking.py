@@ -74,7 +74,7 @@ def test_a_mixture_by_hand():
     found = Stacking().predict(nets, models, kept, val.x)
     w = kept["weights"]
     mixed = 0.9 * (w[0] + w[3]) + 0.2 * w[1] + float(p[0]) * w[2]
-    torch.testing.assert_close(found.logp.exp()[:, 0], mixed.expand(4), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found.told.exp()[:, 0], mixed.expand(4), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(found.weights, torch.stack([w[2] + w[3], w[0], w[1]]).expand(4, -1))
     assert found.choice.tolist() == [int(found.weights[0].argmax())] * 4
 
@@ -87,7 +87,7 @@ def test_without_validation_rows_it_is_the_choice_by_training_rows():
     assert kept["weights"].tolist() == [0, 1]
     assert kept["private"] == []
     found = Stacking().predict(nets, models, kept, shard.x)
-    torch.testing.assert_close(found.logp.exp(), torch.tensor([[0.2, 0.8]]).double().expand(3, -1))
+    torch.testing.assert_close(found.told.exp(), torch.tensor([[0.2, 0.8]]).double().expand(3, -1))
     assert found.weights.tolist() == [[0, 0, 1]] * 3
     assert found.choice.tolist() == [2] * 3
     assert Stacking().fit(nets, models, shard.pick(slice(0, 0)), Moment(0, 1), Rng(0)) is None
@@ -104,7 +104,7 @@ def test_a_model_that_says_nothing_finite_gets_no_weight():
     shard = replace(val, fetch_val=lambda: val)
     kept = Stacking().fit(nets, models, shard, Moment(0, 1), Rng(0))
     assert kept["weights"][0] == 0
-    assert bool(Stacking().predict(nets, models, kept, val.x).logp.isfinite().all())
+    assert bool(Stacking().predict(nets, models, kept, val.x).told.isfinite().all())
 
 
 def test_weights_of_a_federations_clients_sum_to_their_rows():

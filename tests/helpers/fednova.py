@@ -72,6 +72,6 @@ def fednova(
 
     def predict(payload, memories, x, owner):
         p = task.predict(payload, memories, x, owner)
-        return replace(p, logp=p.logp - p.logp.mean(0)) if fault == "mixing" else p
+        return replace(p, told=p.told - p.told.mean(0)) if fault == "mixing" else p
 
     return Algorithm("fednova", init, {"train": train}, round, shared_weights, predict)

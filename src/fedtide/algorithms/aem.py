@@ -348,7 +348,7 @@ def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) ->
     if found.weights is not None:
         weights = torch.zeros(len(found.choice), clusters + own, dtype=torch.float64)
         weights[:, places] = found.weights
-    return Prediction(found.logp, places[found.choice], weights)
+    return Prediction(found.told, places[found.choice], weights)
 
 
 def freeze_stale(before: State, after: State, patience: int) -> State:

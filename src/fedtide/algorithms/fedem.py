@@ -179,8 +179,8 @@ def fedem(
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        logp, _ = blend_branches(task, payload["weights"], x, pi)
-        return Prediction(logp, pi.argmax(1), pi)
+        told, _ = blend_branches(task, payload["weights"], x, pi)
+        return Prediction(told, pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     models = components if component_layer == WHOLE else 1

@@ -229,8 +229,8 @@ def fedgmm(
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
         shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
-        logp, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
-        return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
+        told, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
+        return Prediction(told, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))

@@ -76,7 +76,7 @@ def local_only(
         return state, {"trained": len(fleet.ask("train", fleet.reachable, {}).clients)}
 
     def predict(payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).logp)
+        return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).told)
 
     return Algorithm(
         "local", init, {"train": train}, round, shared_weights, predict, adapt=train, keeps=1,

@@ -248,8 +248,8 @@ def pfedem(
         models = receive_models(payload["models"])
         shares, others, density = weigh(payload, memories, extract(models[0], x), owner)
         joined = join_models(models, component_layer)
-        logp, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
-        return Prediction(logp, shares.argmax(1), shares, labels, density)
+        told, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
+        return Prediction(told, shares.argmax(1), shares, labels, density)
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}

@@ -222,8 +222,8 @@ class Prediction:
     """Predictions for some rows.
 
     Args:
-        logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes); of other targets what they tell
-            of each row (rows, width), as a number in the units of the data (`fedtide.learn.target`).
+        told: what is said of each row, see `Target.told`: (rows, classes) log-probabilities, of sequences (rows, steps,
+            classes); of other targets (rows, width), such as a number in the units of the data.
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
         others: by name, the labels (rows,) that other ways to put the same models together would predict, to be
@@ -231,7 +231,7 @@ class Prediction:
         density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 
-    logp: Tensor
+    told: Tensor
     choice: Tensor | None = None
     weights: Tensor | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def predict_at_node(home: Path, path: Path, out: Path, client: int | None = None
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
     node, judged = node_of(told), Judged.read(home / "judged")
     said = node.predict(judged, client, x)
-    write_table(out, said.logp, _classes(ticket))
+    write_table(out, said.told, _classes(ticket))
     return Predicted(ticket.node, client, judged.header["moment"]["round"], len(x))
 
 

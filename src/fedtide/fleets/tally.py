@@ -69,22 +69,22 @@ class Tally:
 
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
-        logp, choice, weights, target = prediction.logp, prediction.choice, prediction.weights, self.target
-        right = target.right(target.says(logp), y)
+        told, choice, weights, target = prediction.told, prediction.choice, prediction.weights, self.target
+        right = target.right(target.says(told), y)
         if target == CLASSES:
-            right = right.masked_fill(logp.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
+            right = right.masked_fill(told.isnan().any(-1), 0.0)  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
         self.rows.index_add_(0, owner, rows)
         self.correct.index_add_(0, owner, _per_row(right, scored))
-        self.loss.index_add_(0, owner, _per_row(target.losses(logp, y).double(), scored))
+        self.loss.index_add_(0, owner, _per_row(target.losses(told, y).double(), scored))
         for name, other in prediction.others.items():
             correct = _per_row(target.right(other, y), scored)
             self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
-        for name, summed in target.sums(logp, y).items():
+        for name, summed in target.sums(told, y).items():
             known = self.sums.setdefault(name, summed.new_zeros(len(self.rows), *summed.shape[1:]))
             known.index_add_(0, owner, summed)
         for name in self.wanted:
-            counted = POOLED[name](*_flat(logp, y, scored))
+            counted = POOLED[name](*_flat(told, y, scored))
             self.pooled[name] = self.pooled[name] + counted if name in self.pooled else counted
         if prediction.density is not None:
             self.density = torch.zeros_like(self.rows) if self.density is None else self.density
@@ -109,9 +109,9 @@ def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
     return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
 
 
-def _flat(logp: Tensor, y: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
+def _flat(told: Tensor, y: Tensor, scored: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return predictions (rows, classes) and labels (rows,) of rows, or of those steps of sequences that are scored."""
-    flat, labels = logp.reshape(-1, logp.shape[-1]), y.reshape(-1)
+    flat, labels = told.reshape(-1, told.shape[-1]), y.reshape(-1)
     return (flat, labels) if scored is None else (flat[scored.reshape(-1)], labels[scored.reshape(-1)])
 
 

@@ -149,7 +149,7 @@ def loss_question(algorithm: Algorithm, target: Target) -> Work:
         made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
         kept = memory if made is None or made.memory is None else made.memory
         owner = torch.zeros(len(shard), dtype=torch.int64)
-        losses = target.losses(algorithm.predict(payload, [kept], shard.x, owner).logp, shard.y).double()
+        losses = target.losses(algorithm.predict(payload, [kept], shard.x, owner).told, shard.y).double()
         losses = losses if shard.mask is None else losses[shard.mask]
         return Answer({}, {"loss": losses.mean().reshape(1)})
 

@@ -135,7 +135,7 @@ class Anchoring:
         total = {"anchor": Weighted(detached(made[0]), client_weight(shard, self.weighting))}
         val = shard.val
         if val is not None and len(val):
-            own = predict(payload, [memory], val.x, torch.zeros(len(val), dtype=torch.int64)).logp
+            own = predict(payload, [memory], val.x, torch.zeros(len(val), dtype=torch.int64)).told
             anchor = self.task.told(weights, val.x, double=True)
             total["likelihoods"] = likelihoods_of(own, anchor, val, self.task.target)
         return total
@@ -173,9 +173,9 @@ class Anchoring:
                 last = torch.full((len(x), 1), share, dtype=torch.float64)
                 weights = torch.cat([weights * (1 - share), last], 1)
                 choice = weights.argmax(1)
-            labels = {**found.others, "components": says(found.logp), "anchor": says(other)}
-            logp = mix(found.logp.double(), other, share, self.task.target)
-            return replace(found, logp=logp, choice=choice, weights=weights, others=labels)
+            labels = {**found.others, "components": says(found.told), "anchor": says(other)}
+            told = mix(found.told.double(), other, share, self.task.target)
+            return replace(found, told=told, choice=choice, weights=weights, others=labels)
 
         return mixing if self.on else predict
 
@@ -189,35 +189,35 @@ class Anchoring:
         return lambda rows: (own or once)(rows) + self.on * once(rows)
 
 
-def mix(logp: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) -> Tensor:
+def mix(own: Tensor, anchor: Tensor, share: float, target: Target = CLASSES) -> Tensor:
     """Return log((1 - share) p + share p_anchor), or what a target makes of both; at share 0 or 1 one, unchanged.
 
     >>> mix(torch.tensor([0.2]).log(), torch.tensor([0.6]).log(), 0.5).exp()
     tensor([0.4000])
     """
     if share in (0.0, 1.0):
-        return anchor if share else logp
-    parts = torch.stack([logp, anchor])
-    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * logp.dim()))
+        return anchor if share else own
+    parts = torch.stack([own, anchor])
+    return target.mixed(parts, torch.tensor([1 - share, share]).log().to(parts).reshape(-1, *[1] * own.dim()))
 
 
-def likelihoods_of(logp: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
+def likelihoods_of(own: Tensor, anchor: Tensor, val: Shard, target: Target = CLASSES) -> Weighted:
     """Return the mean log-likelihood (11,) of a client's validation labels at each of `WEIGHTS`.
 
     Of other targets it is minus the plain loss of what the mixture tells.
 
     Args:
-        logp: log-probabilities of the mixture without the anchor (rows, ..., classes).
-        anchor: those of the anchor.
+        own: what the mixture tells without the anchor: log-probabilities (rows, ..., classes).
+        anchor: what the anchor tells.
         val: the samples.
         target: what rows are labeled with.
     """
     if target != CLASSES:
-        blends = (mix(logp.double(), anchor, share, target) for share in WEIGHTS.tolist())
+        blends = (mix(own.double(), anchor, share, target) for share in WEIGHTS.tolist())
         found = torch.stack([-target.losses(blend, val.y).double() for blend in blends])
     else:
-        told = [-target.losses(each, val.y).double() for each in (logp, anchor)]
-        ours, theirs = (each if val.mask is None else each[val.mask] for each in told)
+        each_row = [-target.losses(told, val.y).double() for told in (own, anchor)]
+        ours, theirs = (rows if val.mask is None else rows[val.mask] for rows in each_row)
         found = torch.stack([mix(ours.flatten(), theirs.flatten(), share) for share in WEIGHTS.tolist()])
     rows = found.shape[1]
     return Weighted(found.nan_to_num(nan=LEAST).clamp(min=LEAST).sum(1) / max(rows, 1), rows)

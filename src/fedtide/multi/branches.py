@@ -280,10 +280,10 @@ def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
 
 def predict_chosen(logits: Tensor, choice: Tensor, target: Target = CLASSES) -> Prediction:
     """Predict each row by its chosen branch (rows,)."""
-    logp, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
+    told, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
-        logp[rows] = target.told(logits[choice[rows], place[rows]])
-    return Prediction(logp, choice)
+        told[rows] = target.told(logits[choice[rows], place[rows]])
+    return Prediction(told, choice)
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:

@@ -565,13 +565,13 @@ def predict_by_cluster(task: Task) -> Any:
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         found = [payload["usual"] if memory is None else memory.get("found", payload["usual"]) for memory in memories]
         own = torch.tensor([int(k) for k in found])[owner]
-        logp: Tensor | None = None
+        told: Tensor | None = None
         for k in own.unique().tolist():
             rows = own == k
             made = task.told(payload["models"][k], x[rows])
-            logp = made.new_empty(len(x), *made.shape[1:]) if logp is None else logp
-            logp[rows] = made
-        assert logp is not None
-        return Prediction(logp, payload["numbers"][own] if "numbers" in payload else own)
+            told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
+            told[rows] = made
+        assert told is not None
+        return Prediction(told, payload["numbers"][own] if "numbers" in payload else own)
 
     return predict

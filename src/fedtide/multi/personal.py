@@ -221,18 +221,18 @@ def predict_personal(
             made = Choice().predict(nets, models, {"model": usual}, x[rows])
             if personal.own_expert:  # without a local expert, all weight is on one of the others
                 choice = torch.full((len(rows),), usual + 1)
-                made = Prediction(made.logp, choice, F.one_hot(choice, len(models) + 1).double())
+                made = Prediction(made.told, choice, F.one_hot(choice, len(models) + 1).double())
         else:
             made = personal.predict(nets, models, kept, x[rows])
         parts.append(made)
         places.append(rows)
     order = torch.cat(places).argsort()
-    logp = torch.cat([part.logp.double() for part in parts])[order]
+    told = torch.cat([part.told.double() for part in parts])[order]
     if not personal.chooses:
-        return Prediction(logp)
+        return Prediction(told)
     choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
     weights = [part.weights for part in parts if part.weights is not None]
-    return Prediction(logp, choice, torch.cat(weights)[order] if weights else None)
+    return Prediction(told, choice, torch.cat(weights)[order] if weights else None)
 
 
 def by_own_weights(task: Task, key: str) -> Any:
@@ -244,11 +244,11 @@ def by_own_weights(task: Task, key: str) -> Any:
     """
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
-        logp = task.predict(payload, memories, x, owner).logp
+        told = task.predict(payload, memories, x, owner).told
         for place, memory in enumerate(memories):
             if memory is not None:
                 rows = owner == place
-                logp[rows] = task.predict(memory[key], (), x[rows], owner[rows]).logp
-        return Prediction(logp)
+                told[rows] = task.predict(memory[key], (), x[rows], owner[rows]).told
+        return Prediction(told)
 
     return predict

@@ -24,7 +24,7 @@ from fedtide.core.types import Weights
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.predict import names_of_classes
-from fedtide.runs.trained import Trained, agrees, module_of
+from fedtide.runs.trained import Trained, agree, module_of
 
 Format = Literal["safetensors", "onnx", "torch-export"]
 """Kind of a file: weights by name, or a program with its weights for ONNX or `torch.export.load`."""
@@ -96,7 +96,7 @@ def export(model: Model, out: Path, format: Format) -> str:
         try:
             with _quiet():
                 found = (_torch_export if format == "torch-export" else _onnx)(program, rows, named, about)
-            if not agrees(model.task, found, said):
+            if not agree(model.task, found, said):
                 raise FedtideError(f"--format: what {format} makes of this model predicts otherwise; allowed: another")
             named.replace(file)
         finally:

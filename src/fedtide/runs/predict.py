@@ -56,9 +56,9 @@ def predict_file(
         said = trained.predict(x, client)
     target = trained.host.population.target
     if target == CLASSES:
-        write_table(out, said.logp, names_of_classes(trained))
+        write_table(out, said.told, names_of_classes(trained))
     else:
-        write_text(out, table_of(target.columns(said.logp)))
+        write_text(out, table_of(target.columns(said.told)))
     return len(x)
 
 

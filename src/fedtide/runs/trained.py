@@ -235,18 +235,18 @@ def mixed(
     tries = [[(found, 1.0)] for found in (*networks_in(memory, like), *shared)]
     if task.target == CLASSES and said.weights is not None and len(shared) == said.weights.shape[1]:
         tries.append(list(zip(shared, said.weights.double().mean(0).tolist(), strict=True)))
-    return next((parts for parts in tries if agrees(task, module_of(task, parts)(rows), said.logp)), None)
+    told = ((parts, task.target.told(module_of(task, parts)(rows))) for parts in tries)
+    return next((parts for parts, each in told if agree(task, each, said.told)), None)
 
 
-def agrees(task: Task, logits: Tensor, logp: Tensor) -> bool:
-    """Tell whether logits, and log-probabilities, are those of the same model, computed in another order.
+def agree(task: Task, ours: Tensor, theirs: Tensor) -> bool:
+    """Tell whether the same model said both, computed in another order: log-probabilities, or what other targets tell.
 
-    Of other targets, whether outputs say what was told, up to a ten-thousandth of its largest size.
+    Of other targets up to a ten-thousandth of the largest size.
     """
     if task.target != CLASSES:
-        told = task.target.told(logits)
-        return bool((told - logp).abs().max() <= (0.02 if task.bfloat else 1e-4) * logp.abs().max())
-    far = (logits.log_softmax(-1).double().exp() - logp.double().exp()).abs().max()
+        return bool((ours - theirs).abs().max() <= (0.02 if task.bfloat else 1e-4) * theirs.abs().max())
+    far = (ours.double().exp() - theirs.double().exp()).abs().max()
     return bool(far <= (0.02 if task.bfloat else TOLERANCE))
 
 

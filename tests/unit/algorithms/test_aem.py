@@ -89,8 +89,8 @@ def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
         gate["head.bias"].copy_(torch.tensor([-1e9, 0.0]))
         rows, owner = population.pooled(torch.tensor([client]), moment, "test")
         x, y = population.fetch(rows, torch.full_like(owner, client), moment)
-        found = ours.host.algorithm.predict(payload, [kept], x, owner).logp
-        expected = theirs.host.algorithm.predict(plain, [None], x, owner).logp
+        found = ours.host.algorithm.predict(payload, [kept], x, owner).told
+        expected = theirs.host.algorithm.predict(plain, [None], x, owner).told
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         judged += int((found.argmax(1) == y).sum())
     assert judged == int(theirs.fleet.score(plain, population.clients).correct.sum())
@@ -193,10 +193,10 @@ def test_every_client_is_predicted_in_its_own_way():
     whole = algorithm.predict(payload, memories, x, owner)
     one = torch.tensor([0])
     alone = [algorithm.predict(payload, [memories[o]], x[i : i + 1], one) for i, o in enumerate(owner.tolist())]
-    torch.testing.assert_close(whole.logp, torch.cat([each.logp for each in alone]))
+    torch.testing.assert_close(whole.told, torch.cat([each.told for each in alone]))
     assert whole.choice.tolist() == [int(each.choice[0]) for each in alone]
     assert Counter(owner.tolist()) == {0: 3, 1: 2, 2: 2}
-    assert math.isclose(float(whole.logp.exp().sum(1)[0]), 1.0, rel_tol=1e-9)
+    assert math.isclose(float(whole.told.exp().sum(1)[0]), 1.0, rel_tol=1e-9)
 
 
 def test_experts_are_called_by_their_models_though_some_were_not_sent():

@@ -310,7 +310,7 @@ def test_vanilla_averages_logits_in_training_and_at_inference():
     net.load_state_dict(run.state.weights.params)
     with torch.no_grad():
         logits, _ = net.model(x)
-    torch.testing.assert_close(made.logp, F.log_softmax((logits[0] + logits[1]) / 2, -1))
+    torch.testing.assert_close(made.told, F.log_softmax((logits[0] + logits[1]) / 2, -1))
     assert made.choice is None
     # In training too: both heads get the same gradient, so they keep their distance under plain SGD.
     run = played(toy("vanilla", {"server": {"kind": "sgd"}}, precision="fp64"))
@@ -336,7 +336,7 @@ def test_the_more_certain_branch_of_vanilla_may_answer(per):
     if per == "client":
         chosen = torch.stack([sure[:, owner == i].mean(1).argmax() for i in range(3)])[owner]
     assert torch.equal(made.choice, chosen)
-    torch.testing.assert_close(made.logp, F.log_softmax(logits[chosen, torch.arange(20)], -1))
+    torch.testing.assert_close(made.told, F.log_softmax(logits[chosen, torch.arange(20)], -1))
     plain = played(toy("vanilla", rounds=2))
     assert same(plain.state.weights.params, run.state.weights.params)
 
@@ -522,7 +522,7 @@ def test_a_blend_weighs_probabilities():
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     pi = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]).double()[owner]
     expected = (pi.T[:, :, None] * F.softmax(logits, -1)).sum(0)
-    torch.testing.assert_close(made.logp.exp(), expected)
+    torch.testing.assert_close(made.told.exp(), expected)
     torch.testing.assert_close(made.weights, pi)
     assert made.choice.tolist() == pi.argmax(1).tolist()
 

@@ -280,7 +280,7 @@ def test_the_other_names_and_half_a_period_later_give_the_mirrored_result(kind, 
         torch.testing.assert_close(getattr(theirs, part), getattr(ours, part), rtol=1e-9, atol=1e-9)
     assert torch.equal(theirs.started, ours.started)
     assert torch.equal(predictions[0].choice, 1 - predictions[1].choice)
-    torch.testing.assert_close(predictions[0].logp, predictions[1].logp, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(predictions[0].told, predictions[1].told, rtol=1e-8, atol=1e-8)
 
 
 # -- 6. day and night --------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_constant_features_leave_everything_finite(update, level):
     assert (payload["var"] >= 1e-6).all()
     assert not run.state.var.all()
     made = run.host.algorithm.predict(payload, [None], rows.x[:7], torch.zeros(7, dtype=torch.int64))
-    assert all_finite(made.logp)
+    assert all_finite(made.told)
 
 
 # -- 10. a drawn branch ------------------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ def test_all_rows_of_an_owner_choose_together_with_uniform_shares():
     for i in range(6):
         k = int(gamma[owner == i].mean(0).argmax())
         assert made.choice[owner == i].unique().tolist() == [k]
-        torch.testing.assert_close(made.logp[owner == i], logits[k, owner == i].log_softmax(-1))
+        torch.testing.assert_close(made.told[owner == i], logits[k, owner == i].log_softmax(-1))
     alone = algorithm.predict(payload, [None] * 30, x, torch.arange(30))
     assert torch.equal(alone.choice, gamma.argmax(1))
     assert len(alone.choice.unique()) == 2

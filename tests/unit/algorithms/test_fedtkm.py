@@ -411,5 +411,5 @@ def test_at_inference_owners_choose_by_distance_and_alpha_only_where_it_is_wante
         else:
             k = 0 if (mine[:, 0] < mine[:, 1]).sum() > 2 else 1
         assert made.choice[owner == i].unique().tolist() == [k]
-        torch.testing.assert_close(made.logp[owner == i], logits[k, owner == i].log_softmax(-1))
+        torch.testing.assert_close(made.told[owner == i], logits[k, owner == i].log_softmax(-1))
     assert len(made.choice.unique()) == 2

@@ -77,10 +77,10 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
     usual = int(payload["usual"])
     assert found.choice.tolist() == [1, 0, 1, usual, 0, usual]
     alone = [
-        algorithm.predict(payload, [memories[int(o)]], x[i : i + 1], torch.tensor([0])).logp
+        algorithm.predict(payload, [memories[int(o)]], x[i : i + 1], torch.tensor([0])).told
         for i, o in enumerate(owner)
     ]
-    torch.testing.assert_close(found.logp, torch.cat(alone))
+    torch.testing.assert_close(found.told, torch.cat(alone))
 
 
 @pytest.mark.parametrize(("options", "said"), [

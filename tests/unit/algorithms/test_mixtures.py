@@ -223,10 +223,10 @@ def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
     x = run.host.population.rows.x[:30]
     found = run.host.algorithm.predict(payload, [None], x, torch.zeros(30, dtype=torch.int64))
     assert set(found.others) == {"posterior", "uniform", "global"}
-    torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(30, dtype=torch.float64))
+    torch.testing.assert_close(found.told.exp().sum(1), torch.ones(30, dtype=torch.float64))
     torch.testing.assert_close(found.weights.sum(1), torch.ones(30, dtype=torch.float64))
     assert found.density.shape == (30,)
-    assert torch.equal(found.logp.argmax(1), found.others["global"])  # a client that knows nothing of itself
+    assert torch.equal(found.told.argmax(1), found.others["global"])  # a client that knows nothing of itself
 
 
 def test_a_client_keeps_its_shares_only_where_it_should():

@@ -250,7 +250,7 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
         if hasattr(ours, part):
             torch.testing.assert_close(getattr(theirs, part), getattr(ours, part), rtol=1e-9, atol=1e-9)
     assert torch.equal(torch.tensor(TURN)[predictions[0].choice], predictions[1].choice)
-    torch.testing.assert_close(predictions[0].logp, predictions[1].logp, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(predictions[0].told, predictions[1].told, rtol=1e-8, atol=1e-8)
 
 
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_other_names_of_three_components_rename_a_clients_answer():
         algorithm.predict({"weights": received}, [{"pi": mine}], shard.x, torch.zeros(9).long())
         for received, mine in ((weights, blend), (branches_relabeled(weights, TURN), blend[back]))
     )
-    torch.testing.assert_close(other.logp, made.logp, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(other.told, made.told, rtol=1e-12, atol=1e-14)
     assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])
 
 

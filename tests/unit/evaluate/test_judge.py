@@ -147,7 +147,7 @@ def test_the_received_model_is_judged_on_the_participants_own_training_rows():
     right, loss, rows = 0, 0.0, 0
     for client in clients.tolist():
         shard = population.shard(client, run.fleet.moment)
-        logp = task.predict(run.state.weights, [None], shard.x, torch.zeros(len(shard), dtype=torch.int64)).logp
+        logp = task.predict(run.state.weights, [None], shard.x, torch.zeros(len(shard), dtype=torch.int64)).told
         right += int((logp.argmax(-1) == shard.y).sum())
         loss -= float(logp.gather(1, shard.y[:, None]).sum())
         rows += len(shard)

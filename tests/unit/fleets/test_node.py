@@ -338,7 +338,7 @@ def test_a_node_predicts_as_it_was_judged(name, tmp_path):
             rows, _ = made.population.pool(torch.tensor([client]), fleet.moment, "test")
             if not len(rows):
                 continue
-            hits += int((node.predict(judged, client, rows.x).logp.argmax(1) == rows.y).sum())
+            hits += int((node.predict(judged, client, rows.x).told.argmax(1) == rows.y).sum())
     assert hits == int(scores.correct.sum())
 
 

@@ -321,7 +321,7 @@ def test_every_row_is_predicted_by_its_branch():
     made = predict_chosen(logits, choice)
     assert torch.equal(made.choice, choice)
     for b, k in enumerate(choice.tolist()):
-        torch.testing.assert_close(made.logp[b], F.log_softmax(logits[k, b], -1))
+        torch.testing.assert_close(made.told[b], F.log_softmax(logits[k, b], -1))
 
 
 # -- the server's step -------------------------------------------------------------------------------------------------

@@ -65,27 +65,27 @@ def test_a_gate_that_trusts_one_expert_gives_exactly_its_prediction(expert):
     gate[expert] = 0.0
     kept = kept_of(gate)
     found = STILL.predict(NETS, MODELS, kept, X)
-    torch.testing.assert_close(found.logp, log_p([kept["own"], *MODELS][expert]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.told, log_p([kept["own"], *MODELS][expert]), rtol=1e-12, atol=1e-12)
     assert found.choice.unique().tolist() == [expert]
 
 
 def test_an_even_gate_is_the_ensemble_of_probabilities():
     kept = kept_of([0.0, 0.0, 0.0])
-    found = STILL.predict(NETS, MODELS, kept, X).logp
-    torch.testing.assert_close(found, Ensemble().predict(NETS, MODELS, {"own": kept["own"]}, X).logp)
+    found = STILL.predict(NETS, MODELS, kept, X).told
+    torch.testing.assert_close(found, Ensemble().predict(NETS, MODELS, {"own": kept["own"]}, X).told)
     by_hand = sum(log_p(w).exp() for w in [kept["own"], *MODELS]) / 3
     torch.testing.assert_close(found.exp(), by_hand)
 
 
 def test_probabilities_of_a_mixture_sum_to_one_and_weights_too():
     found = STILL.predict(NETS, MODELS, kept_of([0.3, -2.0, 1.0]), X)
-    torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
+    torch.testing.assert_close(found.told.exp().sum(1), torch.ones(12, dtype=torch.float64))
     torch.testing.assert_close(found.weights.sum(1), torch.ones(12, dtype=torch.float64))
 
 
 def test_an_ensemble_of_logits_is_the_softmax_of_their_sum():
     own = TASK.init(Rng(9))
-    found = Ensemble(of="logits").predict(NETS, MODELS, {"own": own}, X).logp
+    found = Ensemble(of="logits").predict(NETS, MODELS, {"own": own}, X).told
     expected = F.log_softmax(sum(TASK.logits(w, X) for w in [own, *MODELS]), -1)
     torch.testing.assert_close(found, expected)
 
@@ -109,7 +109,7 @@ def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_
     kept = made.fit(NETS, MODELS, rows, NOW, KEY)
     assert same(before, MODELS)
     assert set(kept) == {"own", "gate"}
-    mixed = made.predict(NETS, MODELS, kept, X).logp
+    mixed = made.predict(NETS, MODELS, kept, X).told
     loss = float(F.nll_loss(mixed, rows.y))
     assert loss <= min(float(F.nll_loss(log_p(w), rows.y)) for w in [kept["own"], *MODELS]) + 1e-3
 
@@ -125,15 +125,15 @@ def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
     kept = made.fit(NETS, models, rows, NOW, KEY)
     assert all_finite(kept)
     found = made.predict(NETS, models, kept, X)
-    assert found.logp.isfinite().all()
-    torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
+    assert found.told.isfinite().all()
+    torch.testing.assert_close(found.told.exp().sum(1), torch.ones(12, dtype=torch.float64))
 
 
 def test_tuning_is_no_worse_on_training_rows_than_the_best_expert():
     solver = LocalTrainer(lr=0.02, epochs=150, batch_size=0, optimizer="adamw")
     made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(val=0)
     own = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
-    mixed = made.predict(NETS, MODELS, made.fit(NETS, MODELS, rows, NOW, KEY), X).logp
+    mixed = made.predict(NETS, MODELS, made.fit(NETS, MODELS, rows, NOW, KEY), X).told
     assert float(F.nll_loss(mixed, rows.y)) < min(float(F.nll_loss(log_p(w), rows.y)) for w in [own, *MODELS])
 
 
@@ -144,8 +144,8 @@ def test_tuned_experts_are_the_clients_own():
     assert same(before, MODELS)
     gate, *experts = split_networks(kept["mixture"], 4)
     assert not any(same(tuned, model) for tuned, model in zip(experts[1:], MODELS, strict=True))
-    still = Mixture(gate=Linear()).predict(NETS, experts[1:], {"own": experts[0], "gate": gate}, X).logp
-    torch.testing.assert_close(made.predict(NETS, MODELS, kept, X).logp, still)
+    still = Mixture(gate=Linear()).predict(NETS, experts[1:], {"own": experts[0], "gate": gate}, X).told
+    torch.testing.assert_close(made.predict(NETS, MODELS, kept, X).told, still)
 
 
 def test_gate_and_experts_as_one_network_are_what_they_are_apart():
@@ -153,7 +153,7 @@ def test_gate_and_experts_as_one_network_are_what_they_are_apart():
     together = merge_networks(
         {"gate": kept["gate"], "experts.0": kept["own"], "experts.1": MODELS[0], "experts.2": MODELS[1]}
     )
-    torch.testing.assert_close(whole.logits(together, X), STILL.predict(NETS, MODELS, kept, X).logp)
+    torch.testing.assert_close(whole.logits(together, X), STILL.predict(NETS, MODELS, kept, X).told)
     assert same(split_networks(together, 4), [kept["gate"], kept["own"], *MODELS])
 
 
@@ -180,7 +180,7 @@ def test_a_network_of_its_own_has_as_many_classes():
     own = NETS.of(MLP(hidden=(5,)))
     assert own.logits(own.init(Rng(0)), X).shape == (12, 4)
     kept = Alone(solver=FEW, model=MLP(hidden=(5,))).fit(NETS, MODELS, shard(), NOW, KEY)
-    assert Alone(model=MLP(hidden=(5,))).predict(NETS, MODELS, kept, X).logp.shape == (12, 4)
+    assert Alone(model=MLP(hidden=(5,))).predict(NETS, MODELS, kept, X).told.shape == (12, 4)
     with pytest.raises(FedtideError, match=r"^Task\.example: found None"):
         Networks(Task(lambda: nn.Linear(3, 2))).of(MLP())
 

@@ -209,7 +209,7 @@ def test_any_number_of_rows_is_judged(rows):
 def test_predictions_are_normalized_log_probabilities():
     task = Task(lambda: nn.Linear(2, 3), dtype=torch.float64)
     prediction = task.predict(task.init(Rng(0)), [None], torch.randn(7, 2), torch.zeros(7, dtype=torch.int64))
-    torch.testing.assert_close(prediction.logp.exp().sum(-1), torch.ones(7, dtype=torch.float64))
+    torch.testing.assert_close(prediction.told.exp().sum(-1), torch.ones(7, dtype=torch.float64))
     assert prediction.choice is None
 
 

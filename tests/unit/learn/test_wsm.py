@@ -224,7 +224,7 @@ def test_decisions_and_predictions_use_plain_cross_entropy():
     two = [with_branches(task, WHOLE, 2) for task in (plain, weighted)]
     assert torch.equal(*(losses_of(task, two[0].init(Rng(0)), held) for task in two))
     owner = torch.zeros(4, dtype=torch.int64)
-    assert torch.equal(*(t.predict(weights, [None], held.x, owner).logp for t in (plain, weighted)))
+    assert torch.equal(*(t.predict(weights, [None], held.x, owner).told for t in (plain, weighted)))
     assert plain.objective(weights, held) != weighted.objective(weights, held)
 
 

@@ -124,10 +124,10 @@ def test_results_and_populations_are_a_line():
 def test_the_model_of_a_simulation_predicts_as_the_method_does(made):
     clients = people(split=ft.data.Split(val=0.2))
     result = ft.simulate(made(TASK), clients, rounds=1, eval_every=1)
-    said = result.trained.predict(X).logp
+    said = result.trained.predict(X).told
     torch.testing.assert_close(result.model(X).log_softmax(-1), said.float(), atol=1e-5, rtol=0)
     own = result.trained.model(client=1)(X).log_softmax(-1)
-    torch.testing.assert_close(own, result.trained.predict(X, client=1).logp.float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(own, result.trained.predict(X, client=1).told.float(), atol=1e-5, rtol=0)
     assert pickle.loads(pickle.dumps(result)).accuracy == result.accuracy
 
 
