@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Scores
+from fedtide.data.targets import Counts, Labels, Number, Quantiles, binned, edges_of
 from fedtide.fleets.tally import Tally, concat_scores
-from fedtide.learn.target import CLASSES, Counts, Labels, Number, Quantiles, Target, binned, edges_of
+from fedtide.learn.target import CLASSES, Target
 
 FOUR = torch.tensor([2.0, 4.0, 6.0, 8.0])
 ALL = torch.arange(4)

@@ -41,11 +41,12 @@ from fedtide.data.partition import Partition
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar
 from fedtide.data.sources import DayNightCharacters, Source
+from fedtide.data.targets import Setting
 from fedtide.data.transforms import Step
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, MORE, SHIPPED, Unit, score_of
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.target import CLASSES, Setting
+from fedtide.learn.target import CLASSES
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 from fedtide.multi.personal import OTHERS, names_of

@@ -43,8 +43,8 @@ from fedtide.data.sources import (
 )
 from fedtide.data.sources.frames import table
 from fedtide.data.sources.items import stack
+from fedtide.data.targets import Counts, Labels, Number, Quantiles
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
-from fedtide.learn.target import Counts, Labels, Number, Quantiles
 
 __all__ = [
     "CIFAR",

@@ -14,7 +14,8 @@ from torch import Tensor
 from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
-from fedtide.learn.target import CLASSES, Classes, CountTarget, Labels, NumberTarget, QuantileTarget, Setting, Target
+from fedtide.data.targets import Labels, Setting
+from fedtide.learn.target import CLASSES, Classes, CountTarget, NumberTarget, QuantileTarget, Target
 
 LAGS = {"yesterday": 86_400, "last_week": 7 * 86_400}
 """Baselines of time series: how many seconds ago the value is from that they say."""

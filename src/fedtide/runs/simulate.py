@@ -24,6 +24,7 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.targets import Setting
 from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
 from fedtide.evaluate.metrics import Metric, metrics_for
@@ -32,7 +33,7 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.target import CLASSES, Setting
+from fedtide.learn.target import CLASSES
 from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models

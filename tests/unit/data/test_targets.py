@@ -19,9 +19,10 @@ from fedtide.data.build import build
 from fedtide.data.partition import IID, Dirichlet
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources import CSV, NPZ, Gaussians, Images
+from fedtide.data.targets import Counts, Labels, Number
 from fedtide.evaluate.metrics import score_of
 from fedtide.laws.toy import played, toy
-from fedtide.learn.target import CLASSES, Counts, Labels, Number
+from fedtide.learn.target import CLASSES
 from fedtide.report.measures import check_measures
 from fedtide.runs.build import host_of, metrics_of
 

@@ -20,7 +20,8 @@ from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
 from fedtide.data.sources.table import Columns
 from fedtide.data.sources.when import spanned
-from fedtide.learn.target import CLASSES, Number, Setting
+from fedtide.data.targets import Number, Setting
+from fedtide.learn.target import CLASSES
 
 MISSING = ("error", "drop", "mean")
 

@@ -1,0 +1,134 @@
+"""What `data.target` says: the settings that become a target of `fedtide.learn.target` once rows are known.
+
+A model of numbers trains on standardized ones, and what reads labels is given bins: both are of the rows that a source
+learns of (`fedtide.data.rows.known_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.config_types import ingredient
+from fedtide.core.errors import FedtideError, refused
+from fedtide.learn.target import Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget
+
+BINS = 10
+"""Bins of a number, for what reads labels: partitions, label shares, drift."""
+
+
+@ingredient
+class Number:
+    """A number. The model trains on standardized values and predicts in the units of the data.
+
+    Args:
+        loss: "squared"; "huber", which is squared up to one standard deviation of the data and grows linearly beyond;
+            or "gaussian", the negative log-likelihood of a normal distribution whose standard deviation the model says
+            too. Mixtures need that likelihood.
+    """
+
+    loss: Literal["squared", "huber", "gaussian"] = "squared"
+    kind: Literal["number"] = "number"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[NumberTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        about = _about(values, known)
+        rival = values[seen].double()
+        constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
+        edges = edges_of(values[known])
+        return NumberTarget(*about, (constant,), edges, self.loss), binned(values, edges)
+
+
+@ingredient
+class Quantiles:
+    """Quantiles of a number, by the pinball loss, the mean over all of them.
+
+    Args:
+        at: ascending, between 0 and 1.
+    """
+
+    at: tuple[Annotated[float, Field(strict=True, gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
+    kind: Literal["quantiles"] = "quantiles"
+
+    def __post_init__(self) -> None:
+        if not self.at or any(after <= before for before, after in pairwise(self.at)):
+            raise ValueError(f"found at {list(self.at)}, allowed: rising numbers between 0 and 1")
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[QuantileTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
+        edges = edges_of(values[known])
+        made = QuantileTarget(*_about(values, known), tuple(constant.tolist()), edges, self.at)
+        return made, binned(values, edges)
+
+
+@ingredient
+class Counts:
+    """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
+
+    kind: Literal["counts"] = "counts"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[CountTarget, Tensor]:
+        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        wrong = (values < 0) | (values != values.floor())
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise refused(f"{where}: row {row}: label", float(values[row]), "a whole number from 0, as a count")
+        if not float(values[known].sum()):
+            raise FedtideError(f"{where}: labels: found 0 in all rows that are known, allowed: some count above 0")
+        center, scale = _about(values, known)
+        edges = edges_of(values[known])
+        return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
+
+
+@ingredient
+class Labels:
+    """Several labels at once: each of them is there or not."""
+
+    kind: Literal["labels"] = "labels"
+
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[LabelsTarget, Tensor]:
+        """Return the target of values (rows, labels), and the first label of each row (see `fitted`)."""
+        wrong = (values != 0) & (values != 1)
+        if wrong.any():
+            row, label = wrong.nonzero()[0].tolist()
+            raise refused(f"{where}: row {row}: label {label}", float(values[row, label]), "0 or 1")
+        count = values.shape[1]
+        first = torch.where(values > 0, torch.arange(count), count).min(1).values
+        return LabelsTarget(count), first
+
+
+Setting = Classes | Number | Quantiles | Counts | Labels
+"""What `data.target` says."""
+
+
+def _about(values: Tensor, known: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of the known values; 1 where all are the same."""
+    some = values[known].double()
+    spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
+    return float(some.mean()), spread or 1.0
+
+
+def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:
+    """Return borders between bins that hold about as many values each; fewer bins where values repeat.
+
+    >>> edges_of(torch.arange(100.0), 4)
+    (24.75, 49.5, 74.25)
+    """
+    inner = torch.arange(1, bins, dtype=torch.float64) / bins
+    found = values.double().quantile(inner).unique()
+    return tuple(edge for edge in found.tolist() if edge > float(values.min()))
+
+
+def binned(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """Return the bin of each value (rows,): how many borders it reaches.
+
+    >>> binned(torch.tensor([0.0, 2.0, 9.0]), (2.0, 5.0)).tolist()
+    [0, 1, 2]
+    """
+    return torch.bucketize(values.double(), torch.tensor(edges, dtype=torch.float64), right=True)
