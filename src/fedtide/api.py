@@ -188,13 +188,15 @@ class Finished:
 class FinishedTuning:
     """A finished tuning: its folder, the experiment file that it wrote, and its report.
 
-    stages: for each stage what each of its methods found (`fedtide.tuning.folder.Tuned`).
+    stages: for each stage what each of its methods found (`fedtide.tuning.folder.Tuned`). score: what trials are judged
+    by, accuracy or skill.
     """
 
     folder: Path
     tuned: Path
     report: Path
     stages: list[list[tunings.Tuned]]
+    score: str = "accuracy"
 
     def __repr__(self) -> str:
         best = [(tuned.search.title, tuned.best) for stage in self.stages for tuned in stage if tuned.best is not None]
@@ -205,7 +207,7 @@ class FinishedTuning:
         from fedtide.report.notebook import tuned
         from fedtide.report.tuning import found_table
 
-        return tuned(repr(self), found_table(self.stages), self.report)
+        return tuned(repr(self), found_table(self.stages, self.score), self.report)
 
     def frame(self, library: Library | None = None) -> Any:
         """Return a data frame with a row for each trial: its values, and its accuracy on validation rows."""
@@ -673,7 +675,7 @@ def play_tuning(
     if not execute_tuning(settings, root, workers=_workers(settings, workers), display=display):
         return None
     page = write_tuning(root)
-    return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
+    return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1], settings.score)
 
 
 def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> FinishedTuning | None:
@@ -687,7 +689,7 @@ def tune_shown(root: Path, workers: int | None, output: Output = Output()) -> Fi
     _say_code(tunings.load(root), root, screen)
     finished = play_tuning(root, workers=workers, display=LiveTuning(screen))
     if finished is not None:
-        print_table(found_table(finished.stages), screen)
+        print_table(found_table(finished.stages, finished.score), screen)
         say(f"tuned: {finished.tuned}", screen)
     return finished
 

@@ -43,7 +43,7 @@ from fedtide.data.shift.what import Calendar
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.targets import Setting
 from fedtide.data.transforms import Step
-from fedtide.evaluate.metrics import LOWER_IS_BETTER, MORE, SHIPPED, Unit, score_of
+from fedtide.evaluate.metrics import LOWER_IS_BETTER, OF_TARGETS, SHIPPED, Unit
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CLASSES
@@ -367,12 +367,12 @@ class Experiment(Strict):
     @property
     def score(self) -> str:
         """Name of the headline number of evaluations."""
-        return score_of(self.data.target.kind)
+        return self.data.target.about.score
 
     @property
     def metric_units(self) -> dict[str, Unit]:
         """Units of what is recorded beside the metrics of every experiment: of the target, and of `metrics`."""
-        more = {metric.name: metric.unit for metric in MORE[self.data.target.kind]}
+        more: dict[str, Unit] = {name: OF_TARGETS[name].unit for name in self.data.target.about.metrics}
         return more | {name: unit for metric in self.metrics for name, unit in metric.units.items()}
 
     @property

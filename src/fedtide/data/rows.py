@@ -15,7 +15,7 @@ from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.data.targets import Labels, Setting
-from fedtide.learn.target import CLASSES, Classes, CountTarget, NumberTarget, QuantileTarget, Target
+from fedtide.learn.target import CLASSES, Classes, Target
 
 LAGS = {"yesterday": 86_400, "last_week": 7 * 86_400}
 """Baselines of time series: how many seconds ago the value is from that they say."""
@@ -111,10 +111,10 @@ class Rows:
     @property
     def labeled(self) -> str:
         """What rows are labeled with, in words."""
-        if self.value is None:
-            return f"{self.classes} classes"
-        kinds = {NumberTarget: "numbers", QuantileTarget: "numbers, of which quantiles", CountTarget: "counts"}
-        return kinds.get(type(self.target), f"{self.value.shape[-1]} labels at once")
+        value, rows = self.value, self.target.about.rows
+        if value is not None and value.dim() == 1:
+            return rows
+        return f"{self.classes if value is None else value.shape[1]} {rows}"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.learn.target import Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget
+from fedtide.learn.target import About, Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 
 BINS = 10
 """Bins of a number, for what reads labels: partitions, label shares, drift."""
@@ -34,6 +34,7 @@ class Number:
 
     loss: Literal["squared", "huber", "gaussian"] = "squared"
     kind: Literal["number"] = "number"
+    about: ClassVar[About] = NumberTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[NumberTarget, Tensor]:
         """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
@@ -54,6 +55,7 @@ class Quantiles:
 
     at: tuple[Annotated[float, Field(strict=True, gt=0, lt=1)], ...] = (0.1, 0.5, 0.9)
     kind: Literal["quantiles"] = "quantiles"
+    about: ClassVar[About] = QuantileTarget.about
 
     def __post_init__(self) -> None:
         if not self.at or any(after <= before for before, after in pairwise(self.at)):
@@ -72,6 +74,7 @@ class Counts:
     """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
 
     kind: Literal["counts"] = "counts"
+    about: ClassVar[About] = CountTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[CountTarget, Tensor]:
         """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
@@ -91,6 +94,7 @@ class Labels:
     """Several labels at once: each of them is there or not."""
 
     kind: Literal["labels"] = "labels"
+    about: ClassVar[About] = LabelsTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[LabelsTarget, Tensor]:
         """Return the target of values (rows, labels), and the first label of each row (see `fitted`)."""

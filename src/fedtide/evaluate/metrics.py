@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtide.core.types import Scores
-from fedtide.learn.target import SKILLED
+from fedtide.learn.target import About
 from fedtide.parts.assign import best_assignment
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
@@ -161,33 +161,28 @@ def f1_of_labels(counts: torch.Tensor) -> tuple[float, float]:
     return float(2 * hits.sum() / both.sum()), float((2 * hits / both)[both > 0].mean())
 
 
-_MAE = Metric("mae", _mean_of("absolute"))
-_RMSE = Metric("rmse", lambda scores: math.sqrt(_mean_of("square")(scores)))
-MORE: Mapping[str, tuple[Metric, ...]] = {
-    "classes": (),
-    "number": (_MAE, _RMSE),
-    "quantiles": (Metric("pinball", _mean_of("error")), Metric("coverage", _coverage, "share"), _MAE),
-    "counts": (Metric("deviance", _mean_of("error")), _MAE, _RMSE),
-    "labels": (
+OF_TARGETS = {
+    metric.name: metric
+    for metric in (
+        Metric("mae", _mean_of("absolute")),
+        Metric("rmse", lambda scores: math.sqrt(_mean_of("square")(scores))),
+        Metric("pinball", _mean_of("error")),
+        Metric("coverage", _coverage, "share"),
+        Metric("deviance", _mean_of("error")),
         Metric("micro-f1", lambda scores: f1_of_labels(_hits(scores))[0], "share"),
         Metric("macro-f1", lambda scores: f1_of_labels(_hits(scores))[1], "share"),
         Metric("exact", _mean_of("exact"), "share"),
-    ),
+    )
 }
-"""Further metrics of each kind of target."""
+"""Metrics of what targets sum over rows beside, which they name (`About.metrics`)."""
 
 LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
 """Metrics that are errors: claims and tables take the lower one for the better one."""
 
 
-def score_of(kind: str) -> str:
-    """Return the name of the headline number of a kind of target."""
-    return "skill" if kind in SKILLED else "accuracy"
-
-
-def metrics_for(kind: str) -> tuple[Metric, ...]:
+def metrics_for(about: About) -> tuple[Metric, ...]:
     """Return the metrics of every evaluation of a kind of target, the headline first."""
-    return (replace(METRICS[0], name=score_of(kind)), *METRICS[1:], *MORE[kind])
+    return (replace(METRICS[0], name=about.score), *METRICS[1:], *(OF_TARGETS[name] for name in about.metrics))
 
 
 SHIPPED: Mapping[str, tuple[Metric, ...]] = {"macro-f1": (MACRO_F1,), "auc": (AUC, AUC_BOUND)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from operator import itemgetter
 
+from fedtide.learn.target import About
 from fedtide.report.summary import MethodSummary, Summary
-from fedtide.report.wording import worded
 
 
 def alarms(summary: Summary) -> list[str]:
@@ -15,10 +15,10 @@ def alarms(summary: Summary) -> list[str]:
     A client's answer with a number that is not finite is refused and not counted; a model with such weights predicts
     NaN, of which there is no accuracy. A loss that rises without bound leaves a model that may say one class for ever.
     """
-    lines = [line for method in summary.methods for line in _of(method)]
+    lines = [line for method in summary.methods for line in _of(method, summary.target)]
     if not lines and summary.methods and all(m.seeds and m.measure(m.score).mean is None for m in summary.methods):
         lines = ["nothing was judged: no client has test rows (data.split.test), and none is held out"]
-    return [worded(line, summary.target) for line in lines]
+    return lines
 
 
 SOME = 0.1
@@ -52,7 +52,7 @@ def _total(method: MethodSummary, name: str) -> int:
     return int(sum(value for value in method.measure(name).values if math.isfinite(value)))
 
 
-def _of(method: MethodSummary) -> list[str]:
+def _of(method: MethodSummary, words: About) -> list[str]:
     refused, diverged = _total(method, "refused"), _total(method, "diverged")
     out = []
     if refused:
@@ -65,11 +65,11 @@ def _of(method: MethodSummary) -> list[str]:
     if diverged:
         out.append(
             f"{method.name}: at {diverged:,} evaluations its predictions were no numbers (NaN), so that there is no "
-            "accuracy"
+            f"{words.score}"
         )
     if exploded := _explosions(method):
         first, peak = max(exploded, key=itemgetter(1))
-        after = ", and in the end it is no better than always answering the commonest class" * method.no_better
+        after = f", and in the end it is no better than always {words.constant}" * method.no_better
         out.append(
             f"{method.name}: the training loss rose from {first:,.4g} to {peak:,.4g}{after}; features that are not "
             "scaled (data.source.scaled) and too large a learning rate are the usual causes"

@@ -60,7 +60,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> Drawn | None:
         from_below(axes, [values for times in curves.values() for _, values in times])
         axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         legend_above(axes)
-        return svg(figure, "accuracy over simulated time")
+        return svg(figure, f"{record.experiment.score} over simulated time")
 
 
 def accuracy_against(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fedtide.evaluate.metrics import LOWER_IS_BETTER
 from fedtide.report import clock, nodes, tables
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
-from fedtide.report.wording import SKILL_IS, worded
 
 Told = tuple[str, Table | None, str]
 """Title of a table, the table, None where it has no content, and its caption."""
@@ -29,41 +29,34 @@ CUT = (
 
 def tables_of(record: ExperimentRecord, summary: Summary, *, nano: bool = False) -> list[Told]:
     """Return all tables; with `nano` claims have no verdicts."""
-    found = [
+    return [
         *_on_accuracy(record, summary, nano=nano),
         *_on_blends(record, summary),
         *_on_clients(summary),
         *_on_shift(record, summary),
         *_on_cost(record, summary),
     ]
-    of = summary.target
-    return [(worded(title, of), table and _headed(table, of), worded(caption, of)) for title, table, caption in found]
-
-
-def _headed(table: Table, target: str) -> Table:
-    # Cells name methods, which a person calls what they like.
-    return Table([worded(each, target) for each in table.header], table.rows)
 
 
 def _on_accuracy(record: ExperimentRecord, summary: Summary, *, nano: bool) -> list[Told]:
     """Return tables on claims and accuracy."""
-    span, swings = summary.span, any("swing" in method.measures for method in summary.methods)
+    score, span, swings = summary.score, summary.span, any("swing" in method.measures for method in summary.methods)
     return [
         ("Claims", tables.claims_table(summary.claims, verdicts=not nano) if summary.claims else None,
          "What this study set out to see." if nano else VERDICTS + CUT * any(each.reached for each in summary.claims)),
-        ("Accuracy", tables.accuracy_table(summary),
+        (score.capitalize(), tables.accuracy_table(summary),
          "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
          "compare means and worst points."
-         + (" A swing is the highest minus the lowest accuracy within a period." if swings else "")
-         + SKILL_IS * (summary.score == "skill")),
+         + (f" A swing is the highest minus the lowest {score} within a period." if swings else "")
+         + summary.target.explained),
         ("Over groups", tables.groups_table(summary),
          f"Means over {span}, of each group alone."
          + (" The branch or model of the true group: how many rows are answered by that of their group, as they match "
             "groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
         ("Swings of groups", tables.swings_table(summary),
-         "The highest minus the lowest accuracy of each group alone within a period."),
+         f"The highest minus the lowest {score} of each group alone within a period."),
         ("Peaks and troughs", tables.peaks_table(record, summary),
-         f"The highest and the lowest accuracy of {record.whose} among the evaluations of each cycle of the blend. A "
+         f"The highest and the lowest {score} of {record.whose} among the evaluations of each cycle of the blend. A "
          "method that goes on learning has peaks and troughs that rise from cycle to cycle."),
         ("Other ways to predict", tables.ways_table(summary),
          f"The same models put together in other ways and judged on the same rows, over {span}."),
@@ -94,14 +87,14 @@ def _on_clients(summary: Summary) -> list[Told]:
     return [
         ("Over clients", tables.clients_table(summary),
          f"Every client counts the same, however many rows it has. Means over the evaluations of {span}. The worst "
-         "tenth is the mean accuracy of those clients that are served worst at that evaluation."),
+         f"tenth is the mean {summary.score} of those clients that are served worst at that evaluation."),
         ("More metrics", tables.metrics_table(summary),
          f"Means over the evaluations of {span}, of all rows together."
          + (" Of scores in bins the AUC is off by auc_bound at most." if "auc" in summary.metrics else "")
-         + (" Errors are in the units of the labels." if summary.score == "skill" else "")),
+         + (" Errors are in the units of the labels." if {*summary.target.metrics} & {*LOWER_IS_BETTER} else "")),
         ("Forgetting within a round", tables.measured(summary, tables.LOCAL_FORGETTING),
-         "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
-         "gains."),
+         f"{summary.score.capitalize()} that a client's training costs, as a mean over the rounds where it was "
+         "measured; below zero it gains."),
     ]  # fmt: skip
 
 
@@ -118,16 +111,17 @@ def _on_shift(record: ExperimentRecord, summary: Summary) -> list[Told]:
          + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
             "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
         ("Known events", tables.measured(summary, tables.EVENTS),
-         "Means over the events at which many clients change at once, each until the next one. Fall: the last accuracy "
-         "before minus the lowest one after; below zero it only rose. Recovered: back within a point of the level "
-         "before; where that never happens the rounds are those until the next event, or the end of the run, which cut "
-         "it off. An event is noticed by the first re-clustering at or after it; others are false alarms."),
+         "Means over the events at which many clients change at once, each until the next one. Fall: the last "
+         f"{summary.score} before minus the lowest one after; below zero it only rose. Recovered: back within a point "
+         "of the level before; where that never happens the rounds are those until the next event, or the end of the "
+         "run, which cut it off. An event is noticed by the first re-clustering at or after it; others are false "
+         "alarms."),
         ("Following drift", tables.drift_table(summary), _about_drift_table(summary)),
         ("Forgetting over time", tables.transfer_table(summary),
          f"Over {span}. Backward transfer: how far a group has risen since its last turn when its next one "
-         "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
-         "it gained. Forward transfer: its accuracy before its first turn, minus chance. A turn recovers when its "
-         "group is back within a point of the end of its last turn."),
+         f"begins. Forgetting: its highest {summary.score} before minus that of now, while others have their turn; "
+         f"below zero it gained. Forward transfer: its {summary.score} before its first turn, minus chance. A turn "
+         "recovers when its group is back within a point of the end of its last turn."),
         ("The learned rhythm", tables.measured(summary, tables.RHYTHM),
          "What learned priors found by themselves. Where no period is ever believed the rounds are those of the run. "
          "The error of the shares is the root mean square difference to the shares of groups among those who came."),
@@ -157,8 +151,9 @@ def _about_arrivals(summary: Summary) -> str:
     if not summary.paired:
         return ""
     return (
-        f" The final accuracy is that of {summary.paired[0].baseline} after its last round, at the same seed; a method "
-        "is there once it stays there to the end. A seed that never gets there counts with the end of its run (≥)."
+        f" The final {summary.score} is that of {summary.paired[0].baseline} after its last round, at the same seed; a "
+        "method is there once it stays there to the end. A seed that never gets there counts with the end of its run "
+        "(≥)."
     )
 
 

@@ -66,8 +66,8 @@ def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
         drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(_judged(run, record)[1]) for run in m.runs)]
         shown = []
         for number, method in drawn:
-            curves = [_judged(run, record) for run in method.runs]
-            curves = [(at, faded(values, weights)) for at, values, weights in curves]
+            windows = [_judged(run, record) for run in method.runs]
+            curves = [(at, faded(values, weights)) for at, values, weights in windows]
             band(top, curves, label(method.name), look(number))
             shown += [values for _, values in curves]
         from_below(top, shown)
@@ -82,7 +82,7 @@ def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
         below.xaxis.set_major_locator(locator)
         below.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
         below.set_xlabel("beginning of the window")
-        return svg(figure, "accuracy over dates")
+        return svg(figure, f"{record.experiment.score} over dates")
 
 
 def _place(iso: str) -> float:
@@ -184,7 +184,7 @@ def accuracy_by_cycle(record: ExperimentRecord) -> Drawn | None:
         handles, labels = stacks[0][0].get_legend_handles_labels()
         room = figure.get_size_inches()[0] - 0.6
         figure.legend(handles, labels, loc="outside upper left", ncols=columns(labels, room), fontsize=9)
-        return svg(figure, "accuracy by hour, weekday and month")
+        return svg(figure, f"{record.experiment.score} by hour, weekday and month")
 
 
 def _mark_places(axes: Axes, cycle: Cycle) -> None:

@@ -22,8 +22,8 @@ from matplotlib.ticker import MaxNLocator
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, cumulative
 from fedtide.evaluate.rounds import score_in
 from fedtide.report.drift import marks
+from fedtide.report.measures import BASELINES
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
-from fedtide.report.wording import BASELINES, floor_of
 
 INK = "#1d2733"
 """Color of text and axes; the page's style sheet exchanges it, and the grays below, on a dark screen."""
@@ -119,7 +119,8 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
         for method in record.methods:
             if method.name == floor:
                 curves = [run.commonest(record.view) for run in method.runs]
-                band(top, curves, floor_of(record.experiment.data.target.kind), Look("#666666", ":"))
+                floor_line = f"{record.experiment.data.target.about.floor}, without training"
+                band(top, curves, floor_line, Look("#666666", ":"))
                 legend_above(top)
         for dashes, (name, words) in zip(("--", "-."), BASELINES.items(), strict=True):
             curves = [run.baseline(record.view, name) for method in record.methods[:1] for run in method.runs]
@@ -128,7 +129,7 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
                 legend_above(top)
         top.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         over_rounds([top, *below][-1], 0, record.experiment.rounds)
-        return svg(figure, "accuracy over rounds")
+        return svg(figure, f"{record.experiment.score} over rounds")
 
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -147,7 +148,7 @@ def accuracy_of_all(records: Sequence[tuple[str, ExperimentRecord]]) -> Drawn:
         score = " or ".join(scores)
         axes.set_ylabel(f"{score} of {views.pop()}, %" if len(views) == 1 else f"{score}, %")
         over_rounds(axes, 0, max(record.experiment.rounds for _, record in records))
-        return svg(figure, "accuracy of all methods")
+        return svg(figure, f"{score} of all methods")
 
 
 def metrics_over_rounds(record: ExperimentRecord) -> Drawn | None:
@@ -321,7 +322,7 @@ def one_period(record: ExperimentRecord) -> Drawn | None:
             axes.set_ylabel(f"{record.experiment.score} of {record.whose}, %")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
-        return svg(figure, "accuracy within one period")
+        return svg(figure, f"{record.experiment.score} within one period")
 
 
 def _say_points(axes: Axes, points: int) -> None:
@@ -428,7 +429,7 @@ def participants(record: ExperimentRecord) -> Drawn | None:
             over_rounds(axes, record.experiment.rounds - span, record.experiment.rounds)
             if leftmost(axes):
                 axes.set_ylabel(f"{record.experiment.score} on the\nparticipants' rows, %")
-        return svg(figure, "accuracy on the participants")
+        return svg(figure, f"{record.experiment.score} on the participants")
 
 
 def _received(run: RunRecord, span: int) -> Curve:
@@ -455,7 +456,7 @@ def client_distribution(record: ExperimentRecord) -> Drawn | None:
         axes.set_ylabel("clients with at most that, %")
         axes.set_ylim(0, 100)
         legend_above(axes, room=5.4)
-        return svg(figure, "accuracy over clients") if found else None
+        return svg(figure, f"{record.experiment.score} over clients") if found else None
 
 
 def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:

@@ -191,6 +191,9 @@ ARRIVALS = {
 A seed that does not counts with the time at which its run ended.
 """
 
+BASELINES = {"yesterday": "the value of a day ago", "last_week": "the value of a week ago"}
+"""What baselines of time series say, by their measures."""
+
 BY_GROUP = ("accuracy", "skill", "swing", "forgetting")
 """Measures that also exist for every group of clients, as `accuracy_day`."""
 
@@ -231,7 +234,7 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
     Raises:
         FedtideError: with the metric, or with the claim and the nearest measure.
     """
-    own = [metric.name for metric in metrics_for(experiment.data.target.kind)]
+    own = [metric.name for metric in metrics_for(experiment.data.target.about)]
     for place, metric in enumerate(experiment.metrics):
         for name in metric.units:
             if name in (*own, *NO_METRICS) or unit_of(name) is not None:

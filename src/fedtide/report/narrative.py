@@ -6,6 +6,7 @@ from fedtide.config import Experiment
 from fedtide.core.prose import listed
 from fedtide.core.user_code import SESSION
 from fedtide.evaluate.measure import Measure
+from fedtide.learn.target import About
 from fedtide.report import dates
 from fedtide.report.alarms import broken
 from fedtide.report.blends import COLLAPSED as TAKEN
@@ -33,11 +34,12 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     of = method.measure
     if of(method.score).mean is None:
         return f"{method.name} was never judged."
-    said = f"{method.name} has an accuracy of {percent(of(method.score))} over {summary.span}"
+    words = summary.target
+    said = f"{method.name} has {words.a_score} of {percent(of(method.score))} over {summary.span}"
     if of("swing").mean is not None:
         said += f", and of {percent(of('worst_point'))} at its worst moment"
         apart = [f"{points(of(f'swing_{g}'))} for {g} clients" for g in summary.groups]
-        said += f"; within a period its accuracy swings by {points(of('swing'))}"
+        said += f"; within a period its {words.score} swings by {points(of('swing'))}"
         said += f" ({', '.join(apart)})" if apart else ""
     else:
         said += f"; the worst-served tenth of the clients gets {percent(of('worst_decile'))}"
@@ -55,12 +57,12 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
             "nearly all clients are at one of its models or branches: in effect there is no other. ",
         )
     drift = f"{_followed(method)}{_at_events(method)}"
-    floor = f"That is no better than {_floor(method)}. " if method.no_better else ""
+    floor = f"That is no better than {_floor(method, words)}. " if method.no_better else ""
     return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
 
 
-def _floor(method: MethodSummary) -> str:
-    return f"always answering the commonest class ({percent(method.measures['commonest_class'])})"
+def _floor(method: MethodSummary, words: About) -> str:
+    return f"always {words.constant} ({percent(method.measures['commonest_class'])})"
 
 
 def _to_target(method: MethodSummary) -> str:
@@ -97,7 +99,7 @@ def _at_events(method: MethodSummary) -> str:
         return ""
     single = method.measure("events_known").mean == 1
     of, event = ("runs", "The known event") if single else ("of them", "Each known event")
-    said = f"{event} leaves its accuracy as it was" if fall.mean <= 0 else f"{event} costs it {points(fall)}"
+    said = f"{event} leaves its {method.score} as it was" if fall.mean <= 0 else f"{event} costs it {points(fall)}"
     if fall.mean > 0 and back.mean is not None:
         until = "before the end of the run" if single else "before the next one, or the end of the run,"
         said += f", which it makes up for {until} {_how_much('in' if single else 'after', of, back)}"
@@ -168,7 +170,7 @@ def _against(summary: Summary, method: MethodSummary) -> str:
     clarity = pair.difference.clarity(mean)
     if clarity == "clear":
         higher = f"{points(_size(pair.difference))} {'higher' if mean > 0 else 'lower'}"
-        return f"Its accuracy is {higher} than that of {base}, seed by seed."
+        return f"Its {summary.score} is {higher} than that of {base}, seed by seed."
     if clarity == "unclear":
         return f"Against {base} that is no clear difference: {signed}, seed by seed."
     return f"Against {base} that is {signed}, seed by seed: too few seeds to tell."
@@ -281,14 +283,14 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
         shifted, steady = done[pair[0]], done[pair[1]]
         cost = steady.against(shifted, steady.score)
         costs = (cost.mean or 0.0) >= 0
-        said = f"The shift costs {points(cost)} of accuracy on average"
+        said = f"The shift costs {points(cost)} of {summary.score} on average"
         if not costs:
-            said = f"With the shift accuracy is {points(_size(cost))} higher on average"
+            said = f"With the shift {summary.score} is {points(_size(cost))} higher on average"
         if None not in (shifted.measure("swing").mean, steady.measure("swing").mean):
             worst = steady.against(shifted, "worst_point")
             lower = (worst.mean or 0.0) >= 0
             if costs and not lower:
-                said += f"{_doubt(cost)}; at the worst moment accuracy is {points(_size(worst))} higher with it"
+                said += f"{_doubt(cost)}; at the worst moment {summary.score} is {points(_size(worst))} higher with it"
             else:
                 way = "" if costs else " lower" if lower else " higher"
                 said += f" and {points(_size(worst))}{way} at the worst moment{_doubt(cost)}"
@@ -297,7 +299,7 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
                 f"{points(steady.measures[f'swing_{group}'])}"
                 for group in summary.groups
             ]
-            said += f". Within every period accuracy swings: {listed(apart)}" if apart else ""
+            said += f". Within every period {summary.score} swings: {listed(apart)}" if apart else ""
         else:
             said += _doubt(cost)
         return f"{said}. {_cure(done, shifted, steady)}".strip()
@@ -321,13 +323,13 @@ def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = sorted(ranked, key=lambda m: m.measures[m.score].mean or 0.0, reverse=True)
     got = f"{percent(first.measures[first.score])} over {summary.span}"
     if first.no_better:
-        return f"No method is better than {_floor(first)}: {first.name} has the highest mean, {got}."
+        return f"No method is better than {_floor(first, summary.target)}: {first.name} has the highest mean, {got}."
     twins = [method.name for method in others if method.same_run(first)]
     rivals = [method for method in others if method.name not in twins]
     who = f"{listed([first.name, *twins])}, which are the same run," if twins else first.name
     has = "have" if twins else "has"
     if not rivals:
-        return f"{who} {has} an accuracy of {got}."
+        return f"{who} {has} {summary.target.a_score} of {got}."
     rival, ahead = rivals[0].name, first.against(rivals[0], first.score)
     if ahead.side() > 0:
         return f"{who} came out first, with {got}: {points(ahead)} more than {rival}, seed by seed."

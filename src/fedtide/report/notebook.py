@@ -12,7 +12,6 @@ from fedtide.report.alarms import alarms
 from fedtide.report.environment import NANO
 from fedtide.report.render import render
 from fedtide.report.summary import Study
-from fedtide.report.wording import worded
 
 
 def shown(study: Study, page: Path) -> str:
@@ -24,7 +23,7 @@ def shown(study: Study, page: Path) -> str:
         nano=study.nano,
         warning=NANO,
         alarms=alarms(summary) if alone else [],
-        headline=worded(narrative.headline(record, summary), summary.target) if alone else "",
+        headline=narrative.headline(record, summary) if alone else "",
         found=tables.methods_table(summary) if alone else tables.sweep_table(study.summaries, study.chosen),
         picture=Markup(figures.accuracy_over_rounds(record, summary.at_floor)) if alone else None,
         page=page,

@@ -21,7 +21,6 @@ from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, anchor, render, save_pictures, save_tables, swatch, to_pictures
 from fedtide.report.summary import Study, Summary, names_of, read_finished, write_summary
 from fedtide.report.together import Shown, Together, together
-from fedtide.report.wording import worded
 
 MARKS = {
     tables.HIGHER: "clearly higher than {}",
@@ -174,11 +173,11 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str, *, nano: 
     return Section(
         heading,
         anchor(heading) if heading else "",
-        worded(narrative.setting(record), summary.target),
+        narrative.setting(record),
         alarms(summary),
-        worded(narrative.headline(record, summary), summary.target),
+        narrative.headline(record, summary),
         Part("", methods, _about_marks(methods, summary), anchor("Methods", heading), [*marks, *floor]),
-        [(mark, method.name, worded(narrative.sentence(summary, method), summary.target))
+        [(mark, method.name, narrative.sentence(summary, method))
          for mark, method in zip(marks, summary.methods, strict=True)],
         f"Not finished and not counted: {listed(left)}." if left else "",
         to_pictures(pictures_of(record, summary), heading),

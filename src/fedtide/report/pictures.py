@@ -19,9 +19,9 @@ from fedtide.report import (
     server_clock,
 )
 from fedtide.report.figures import Drawn
+from fedtide.report.measures import BASELINES
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
-from fedtide.report.wording import BASELINES, worded
 
 Pictured = tuple[str, str, Drawn | None]
 """Title of a picture, its caption, and the figure, None where it has nothing to show."""
@@ -32,7 +32,7 @@ class Kind:
     """A kind of picture.
 
     Args:
-        title: above it, on a page.
+        title: above it, on a page; in it, too, `{Score}` and others stand for what a record says.
         draw: from a record; None where it has nothing of the kind.
         caption: below it: a text in which `{band}` and the others of `_words` stand for what a record says, or what
             makes it.
@@ -51,9 +51,9 @@ class Kind:
 
 def pictures_of(record: ExperimentRecord, summary: Summary) -> list[Pictured]:
     """Return all pictures, in the order of a page."""
-    of = summary.target
+    words = _words(record)
     return [
-        (worded(kind.title, of), worded(kind.about(record, summary), of), kind.draw(record, summary))
+        (kind.title.format(**words), kind.about(record, summary), kind.draw(record, summary))
         for kind in PICTURES.values()
     ]
 
@@ -70,6 +70,8 @@ def _words(record: ExperimentRecord) -> dict[str, str]:
     seeds = max(len(method.runs) for method in record.methods)
     several = seeds > 1
     return {
+        "score": record.experiment.score,
+        "Score": record.experiment.score.capitalize(),
         "whose": record.whose,
         "span": record.span,
         "first_group": (record.groups or ["first"])[0],
@@ -85,16 +87,17 @@ def _about_accuracy(record: ExperimentRecord, summary: Summary) -> str:
     every = record.experiment.eval_every
     if record.dated:
         return (
-            f"Test, then train: accuracy of {record.whose} on the rows of the next window, of which the model has seen "
-            f"none, {f'every {every} rounds' if every > 1 else 'in every round'}; a mean in which the past counts "
-            f"{dates.FADING:g} times as much after each evaluation. Below: clients to which something new came in the "
-            f"window.{_words(record)['band']}"
+            f"Test, then train: {summary.score} of {record.whose} on the rows of the next window, of which the model "
+            f"has seen none, {f'every {every} rounds' if every > 1 else 'in every round'}; a mean in which the past "
+            f"counts {dates.FADING:g} times as much after each evaluation. Below: clients to which something new came "
+            f"in the window.{_words(record)['band']}"
         )
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
     return (
-        f"Accuracy on held-out rows of {record.whose}, every {f'{every} rounds' if every > 1 else 'round'}."
+        f"{summary.score.capitalize()} on held-out rows of {record.whose}, "
+        f"every {f'{every} rounds' if every > 1 else 'round'}."
         + _words(record)["band"]
-        + (" The dotted line is what always answering the commonest class gets." if summary.floor else "")
+        + (f" The dotted line is what always {summary.target.constant} gets." if summary.floor else "")
         + (" Gray lines say the value of a day or a week ago, where they are not below all that is drawn."
            if any(name in method.measures for method in summary.methods for name in BASELINES) else "")
         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
@@ -143,15 +146,15 @@ def _about_drift(record: ExperimentRecord, _: Summary) -> str:
     )
 
 
-def _about_forgetting(record: ExperimentRecord, _: Summary) -> str:
+def _about_forgetting(record: ExperimentRecord, summary: Summary) -> str:
     """Return the caption of the maps of local forgetting."""
     probed = record.experiment.forgetting
     rounds = 0 if probed is None else len(probed.rounds)
     some = f" Of {rounds} rounds {heatmaps.ROUNDS} are drawn." if rounds > heatmaps.ROUNDS else ""
     return (
-        "What a client's training costs: accuracy of the received model minus that of the client's own model, before "
-        "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, gray has no rows; a dot "
-        f"marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
+        f"What a client's training costs: {summary.score} of the received model minus that of the client's own model, "
+        "before anything is averaged, on rows of other clients. Red is forgotten, blue is gained, gray has no rows; a "
+        f"dot marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
     )
 
 
@@ -159,7 +162,7 @@ def _about_forgetting(record: ExperimentRecord, _: Summary) -> str:
 
 PICTURES = {
     "accuracy": Kind(
-        "Accuracy over rounds",
+        "{Score} over rounds",
         lambda record, summary: (
             dates.accuracy_over_dates(record)
             if record.dated
@@ -170,18 +173,18 @@ PICTURES = {
     "by_hour": Kind(
         "By hour, weekday and month",
         _of_record(dates.accuracy_by_cycle),
-        "Accuracy of {whose} on the next window, by when it begins on the clocks of its zone: means over windows of "
+        "{Score} of {whose} on the next window, by when it begins on the clocks of its zone: means over windows of "
         "that hour, weekday or month. Below: how many of the rows are of that time.{band}",
         'shift.what = "calendar", with windows short enough and a run long enough to tell',
     ),
     "metrics": Kind(
         "More metrics over rounds",
         _of_record(figures.metrics_over_rounds),
-        "What the experiment asks for beside accuracy, on held-out rows of {whose}.{band}",
+        "What the experiment asks for beside {score}, on held-out rows of {whose}.{band}",
         "metrics = [...]",
     ),
     "accuracy_over_time": Kind(
-        "Accuracy over simulated time",
+        "{Score} over simulated time",
         _of_record(clock.accuracy_over_seconds),
         "The same against the clock of the simulation: how long clients compute and send.{band}",
         "rounds of different lengths",
@@ -189,7 +192,7 @@ PICTURES = {
     "budget_spent": Kind(
         "Privacy budget",
         _of_record(budget.epsilon_and_accuracy),
-        "What everybody may see of the run says at most so much of any one client (left), and the accuracy at which "
+        "What everybody may see of the run says at most so much of any one client (left), and the {score} at which "
         "that much was spent (right).{band}",
         "[wire] privacy",
     ),
@@ -204,7 +207,7 @@ PICTURES = {
     "period": Kind(
         "One period, hour by hour",
         _of_record(figures.one_period),
-        "Accuracy over {span}, folded into one period. The background shows whose hour it is: light where the "
+        "{Score} over {span}, folded into one period. The background shows whose hour it is: light where the "
         "{first_group} clients take part, dark where the others do.",
         "a whole period in which groups take turns",
     ),
@@ -263,16 +266,17 @@ PICTURES = {
         "What the server sees",
         _of_record(figures.participants),
         lambda record, _: (
-            f"{_seen(record)} Accuracy of the model as it was sent out, on the participants' own training rows, before "
-            "they train on them: the signal that gives a rhythm away without anyone looking at data. Not of methods "
-            "whose clients choose or train for themselves before they are judged."
+            f"{_seen(record)} {record.experiment.score.capitalize()} of the model as it was sent out, on the "
+            "participants' own training rows, before they train on them: the signal that gives a rhythm away without "
+            "anyone looking at data. Not of methods whose clients choose or train for themselves before they are "
+            "judged."
         ),
         "a method whose clients take the model as it is",
     ),
     "groups": Kind(
         "Groups over all rounds",
         _of_record(heatmaps.groups_over_rounds),
-        "Accuracy of each group of clients{mean}. A white line marks the turns of a group: the rounds in which more of "
+        "{Score} of each group of clients{mean}. A white line marks the turns of a group: the rounds in which more of "
         "the participants were expected from it than from any other.",
         "three groups of clients, or no whole period to fold",
     ),
@@ -294,7 +298,7 @@ PICTURES = {
     "local_models": Kind(
         "After local training",
         _of_record(heatmaps.after_local_training),
-        "Accuracy of each participant's own model on the rows of every client, in the last of these rounds; below it "
+        "{Score} of each participant's own model on the rows of every client, in the last of these rounds; below it "
         "that of the model that all of them received. A model that remembers is as good in every column as that was; "
         "one that forgets is good at its own rows, the dots, and poor elsewhere. One seed.",
         "[forgetting]",
@@ -308,7 +312,7 @@ PICTURES = {
     "clients": Kind(
         "Clients",
         _of_record(figures.client_distribution),
-        "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even."
+        "How {score} is spread over clients: the further right a curve, the better; the steeper, the more even."
         "{together}",
         "evaluations of clients",
     ),

@@ -16,20 +16,15 @@ from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
 from fedtide.evaluate.measure import Measure
-from fedtide.learn.target import SKILLED
+from fedtide.learn.target import About
 from fedtide.report.environment import environment_line
 from fedtide.report.figures import STYLE, Drawn, label, legend_above, look, svg
 from fedtide.report.measures import percent, seconds, signed_points
 from fedtide.report.render import Part, render, swatch, to_pictures
 from fedtide.report.tables import Table
-from fedtide.report.wording import SKILL_IS, worded
 from fedtide.tuning.ladder import ENOUGH, Standing, standings
 from fedtide.tuning.tournament import STUDY, Rung, Tournament, curve_of, played_by, played_entries, read_tournament
 
-FLATTERS = (
-    "Scores are accuracies on validation rows, by which methods were chosen: they flatter, the leader's most. What the "
-    "accuracy is a run of the study tells, on test rows and seeds that the tournament did not see."
-)
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
 
@@ -45,12 +40,12 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         FedtideError: the folder is not that of a tournament, or no rung of it was reached.
     """
     made = read_tournament(root, imports=False)
-    target = made.study.data.target.kind
+    words = made.study.data.target.about
     if not made.survivors:
         raise FedtideError(f"{root}: no rung is reached yet; go on with: fedtide resume {root}")
     ready, entries = root / STUDY, [each.entry for each in played_entries(made)]
     pictures = [
-        ("Accuracy on validation rows over rounds",
+        (f"{words.score.capitalize()} on validation rows over rounds",
          "A line is the mean over the seeds that an entry played, as far as all of them go; where it ends the entry "
          "was dropped. Dotted lines are rungs.", curves(root, made, entries[:MOST_CURVES])),
         ("Difference to the leader",
@@ -66,11 +61,11 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=headline(made),
         setting=setting(made),
         parts=[
-            Part("How they stand", standings_table(made), flatters(target), "how-they-stand",
+            Part("How they stand", standings_table(made), flatters(words), "how-they-stand",
                  [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
-        pictures=to_pictures([(worded(title, target), worded(said, target), drawn) for title, said, drawn in pictures]),
+        pictures=to_pictures(pictures),
         said=made.said,
         inspection=(root / "inspection").is_dir(),
         ready=ready.read_text(encoding="utf-8") if ready.is_file() else "not finished yet",
@@ -85,9 +80,13 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 # -- words and tables --------------------------------------------------------------------------------------------------
 
 
-def flatters(target: str) -> str:
+def flatters(words: About) -> str:
     """Say what the scores of a tournament about a kind of target are."""
-    return worded(FLATTERS, target) + SKILL_IS * (target in SKILLED)
+    return (
+        f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
+        f"What the {words.score} is a run of the study tells, on test rows and seeds that the tournament did not see."
+        f"{words.explained}"
+    )
 
 
 def headline(made: Tournament) -> str:
@@ -186,9 +185,9 @@ def curves(root: Path, made: Tournament, entries: Sequence[str]) -> Drawn:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("rounds")
-        axes.set_ylabel(worded("accuracy on validation rows, %", made.study.data.target.kind))
+        axes.set_ylabel(f"{made.study.score} on validation rows, %")
         legend_above(axes)
-        return svg(figure, worded("accuracy on validation rows over rounds", made.study.data.target.kind))
+        return svg(figure, f"{made.study.score} on validation rows over rounds")
 
 
 def differences(made: Tournament) -> Drawn | None:

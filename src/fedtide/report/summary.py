@@ -20,6 +20,7 @@ from fedtide.data.rows import LAGS
 from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.evaluate.rounds import score_in
+from fedtide.learn.target import CLASSES, About
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
@@ -131,7 +132,8 @@ class Judged:
 class Summary:
     """Summary of one experiment, or of one point of a sweep.
 
-    metrics: what is measured beside, with their units. clock: what times are in. target: the kind of `data.target`.
+    metrics: what is measured beside, with their units. clock: what times are in. target: words for what rows
+    are labeled with.
     """
 
     title: str
@@ -146,7 +148,7 @@ class Summary:
     claims: list[Judged] = field(default_factory=list)
     metrics: dict[str, Unit] = field(default_factory=dict)
     clock: Clock = "seconds"
-    target: str = "classes"
+    target: About = CLASSES.about
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -156,7 +158,7 @@ class Summary:
     @property
     def score(self) -> str:
         """Name of the headline measure."""
-        return self.methods[0].score if self.methods else "accuracy"
+        return self.target.score
 
     @property
     def span(self) -> str:
@@ -257,7 +259,7 @@ def summarize(record: ExperimentRecord) -> Summary:
     made = Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
         methods, _paired(record, methods), metrics=own, clock=record.clock,
-        target=experiment.data.target.kind,
+        target=experiment.data.target.about,
     )  # fmt: skip
     return replace(made, claims=[judged(methods, claim, made.units) for claim in experiment.claim])
 

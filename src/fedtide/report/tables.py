@@ -18,6 +18,7 @@ from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_las
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     ARRIVALS,
+    BASELINES,
     BY_WAY,
     FORMATS,
     NAMES,
@@ -33,7 +34,6 @@ from fedtide.report.measures import (
 )
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Judged, MethodSummary, Paired, Summary
-from fedtide.report.wording import BASELINES, floor_of
 
 Columns = Mapping[str, str]
 """Columns of a table, a row per method: their titles, and the measures in them."""
@@ -157,7 +157,7 @@ def _with_floor(table: Table, summary: Summary) -> Table:
     first = summary.methods[0] if summary.methods else None
     known = {words: first.measure(name) for name, words in BASELINES.items() if first and name in first.measures}
     if summary.floor is not None:
-        known[floor_of(summary.target)] = summary.floor
+        known[f"{summary.target.floor}, without training"] = summary.floor
     lines = [[name, percent(measure), *["-"] * (len(table.header) - 2)] for name, measure in known.items()]
     return Table(table.header, [*table.rows, *lines])
 
@@ -432,7 +432,7 @@ def cost_table(summary: Summary) -> Table:
     times = {}
     word = "rounds" if summary.clock == "rounds" else "simulated time"
     if summary.paired:
-        times[f"{word} to the final accuracy of {summary.paired[0].baseline}"] = "time_to_accuracy"
+        times[f"{word} to the final {summary.score} of {summary.paired[0].baseline}"] = "time_to_accuracy"
     if any("time_to_target" in m.measures for m in summary.methods):
         times["rounds to the target"] = "rounds_to_target"
         if summary.clock == "seconds":

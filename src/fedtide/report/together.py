@@ -13,8 +13,8 @@ from fedtide.report.render import Part, Picture, swatch, to_pictures
 from fedtide.report.summary import MethodSummary, Paired, Summary
 from fedtide.report.tables import Table
 
-DIFFERENCES = {"accuracy": "accuracy", "worst point": "worst_point", "swing": "swing"}
-"""Columns of differences between folders, and their measures."""
+DIFFERENCES = {"worst point": "worst_point", "swing": "swing"}
+"""Further columns of differences between folders, and their measures."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ def together(shown: Sequence[Shown]) -> Together:
     apart = [key for key in ("data", "shift", "model", "rounds", "seeds") if any(e[key] != said[0][key] for e in said)]
     about += f" The experiments differ in {listed(apart)}: what is equal can be compared." if apart else ""
     table = tables.methods_of_all([(each.name, each.summary) for each in shown])
+    score = " or ".join(sorted({each.summary.score for each in shown}))
     picture = (
-        "Accuracy of all methods", "Accuracy over rounds, means over seeds with a band of one standard error.",
+        f"{score.capitalize()} of all methods",
+        f"{score.capitalize()} over rounds, means over seeds with a band of one standard error.",
         figures.accuracy_of_all([(each.name, each.record) for each in shown]),
     )  # fmt: skip
     marks = [swatch(figures.look(number)) for number in numbers]
@@ -53,15 +55,17 @@ def together(shown: Sequence[Shown]) -> Together:
     if pairs:
         known = [name for name in DIFFERENCES if any(DIFFERENCES[name] in ours.measures for _, ours, *_ in pairs)]
         rows = [_row(pair, [DIFFERENCES[name] for name in known]) for pair in pairs]
-        table = Table(["method", "against", "which seeds", *known], rows)
-        parts.append(Part("Differences between folders", table, ABOUT, "differences-between-folders"))
+        table = Table(["method", "against", "which seeds", score, *known], rows)
+        parts.append(
+            Part("Differences between folders", table, ABOUT.format(score=score), "differences-between-folders")
+        )
     return Together(to_pictures([picture]), parts)
 
 
 ABOUT = (
     "The later folder minus the first one, over the seeds that both have, seed by seed ± one standard error: a method "
     "against the one of its name, else against the baseline of the first folder, or its first method. ▲ and ▼ are "
-    "clearly higher and lower accuracy, by 95 % confidence intervals (Student's t), ≈ is no clear difference, ? too "
+    "clearly higher and lower {score}, by 95 % confidence intervals (Student's t), ≈ is no clear difference, ? too "
     "few seeds to tell, = the same run, to the last digit. Seeds deal rows and draw arrivals alike where data and "
     "shift are equal; else a pair is two runs like any others."
 )
@@ -86,10 +90,9 @@ def _row(pair: Pair, measures: Sequence[str]) -> list[str]:
     later, ours, first, theirs = pair
     common = ", ".join(str(seed) for seed in ours.seeds if seed in theirs.seeds)
     found = Paired(ours.name, theirs.name, ours.against(theirs, ours.score), ours.same_run(theirs))
-    accuracy, *others = (
-        difference(name, ours.against(theirs, name), tables.format_of(name))
-        for name in (ours.score if each == "accuracy" else each for each in measures)
+    by_measure = (
+        difference(name, ours.against(theirs, name), tables.format_of(name)) for name in (ours.score, *measures)
     )
     sign = f"{tables.sign(found)} " if found.difference.mean is not None else ""
     names = f"{later.name}: {ours.name}", f"{first.name}: {theirs.name}"
-    return [*names, common or "none in common", sign + accuracy, *others]
+    return [*names, common or "none in common", sign + next(by_measure), *by_measure]

@@ -24,7 +24,7 @@ PRUNED = "#777777"
 FAILED = "#B00020"
 
 
-def over_trials(stage: Sequence[Tuned]) -> Drawn:
+def over_trials(stage: Sequence[Tuned], score: str) -> Drawn:
     """Draw accuracy over trials with the best so far, a panel per method."""
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(stage), high=3.0)
@@ -41,11 +41,11 @@ def over_trials(stage: Sequence[Tuned]) -> Drawn:
             axes.set_xlabel("trial")
             axes.set_xlim(0.5, max(tuned.search.trials, 2) + 0.5)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _finish(figure, panels, best=True)
-        return svg(figure, "accuracy over trials")
+        _finish(figure, panels, score, best=True)
+        return svg(figure, f"{score} over trials")
 
 
-def over_values(tuned: Tuned) -> Drawn | None:
+def over_values(tuned: Tuned, score: str) -> Drawn | None:
     """Draw accuracy against each value, a panel per parameter; None where no trial was judged."""
     seen = [trial for trial in tuned.trials if trial.last is not None]
     if not seen:
@@ -54,8 +54,8 @@ def over_values(tuned: Tuned) -> Drawn | None:
         figure, panels = grid(len(tuned.search.parameters), high=3.0)
         for axes, parameter in zip(panels, tuned.search.parameters, strict=True):
             _against(axes, seen, tuned.best, parameter)
-        _finish(figure, panels, star=True)
-        return svg(figure, "values and accuracy")
+        _finish(figure, panels, score, star=True)
+        return svg(figure, f"values and {score}")
 
 
 def _against(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter: Parameter) -> None:
@@ -116,10 +116,10 @@ def _height(trial: Trial) -> float:
     return math.nan if value is None else value
 
 
-def _finish(figure: Figure, panels: Sequence[Axes], *, best: bool = False, star: bool = False) -> None:
+def _finish(figure: Figure, panels: Sequence[Axes], score: str, *, best: bool = False, star: bool = False) -> None:
     """Add the unit of the axes and the legend of the markers."""
     for axes in filter(leftmost, panels):
-        axes.set_ylabel("accuracy on\nvalidation rows, %")
+        axes.set_ylabel(f"{score} on\nvalidation rows, %")
     handles = [
         Line2D([], [], ls="", marker="o", color="#333333", ms=5, label="finished"),
         Line2D([], [], ls="", marker="s", color=PRUNED, mfc="none", ms=5, label="pruned"),

@@ -43,9 +43,9 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         raise FedtideError(f"{root}: no trial is finished yet; go on with: fedtide resume {root}")
     ready = root / READY
     flatters = (
-        f"Accuracy on validation rows, as a mean over {span_of(experiment.late, experiment.rounds)}; test rows were "
-        "never looked at. It is the best of several trials, so it flatters: run the tuned experiment and "
-        "read its test rows."
+        f"{experiment.score.capitalize()} on validation rows, as a mean over "
+        f"{span_of(experiment.late, experiment.rounds)}; test rows were never looked at. It is the best of several "
+        "trials, so it flatters: run the tuned experiment and read its test rows."
     )
     path = out or root / "report.html"
     text = render(
@@ -55,10 +55,10 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
         headline=headline(stages),
         setting=setting(experiment, stages),
         parts=[
-            Part("What was found", found_table(stages), flatters, "what-was-found"),
+            Part("What was found", found_table(stages, experiment.score), flatters, "what-was-found"),
             Part("Budgets", budget_table(stages), "", "budgets"),
         ],
-        stages=[_stage(stage) for stage in stages if any(tuned.trials for tuned in stage)],
+        stages=[_stage(stage, experiment.score) for stage in stages if any(tuned.trials for tuned in stage)],
         ready=ready.read_text(encoding="utf-8") if ready.is_file() else "not finished yet",
         config=to_toml(experiment),
         environments=[environment_line(root, root.resolve().name)],
@@ -106,7 +106,7 @@ def setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
     )
 
 
-def found_table(stages: Sequence[Sequence[Tuned]]) -> Table:
+def found_table(stages: Sequence[Sequence[Tuned]], score: str) -> Table:
     """Build the table of best values, a row per value."""
     staged = any(tuned.search.stage for stage in stages for tuned in stage)
     rows = []
@@ -125,7 +125,7 @@ def found_table(stages: Sequence[Sequence[Tuned]]) -> Table:
                     "-" if best is None or best.accuracy is None else f"{100 * best.accuracy:.1f} %",
                 ]
             )
-    header = ["method", *(["stage"] if staged else []), "value", "found", "searched", "edge", "validation accuracy"]
+    header = ["method", *(["stage"] if staged else []), "value", "found", "searched", "edge", f"validation {score}"]
     return Table(header, rows)
 
 
@@ -155,16 +155,16 @@ def range_of(parameter: Parameter) -> str:
     return f"{range_.low:g} to {range_.high:g}{''.join(marks)}"
 
 
-def _stage(stage: Sequence[Tuned]) -> Stage:
+def _stage(stage: Sequence[Tuned], score: str) -> Stage:
     pictures = [
         ("Trial after trial",
-         "Accuracy on validation rows of each trial, and the best so far. Hollow squares were pruned and stand at "
-         "their last evaluation; crosses failed.",
-         over_trials(stage)),
-        *((f"{tuned.search.method}: each value against accuracy",
+         f"{score.capitalize()} on validation rows of each trial, and the best so far. Hollow squares were pruned and "
+         "stand at their last evaluation; crosses failed.",
+         over_trials(stage, score)),
+        *((f"{tuned.search.method}: each value against {score}",
            "A dot is a trial, the star the best one; hollow squares were pruned. Dashed lines are the ends of the "
            "range: a star beside one says that the range should be wider.",
-           over_values(tuned)) for tuned in stage),
+           over_values(tuned, score)) for tuned in stage),
     ]  # fmt: skip
     failed = [
         [tuned.search.method, str(trial.number + 1), format_value(dict(trial.values)), trial.reason]

@@ -166,7 +166,7 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
         key = f"metrics[{number}]"
         function = imported(said.function, f"{key}.function")
         made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit))
-    return (*metrics_for(experiment.data.target.kind), *made)
+    return (*metrics_for(experiment.data.target.about), *made)
 
 
 def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:

@@ -146,7 +146,7 @@ def _try_metrics(experiment: Experiment) -> None:
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
     moment = Moment(0, experiment.rounds, 0.0)
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
-    for metric in build.metrics_of(experiment)[len(metrics_for(experiment.data.target.kind)) :]:
+    for metric in build.metrics_of(experiment)[len(metrics_for(experiment.data.target.about)) :]:
         if not metric.needs:
             metric.of(scores)
 

@@ -237,7 +237,7 @@ def simulate(
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
     fleet = SimulatedFleet.of(host, engine, clock, probed)
-    judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.kind), *metrics))
+    judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.about), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.report import dates
+from fedtide.report import dates, narrative
+from fedtide.report.contents import tables_of
 from fedtide.report.narrative import setting
 from fedtide.report.pictures import PICTURES
 from fedtide.report.reading import read_experiment
@@ -84,6 +86,14 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     for kind in ("accuracy", "by_hour"):
         label = PICTURES[kind].draw(record, summary).figure.axes[0].get_ylabel()
         assert label.startswith("skill of training clients\non the next window, %")
+    told = [narrative.headline(record, summary), *(narrative.sentence(summary, each) for each in summary.methods)]
+    told += [each for title, table, caption in tables_of(record, summary) if table for each in (title, caption)]
+    told += [header for _, table, _ in tables_of(record, summary) if table for header in table.header]
+    told += [kind.about(record, summary) for kind in PICTURES.values()]
+    assert [each for each in told if "ccurac" in each] == []
+    assert any("Skill is 1 - error / error of always saying the same number" in each for each in told)
+    mine = replace(summary.methods[0], name="My accuracy")
+    assert narrative.sentence(summary, mine).startswith("My accuracy has a skill of ")
 
 
 def test_pictures_have_dates_hours_and_weekdays(record):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedtide.data.targets import Number
 from fedtide.evaluate.measure import Measure
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
@@ -51,6 +52,18 @@ def test_what_is_equal_and_what_is_clear_is_marked(table):
     later = shown(1, method("A", [0.5, 0.6, 0.7]), method("B", [0.6, 0.7, 0.8001]))
     marks = [row[3] for row in table(first, later)]
     assert marks == ["= +0.0 points", "▲ +10.0 ± 0.0 points"]
+
+
+def test_skills_are_compared_as_accuracies_are(table):
+    def of_numbers(folder, *values):
+        made = shown(folder, replace(method("A", values), measures={"skill": Measure.of(list(values))}))
+        return replace(made, summary=replace(made.summary, target=Number().about))
+
+    first, later = of_numbers(0, 0.5, 0.6, 0.7), of_numbers(1, 0.6, 0.7, 0.8001)
+    assert table(first, later) == [["run 1: A", "run 0: A", "0, 1, 2", "▲ +10.0 ± 0.0 points"]]
+    found = together([first, later])
+    assert found.parts[1].table.header == ["method", "against", "which seeds", "skill"]
+    assert "clearly higher and lower skill" in found.parts[1].caption
 
 
 def test_a_method_without_a_namesake_is_compared_with_the_baseline():

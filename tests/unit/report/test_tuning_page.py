@@ -46,7 +46,7 @@ def root(tmp_path):
 
 
 def test_the_table_says_what_was_found_and_which_range_to_widen(root):
-    table = found_table(read_tuning(root)[1])
+    table = found_table(read_tuning(root)[1], "accuracy")
     assert table.header == ["method", "value", "found", "searched", "edge", "validation accuracy"]
     widen = "at the high edge of its range: widen it"
     assert table.rows[0] == ["A", "local.lr", "0.99", "0.01 to 1 (log)", widen, "80.0 %"]
