@@ -138,6 +138,17 @@ def test_who_has_rows_in_the_window_arrives_and_whoever_has_rows_in_the_next_is_
     assert judged == [[0, 1], [0], [1], []]
 
 
+def test_rows_to_validate_on_come_as_others_do_and_are_for_testing_once():
+    shift = ft.Shift(who=ft.shift.Always(), what=Calendar(window="1d", begin="2026-03-28", zone="Europe/Berlin"))
+    plain, split = (build(SPRING, Natural(), split=Split(val=share), shift=shift) for share in (0.0, 0.5))
+    assert split.has_val
+    for number in range(4):
+        assert split.window(at(number)).came == plain.window(at(number)).came
+        assert held(split, number, "test") == held(plain, number, "test")
+        both = [sorted(a + b) for a, b in zip(held(split, number), held(split, number, "val"), strict=True)]
+        assert both == held(plain, number)
+
+
 def test_a_window_is_said_in_the_time_of_its_zone():
     population = people(SPRING, Calendar(window="1d", begin="2026-03-28", zone="Europe/Berlin"))
     window = population.window(at(1))

@@ -21,6 +21,9 @@ from fedtide.core.errors import refused, shown
 from fedtide.core.types import PARTS, Moment
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
 
+WHOLE = "test"
+"""The part that has all rows of a client, those to validate on too: each is for testing once."""
+
 MOST = 1_000_000
 """Maximum number of windows, as of rounds."""
 
@@ -243,11 +246,11 @@ class CalendarPlan(Plan):
     def fresh(self, moment: Moment) -> Tensor:
         """Return the mask (registered,) of the clients to which rows, or labels that were late, came in the window."""
         begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
-        return torch.from_numpy(self._within("test", begin, end)[: self.view.registered] > 0)
+        return torch.from_numpy(self._within(WHOLE, begin, end)[: self.view.registered] > 0)
 
     def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return all rows that have come with their labels, held or not, and their owners."""
-        rows, time, owner = self._sorted["test"]
+        rows, time, owner = self._sorted[WHOLE]
         come = torch.from_numpy(time < self.edge(moment.round + 1) - self._delay)
         return rows[come], torch.from_numpy(owner)[come]
 
