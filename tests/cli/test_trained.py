@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedtide as ft
 from fedtide.core.errors import FedtideError
+from fedtide.runs.export import Predicting
 from fedtide.runs.trained import Trained
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A
@@ -176,6 +177,68 @@ def test_export_writes_onnx(run, here):
     rows = trained.rows(7)
     logp = torch.from_numpy(session.run(None, {"rows": rows.numpy()})[0])
     assert torch.allclose(logp, trained.model(cluster=1)(rows).log_softmax(-1), atol=1e-5)
+
+
+TARGETS = {
+    "squared": ("number", ["value"]),
+    "gaussian": ({"kind": "number", "loss": "gaussian"}, ["value", "standard deviation"]),
+    "quantiles": ({"kind": "quantiles", "at": [0.1, 0.9]}, ["quantile 0.1", "quantile 0.9"]),
+    "counts": ("counts", ["value"]),
+    "labels": ("labels", ["p 0", "p 1"]),
+}
+
+
+def measured(here: Path, name: str) -> tuple[Trained, torch.Tensor, list[list[float]]]:
+    """Play a round about rows of a target, and return what is trained, rows as it sees them, and their predictions."""
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    counts = np.random.default_rng(1).poisson(np.exp(3 + x[:, 0])).astype(np.float64)
+    y = np.stack([x[:, 0] > 0, x[:, 1] > 1], 1).astype(np.float64) if name == "labels" else counts
+    np.savez("rows.npz", x=x, y=y)
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, model="linear", data={
+        "source": {"kind": "npz", "path": str(here / "rows.npz")}, "target": TARGETS[name][0],
+        "partition": {"kind": "iid", "clients": 4}, "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    ft.run("study.toml", "run", workers=1, quiet=True)
+    assert done("predict", "run", "rows.npz") == 0
+    with open("predictions.csv", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == TARGETS[name][1]
+    return ft.trained("run"), torch.from_numpy(x).float(), [[float(cell) for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_program_says_what_predict_writes_in_units_of_the_data(here, capsys, monkeypatch, name):
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    trained, x, predicted = measured(here, name)
+    program = Predicting(trained.model(), trained.task.target)
+    torch.testing.assert_close(program(x), torch.tensor(predicted), rtol=1e-4, atol=1e-4)
+    assert done("export", "run", "--format", "safetensors") == 0
+    with safe_open("a-0.safetensors", "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["columns"]) == TARGETS[name][1]
+    assert json.loads(about["target"])["kind"] == trained.task.target.kind
+    assert "classes" not in about
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("format", ["torch-export", "onnx"])
+def test_programs_of_other_targets_are_exported(here, capsys, monkeypatch, name, format):
+    monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
+    if format == "onnx":
+        for library in ("onnx", "onnxscript"):
+            pytest.importorskip(library)
+        runtime = pytest.importorskip("onnxruntime")
+    _, x, predicted = measured(here, name)
+    capsys.readouterr()
+    assert done("export", "run", "--format", format, "--out", "program") == 0
+    assert f"program that takes rows (3,) and returns {' and '.join(TARGETS[name][1])}" in capsys.readouterr().out
+    if format == "onnx":
+        session = runtime.InferenceSession("program", providers=["CPUExecutionProvider"])
+        found = torch.from_numpy(session.run(["columns"], {"rows": x.numpy()})[0])
+    else:
+        found = torch.export.load("program").module()(x)
+    torch.testing.assert_close(found, torch.tensor(predicted), rtol=1e-4, atol=1e-4)
 
 
 def test_onnx_needs_libraries_that_are_named(run, here, capsys, monkeypatch):

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 import fedtide
 from fedtide.config import resolved
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError
+from fedtide.core.prose import listed
 from fedtide.core.types import Weights
-from fedtide.learn.target import CLASSES
+from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task
 from fedtide.runs.predict import names_of_classes
 from fedtide.runs.trained import Trained, agree, module_of
@@ -61,8 +62,8 @@ class Model:
 def export(model: Model, out: Path, format: Format) -> str:
     """Write the network by which rows are predicted to a file, and say what it is.
 
-    A program takes rows as the model sees them, any number of them, and returns their log-probabilities. It is written
-    only if it predicts as the run does.
+    A program takes rows as the model sees them, any number of them, and returns their log-probabilities, or the columns
+    of another target (`Target.columns`) in the units of the data. It is written only if it predicts as the run does.
 
     Args:
         model: what is written.
@@ -86,9 +87,7 @@ def export(model: Model, out: Path, format: Format) -> str:
         except SafetensorError as error:
             raise FedtideError(f"{out}: cannot be written ({error})") from None
         return f"weights of {sum(array.numel() for array in arrays.values()):,} numbers in {len(arrays)} arrays"
-    if model.task.target != CLASSES:
-        raise refused("--format", format, "safetensors, as rows have no classes and a model says standardized numbers")
-    program = Predicting(module_of(model.task, parts)).eval()
+    program = Predicting(module_of(model.task, parts), model.task.target).eval()
     with torch.no_grad():
         said = program(rows)
     with replacing(out) as file:
@@ -101,7 +100,8 @@ def export(model: Model, out: Path, format: Format) -> str:
             named.replace(file)
         finally:
             named.unlink(missing_ok=True)
-    return f"program that takes rows {tuple(rows.shape[1:])} and returns {said.shape[-1]} log-probabilities each"
+    returns = listed(columns_of(model.task.target)) or f"{said.shape[-1]} log-probabilities each"
+    return f"program that takes rows {tuple(rows.shape[1:])} and returns {returns}"
 
 
 @contextmanager
@@ -124,16 +124,23 @@ def _quiet() -> Iterator[None]:
 
 
 class Predicting(nn.Module):
-    """A network that returns log-probabilities."""
+    """A network that returns log-probabilities, or the columns of another target."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, target: Target) -> None:
         super().__init__()
         self.network = network
+        self.target = target
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities (rows, classes)."""
-        logp: Tensor = self.network(x).log_softmax(-1)
-        return logp
+        """Return log-probabilities (rows, classes), or columns (rows, columns)."""
+        told = self.target.told(self.network(x))
+        columns = self.target.columns(told)
+        return torch.stack(list(columns.values()), -1) if columns else told
+
+
+def columns_of(target: Target) -> list[str]:
+    """Return the names of the columns that a target tells; none of classes."""
+    return list(target.columns(torch.zeros(1, target.width)))
 
 
 def described(trained: Trained, client: int | None, cluster: int | None) -> dict[str, str]:
@@ -147,9 +154,17 @@ def described(trained: Trained, client: int | None, cluster: int | None) -> dict
         "whose": whose or f"cluster {cluster}",
         "model": json.dumps(resolved(run.experiment)["model"]),
         "shape": json.dumps(list(trained.host.population.rows.shape)),
-        "classes": json.dumps(names_of_classes(trained)),
+        **_labeled(trained),
         "format": "pt",
     }
+
+
+def _labeled(trained: Trained) -> dict[str, str]:
+    """Return the names of the classes, or what another target is and its columns."""
+    target = trained.task.target
+    if target == CLASSES:
+        return {"classes": json.dumps(names_of_classes(trained))}
+    return {"target": json.dumps(asdict(target)), "columns": json.dumps(columns_of(target))}
 
 
 def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:
@@ -179,7 +194,7 @@ def _onnx(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -
         (rows,),
         file,
         input_names=["rows"],
-        output_names=["logp"],
+        output_names=["columns" if "columns" in about else "logp"],
         dynamic_shapes={"x": {0: torch.export.Dim("rows", min=1)}},
         external_data=False,
         dynamo=True,
