@@ -92,10 +92,10 @@ def uses(family: str) -> str:
 def advice() -> str:
     """What an inspection may find, and the methods that it speaks for."""
     rows = ["| what was found | speaks for |", "| --- | --- |"]
-    for trait, (said, _) in TRAITS.items():
+    for trait, found in TRAITS.items():
         losses = [f"the loss `{loss}`" for loss, about in LOSSES.items() if trait in about]
         known = [f"[{title(name)}](algorithms/{name}.md)" for name, entry in REGISTRY.items() if trait in entry.helps]
-        rows.append(f"| {said} | {', '.join([*losses, *known])} |")
+        rows.append(f"| {', or '.join(found)} | {', '.join([*losses, *known])} |")
     return "\n".join(rows)
 
 

@@ -35,16 +35,16 @@ def _nothing(found: Findings) -> int:
     return int(not any(answer.found for answer in found))
 
 
-TRAITS: Mapping[Trait, tuple[str, Callable[[Findings], int]]] = {
-    "labels": ("labels differ between clients", _level("labels")),
-    "groups": ("there are groups of clients, or features differ", _level("groups", "features")),
-    "meaning": ("features mean other things to other clients", _level("meaning")),
-    "hours": ("other clients are there at other hours", _others),
-    "drift": ("it drifts", _level("drift", "matter")),
-    "holdings": ("the same clients hold other things at other times", _same),
-    "nothing": ("nothing differs, where several models that are averaged help a little", _nothing),
+TRAITS: Mapping[Trait, Mapping[str, Callable[[Findings], int]]] = {
+    "labels": {"labels differ between clients": _level("labels")},
+    "groups": {"there are groups of clients": _level("groups"), "features differ between clients": _level("features")},
+    "meaning": {"features mean other things to other clients": _level("meaning")},
+    "hours": {"other clients are there at other hours": _others},
+    "drift": {"it drifts": _level("drift", "matter")},
+    "holdings": {"the same clients hold other things at other times": _same},
+    "nothing": {"nothing differs, where several models that are averaged help a little": _nothing},
 }
-"""What may be found, in words, and how strongly it is."""
+"""What may be found of each trait, in words, and how strongly it is."""
 
 
 def helps(algorithm: str, loss: str) -> tuple[Trait, ...]:
@@ -58,16 +58,7 @@ def helps(algorithm: str, loss: str) -> tuple[Trait, ...]:
     return tuple(trait for trait in TRAITS if trait in both)
 
 
-def reasons(found: Findings, algorithm: str, loss: str) -> dict[Trait, int]:
-    """Return which of what was found speaks for an algorithm with a loss, and how strongly each: 2 or 1."""
-    strength = {trait: TRAITS[trait][1](found) for trait in helps(algorithm, loss)}
-    return {trait: level for trait, level in strength.items() if level}
-
-
-def in_words(traits: Mapping[Trait, int]) -> str:
-    """Return traits in words.
-
-    >>> in_words({"labels": 2, "drift": 1})
-    'labels differ between clients; it drifts'
-    """
-    return "; ".join(TRAITS[trait][0] for trait in traits)
+def reasons(found: Findings, algorithm: str, loss: str) -> dict[str, int]:
+    """Return what was found that speaks for an algorithm with a loss, in words, and how strongly each: 2 or 1."""
+    told = [way for trait in helps(algorithm, loss) for way in TRAITS[trait].items()]
+    return {words: level for words, strength in told if (level := strength(found))}

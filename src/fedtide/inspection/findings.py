@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -37,14 +37,25 @@ Question = Literal["labels", "features", "meaning", "groups", "presence", "mix",
 
 QUESTIONS: dict[Question, str] = {
     "labels": "Do labels differ between clients?",
-    "features": "Do features?",
-    "meaning": "Does what features mean?",
+    "features": "Do features differ between clients?",
+    "meaning": "Does what features mean differ?",
     "groups": "Are there groups of clients?",
     "presence": "Is who is there a matter of the hour?",
     "mix": "Does the mix change with the hour?",
     "drift": "Does it drift?",
     "matter": "Does the drift matter?",
 }
+SHORT: dict[Question, str] = {
+    "labels": "labels differ {} between clients",
+    "features": "features differ {} between clients",
+    "meaning": "what features mean differs {} between clients",
+    "groups": "there are groups of clients that differ {}",
+    "presence": "who is there depends {} on the hour",
+    "mix": "the mix changes {} with the hour",
+    "drift": "it drifts {}",
+    "matter": "rows of later differ {} from what those before would tell",
+}
+"""What is said in short of a question whose answer is mild or strong."""
 TOLD = 0.05, 0.25
 """From which rows tell their client mildly, and strongly: from chance (0) to always (1)."""
 UNEVEN = 0.15, 0.4
@@ -99,7 +110,7 @@ class Findings:
     drift: Drift | None
 
     def __repr__(self) -> str:
-        return "\n".join([*self.table.said, *(answer.line for answer in self), *self.notes])
+        return "\n".join([*self.table.said, *(answer.line for answer in self), *self.notes, self.short])
 
     def _repr_html_(self) -> str:
         from fedtide.inspection.page import shown
@@ -107,8 +118,13 @@ class Findings:
         return shown(self)
 
     @property
+    def short(self) -> str:
+        """Which shift it is, in a sentence or two: what is strong, then what is mild."""
+        return _short(self)
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """What else a person should look at: a feature that is the label in another form, hours in another zone."""
+        """What else a person should know: that some rows were looked at, a feature that is the label, another zone."""
         return tuple(_notes(self))
 
     def write(self, folder: str | Path) -> Path:
@@ -128,7 +144,29 @@ class Findings:
         return self.answers[question]
 
 
+def _short(found: Findings) -> str:
+    levels: tuple[Level, ...] = ("strong", "mild")
+    told = [_told(found, answer) for level in levels for answer in found if answer.level == level]
+    if not told and all(answer.level == "not asked" for answer in found):
+        return "In short: without columns of clients and times nothing can be asked."
+    return f"In short: {'; '.join(filter(None, told)) or 'nothing that was asked about differs or changes'}."
+
+
+def _told(found: Findings, answer: Finding) -> str:
+    if answer.question == "matter" and found["drift"].found:
+        return ""
+    said = SHORT[answer.question].format({"strong": "strongly", "mild": "mildly"}[answer.level])
+    if answer.question == "mix" and found.rows.clients > 1 and answer.why:
+        said += f", as {listed([WHY[each] for each in answer.why])}"
+    if answer.question == "drift" and found["matter"].level != "not asked":
+        said += ", and models of the past suffer" if found["matter"].found else ", but models of the past hardly suffer"
+    return said
+
+
 def _notes(found: Findings) -> Iterator[str]:
+    looked, held = len(found.rows.label), len(found.table.label)
+    if looked < held:
+        yield f"note: {looked:,} of {held:,} rows, drawn at random, were looked at; pictures show these"
     known = [found.clients.models.one] if found.clients is not None and found.clients.models is not None else []
     known += [found.drift.ahead.past] if found.drift is not None and found.drift.ahead is not None else []
     names = found.table.columns.get("features", ())
@@ -368,22 +406,27 @@ def _mix(cycle: Cycle, *, several: bool) -> Finding:
         return Finding(
             "mix", "no", f"labels change by {percent(seen)} over the {cycle.name}, by chance {percent(chance)}"
         )
+    said = f"over the {cycle.name} {_sizes(changes, what)}" + f": {listed([WHY[each] for each in why])}" * several
+    return Finding("mix", strongest(*found.values()), said, what, why)
+
+
+def _sizes(changes: Changes, what: Sequence[str]) -> str:
+    """Say by how much each thing that changes does, beside what chance does; of models there is no distance."""
     distance = attrgetter("distance")
+    looks = [each for each in (changes.look_others, changes.look_same) if each]
     sizes = {
         "labels": max(changes.others, changes.same, key=distance),
-        "features": max(
-            (each for each in (changes.look_others, changes.look_same) if each), key=distance, default=None
-        ),
+        "features": max(looks, key=distance, default=None),
         "groups": changes.crowd,
     }
-    told = [
-        f"{WHAT[name]} by {percent(size.seen)} (chance {percent(size.chance)})"
-        if (size := sizes.get(name))
-        else WHAT[name]
-        for name in what
-    ]
-    said = f"over the {cycle.name} {listed(told)}" + f": {listed([WHY[each] for each in why])}" * several
-    return Finding("mix", strongest(*found.values()), said, what, why)
+    return listed(
+        [
+            f"{WHAT[name]} by {percent(size.seen)} (chance {percent(size.chance)})"
+            if (size := sizes.get(name))
+            else WHAT[name]
+            for name in what
+        ]
+    )
 
 
 # -- drift -------------------------------------------------------------------------------------------------------------
@@ -422,7 +465,7 @@ def _of_drift(rows: Sample, drift: Drift | None) -> Iterator[Finding]:
     blocks = f"between {drift.blocks} stretches of time"
     if found:
         reasons = f"; {listed([WHY[each] for each in why])}" if rows.clients > 1 else ""
-        said = f"{listed([WHAT[name] for name in what])}, {how(drift, rows.seconds)}{reasons}"
+        said = f"{blocks} {_sizes(drift.changes, what)}, {how(drift, rows.seconds)}{reasons}"
     else:
         said = f"labels differ by {percent(drift.labels.seen)} {blocks}, by chance {percent(drift.labels.chance)}"
     yield Finding("drift", strongest("no", *found.values()), said, what, why)

@@ -46,7 +46,7 @@ def _save_rows(found: Findings, path: Path) -> None:
 
 def shown(found: Findings) -> str:
     """Return the answers as a notebook shows them."""
-    said = (*found.table.said, *found.notes)
+    said = (found.short, *found.table.said, *found.notes)
     return render("findings.html", said=said, answers=[(QUESTIONS[answer.question], answer) for answer in found])
 
 
@@ -56,6 +56,7 @@ def page(found: Findings, ready: str | None) -> str:
         "inspection.html",
         title=f"{found.table.name}: which shift is it?",
         about="",
+        short=found.short,
         said=(*found.table.said, *found.notes),
         answers=[(QUESTIONS[answer.question], answer) for answer in found],
         pictures=to_pictures(pictures(found)),

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedtide.algorithms import REGISTRY
-from fedtide.algorithms.entry import Trait
 from fedtide.config.overrides import as_toml
 from fedtide.core.durations import LONGEST, seconds_of
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
-from fedtide.inspection.advice import in_words, reasons
+from fedtide.inspection.advice import reasons
 from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
 
 ROWS = "rows.npz"
@@ -30,6 +29,9 @@ LEAST_ROWS = 20
 """Rows that there are at any time of a study: some of them are for validation and tests."""
 SIMULATED = 20
 """Clients of rows that name none."""
+
+STEPS, BATCH = 200, 20
+"""Local steps of clients whose two epochs would be more, so that a round takes no longer, and the rows of a step."""
 
 Method = tuple[str, str, dict[str, Any], str]
 """Name, algorithm, options, and why it is in a study."""
@@ -52,7 +54,7 @@ PROPOSED: tuple[tuple[str, str, Mapping[str, Any], str], ...] = (
 )
 """Methods that a study can have, with options for any data, and the option that is the number of groups."""
 MOST = 3
-"""Methods in a study that one trait speaks for."""
+"""Methods in a study that one finding speaks for."""
 
 
 def study(found: Findings, folder: Path) -> str | None:
@@ -197,7 +199,14 @@ def _shift(found: Findings) -> Iterator[str]:
     yield "[defaults]"
     yield f"cohort = {min(10, max(found.rows.clients if found.rows.clients > 1 else SIMULATED, 2) // 2)}"
     rate = 0.01 if found.table.measured else 0.1  # gradients of squared errors are as large as the errors
-    yield f"local = {{ lr = {rate}, epochs = 2 }}"
+    many = _held(found, windows) > STEPS * BATCH / 2
+    yield f"local = {{ lr = {rate}, {f'local_steps = {STEPS}' if many else 'epochs = 2'} }}"
+
+
+def _held(found: Findings, windows: _Windows | None) -> float:
+    """Return how many rows a client holds at most at a time, in the mean over clients."""
+    share = 1.0 if windows is None or windows.hold is None else min(windows.hold / windows.rounds, 1.0)
+    return share * len(found.table.label) / (found.rows.clients if found.rows.clients > 1 else SIMULATED)
 
 
 def _times(count: int, window: str) -> str:
@@ -209,23 +218,23 @@ def _times(count: int, window: str) -> str:
 def methods(found: Findings) -> list[Method]:
     """Return the methods that may help, those that most speaks for first: name, algorithm, options, and why.
 
-    Of those that a trait speaks for the first of `PROPOSED` are taken; of those that need classes none for a measure.
+    Of those that a finding speaks for the first of `PROPOSED` are taken; of those that need classes none for a measure.
     """
     groups = found.clients.groups[1] if found.clients is not None and found["groups"].found else ()
     count = max(groups, default=1) + 1
-    taken: dict[Trait, int] = {}
+    taken: dict[str, int] = {}
     chosen = []
     for name, algorithm, given, counted in PROPOSED:
         said = reasons(found, algorithm, given.get("loss", ""))
         classes = found.table.measured and _of_classes(algorithm, given)
-        if classes or not any(taken.get(trait, 0) < MOST for trait in said):
+        if classes or not any(taken.get(each, 0) < MOST for each in said):
             continue
-        for trait in said:
-            taken[trait] = taken.get(trait, 0) + 1
+        for each in said:
+            taken[each] = taken.get(each, 0) + 1
         options = {**given, **({counted: int(count)} if counted else {})}
         named = f"{name}, K = {count}" if counted else name
-        chosen.append((max(said.values()), (named, algorithm, options, in_words(said))))
-    chosen.sort(key=lambda each: -each[0])
+        chosen.append((max(said.values()), (named, algorithm, options, "; ".join(said))))
+    chosen.sort(key=lambda pair: -pair[0])
     return [*ALWAYS, *(method for _, method in chosen)]
 
 

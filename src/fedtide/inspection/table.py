@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import listed
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.column import Column, columns_of
+from fedtide.data.sources.column import VAST, Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import CALENDAR, MOST_CLASSES, Roles, assign, local, read_columns, when_of, words_of
 from fedtide.data.sources.when import spanned
@@ -85,6 +85,9 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
     if not whole.any():
         raise FedtideError(f"{name}: something is missing in every row of {', '.join((*found.features, *taken))}")
     places = np.flatnonzero(whole) + begin
+    for column in (*found.features, found.label):
+        if (worst := columns[column].largest) > VAST:
+            raise refused(f"{name}: {column}", worst, f"numbers below {VAST:.2g}; divide them")
     times = {column: columns[column].values[whole] for column in found.time}
     numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
     labels, measured = _label(columns[found.label], whole)

@@ -100,8 +100,8 @@ def headline(made: Tournament) -> str:
         said = f"{after} {first} leads clearly among those that came so far."
     else:
         said = f"{after} {first} leads, and cannot be told apart from {listed(others)}."
-    why = f" With fewer than {ENOUGH} seeds nobody can be told apart." if len(rung.seeds) < ENOUGH and others else ""
-    return f"{said}{why} Next: a run of study.toml, on fresh seeds."
+    why = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH and others else ""
+    return f"{said}{why} Next: fedtide run study.toml, on fresh seeds and test rows."
 
 
 def setting(made: Tournament) -> str:

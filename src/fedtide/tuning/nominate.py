@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.rows import Rows
-from fedtide.inspection.advice import in_words, reasons
+from fedtide.inspection.advice import reasons
 from fedtide.inspection.findings import Findings, found_in
 from fedtide.inspection.questions import CYCLES
 from fedtide.inspection.table import Table
@@ -48,7 +48,7 @@ def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[M
         kind = method.algorithm, _loss(method)
         again = seen[kind] = seen.get(kind, -1) + 1
         said = reasons(found, *kind) if found is not None else {}
-        why = PLAIN if method is plain else in_words(said)
+        why = PLAIN if method is plain else "; ".join(said)
         order.append(((method is not plain, again, -max(said.values(), default=0), number), method, why))
     return [(method, why) for _, method, why in sorted(order, key=lambda each: each[0])]
 

@@ -19,7 +19,7 @@ from fedtide.data.sources.when import all_seconds, seconds_of
 from helpers.same_rows import same
 
 NUMBERS = ["1", "-2.5", " 3 ", "+4", ".5", "5.", "1e-3", "0.1234567890123456789", "-0", "1e-400", "16777217", "9e15"]
-GAPS = ["", "NA", "nan", "Null", " na "]
+GAPS = ["", "NA", "nan", "Null", " na ", " ", " NA"]
 WORDS = ["dog", "cat", '"a, b"', '"say ""no"""', 'a"b', "Zürich", " spaced "]
 DAYS = [
     "2026-03-01T09:15:00",

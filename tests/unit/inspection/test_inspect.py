@@ -18,7 +18,7 @@ from fedtide.core.types import Moment
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
-from fedtide.inspection.study import PROPOSED, methods
+from fedtide.inspection.study import PROPOSED, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
@@ -102,9 +102,7 @@ def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
     assert [name for name, _, _, _ in methods(found)][2:] == [
         "IFCA, K = 2", "FedEM, K = 2", "FlexCFL", "Adaptive experts",
     ]  # fmt: skip
-    assert methods(found)[2][3] == (
-        "there are groups of clients, or features differ; features mean other things to other clients"
-    )
+    assert methods(found)[2][3] == "there are groups of clients; features mean other things to other clients"
 
 
 def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):
@@ -239,11 +237,16 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     assert [answer["level"] for answer in found["answers"][:4]] == ["no", "no", "strong", "strong"]
     assert found["study"] == str(tmp_path / "made" / STUDY)
     assert [line[:40].strip() for line in lines[3:7]] == [
-        "Do labels differ between clients?", "Do features?", "Does what features mean?", "Are there groups of clients?",
+        "Do labels differ between clients?", "Do features differ between clients?", "Does what features mean differ?",
+        "Are there groups of clients?",
     ]  # fmt: skip
     assert [line[40:50].strip() for line in lines[3:11]] == ["no", "no", "strong", "strong", "no", "no", "no", "no"]
+    groups = "there are groups of clients that differ strongly"
+    short = f"In short: what features mean differs strongly between clients; {groups}."
+    assert short in lines
     page = (tmp_path / "made" / PAGE).read_text(encoding="utf-8")
     assert page.count("<figure") == 6
+    assert f'class="headline">{short}' in page
     assert "nan" not in page.split("<figure")[0]
     study = tmp_path / "made" / STUDY
     assert prepare(study).settings.title == "shop.csv"
@@ -272,6 +275,27 @@ def test_a_wrong_option_is_one_line(tmp_path, options, said):
     with pytest.raises(ft.FedtideError) as raised:
         ft.inspect(table(tmp_path / "shop.csv"), **options)
     assert str(raised.value).startswith(said)
+
+
+def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
+    draw = np.random.default_rng(0)
+    columns = {"a": draw.normal(size=300) * 1e300, "b": draw.normal(size=300), "y": draw.integers(2, size=300)}
+    found = ft.inspect(columns)
+    assert found.table.columns["features"] == ("b",)
+    assert "left out: a (numbers beyond 3.4e+38, with which no model computes)" in found.table.said
+    with pytest.raises(ft.FedtideError, match=r"table: a: found .*e\+300, allowed: numbers below 3.4e\+38; divide"):
+        ft.inspect(columns, label="a")
+
+
+def test_large_tables_are_looked_at_in_part_and_their_clients_train_for_some_steps(monkeypatch):
+    monkeypatch.setattr("fedtide.inspection.questions.ROWS", 1000)
+    monkeypatch.setattr("fedtide.inspection.study.STEPS", 5)
+    found = found_in(planted("labels 0.3 + gradual", 0))
+    assert "note: 1,000 of 2,400 rows, drawn at random, were looked at; pictures show these" in found.notes
+    assert found.short.startswith("In short: labels differ strongly between clients; ")
+    assert "it drifts mildly, but models of the past hardly suffer" in found.short
+    assert "local = { lr = 0.1, local_steps = 5 }" in study(found, Path("made"))
+    assert "epochs = 2" in study(found_in(planted("nothing", 0, 200)), Path("made"))
 
 
 @pytest.mark.thorough

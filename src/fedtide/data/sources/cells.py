@@ -191,7 +191,8 @@ def _kept(path: Path, whole: Found, texts: Sequence[str], missing: Missing, need
     if missing == "drop":
         keep[np.isnan(found).any(1)] = False
     for name in needed:
-        keep &= ~np.array([*map(lacks, columns[name])])
+        if marks := {*filter(lacks, set(columns[name]))}:
+            keep &= np.array([text not in marks for text in columns[name]])
     columns = {name: [*compress(column, keep)] for name, column in columns.items()}
     return Cells(path, np.flatnonzero(keep), found[keep], columns)
 
@@ -264,7 +265,7 @@ def _by_arrow(path: Path, numbers: Sequence[str], texts: Sequence[str]) -> Found
     convert = ConvertOptions(
         column_types=dict.fromkeys(numbers, arrow.float64()) | dict.fromkeys(texts, arrow.string()),
         include_columns=[*dict.fromkeys([*numbers, *texts])],
-        null_values=spelled,
+        null_values=[blank + each for blank in ("", " ") for each in spelled],  # numbers may have blanks, marks not
         strings_can_be_null=False,
     )
     try:

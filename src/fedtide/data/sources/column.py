@@ -17,6 +17,8 @@ MARKS = frozenset(("", "na", "nan", "null"))
 """Cells in which something is missing, in lower case."""
 MOSTLY = 0.9
 """Share of numbers from which a column seems to be one of numbers with mistakes."""
+VAST = float(np.finfo(np.float32).max)
+"""Numbers above which models do not compute: they are infinite there."""
 MISSING = MARKS | {"none", "nat", "?", "<na>"}
 """The same with what sources of a study do not know."""
 
@@ -70,6 +72,11 @@ class Column:
     def whole(self) -> bool:
         """True if every number is whole."""
         return self.numbers is not None and bool((self.numbers[~self.missing] % 1 == 0).all())
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest absolute number; 0 without numbers."""
+        return 0.0 if self.numbers is None else float(np.abs(self.numbers[~self.missing]).max(initial=0.0))
 
     @cached_property
     def distinct(self) -> int:

@@ -165,7 +165,8 @@ def _label(name: str, label: str, column: Column, keep: np.ndarray, cuts: Sequen
     if measured:
         if column.numbers is None:
             raise refused(f"{name}: label", label, "a column of numbers, or target='classes'")
-        return column.numbers[keep].astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite labels are refused later
+            return column.numbers[keep].astype(np.float32)
     if cuts:
         if column.numbers is None:
             raise refused(f"{name}: label", label, "a column of numbers, as it is to be cut into classes")

@@ -14,7 +14,7 @@ import numpy as np
 from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, numeric_columns, read_cells
-from fedtide.data.sources.column import Column
+from fedtide.data.sources.column import VAST, Column
 from fedtide.data.sources.when import seconds_of
 
 MOST_CLASSES = 100
@@ -237,6 +237,8 @@ def guess_features(
             left[name] = "dates" if column.dated else _text(column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
+        elif column.largest > VAST:
+            left[name] = f"numbers beyond {VAST:.2g}, with which no model computes"
     return tuple(name for name in columns if name not in left), left
 
 

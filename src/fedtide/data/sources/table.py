@@ -87,7 +87,8 @@ class Columns:
 
     def rows(self, name: str, *, scaled: bool, measured: bool = False) -> Rows:
         """Return the rows; raise for what is no rows. Labels that are `measured` are values and no classes."""
-        encoder = self.encoder(name, scaled=scaled)
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers that are too large, which are refused below
+            encoder = self.encoder(name, scaled=scaled)
         plain = replace(encoder, center=None, spread=None)(self.numbers, self.texts)
         rows = from_arrays(name, plain, self.label, self.client, self.domain, measured=measured)
         rows = replace(
@@ -274,7 +275,8 @@ class CSV(Loading):
 
     def _values(self, cells: Cells) -> np.ndarray:
         found = [_measured(cells, label) for label in self._label]
-        return found[0].astype(np.float32) if isinstance(self.label, str) else np.stack(found, 1).astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite labels are refused later
+            return found[0].astype(np.float32) if isinstance(self.label, str) else np.stack(found, 1).astype(np.float32)
 
 
 def _measured(cells: Cells, label: str) -> np.ndarray:
