@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
@@ -785,6 +787,16 @@ def play_recommendation(
     return Recommendation(root, root / tournament.STUDY, page, tournament.read_tournament(root))
 
 
+@contextmanager
+def whole_or_none(root: Path) -> Iterator[None]:
+    """Remove the folder of a tournament whose budget was over before it said anything."""
+    try:
+        yield
+    except tournament.TooShort:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+
+
 def recommendation_shown(root: Path, workers: int | None, output: Output = Output()) -> Recommendation | None:
     """Play what is left of a tournament as `play_recommendation` does, and print its rungs and how methods stand."""
     from fedtide.report.recommendation import headline, standings_table
@@ -846,4 +858,5 @@ def recommend(
     """
     roles = _roles(label, client, time, features, zone)
     root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, roles)
-    return _done(recommendation_shown(root, workers, Output(quiet)), root)
+    with whole_or_none(root):
+        return _done(recommendation_shown(root, workers, Output(quiet)), root)

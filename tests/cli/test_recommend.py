@@ -6,7 +6,9 @@ import csv
 import json
 import random
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -143,3 +145,21 @@ def test_options_of_a_study_are_none_of_data(here, capsys):
     baskets()
     said = refused(capsys, here, "recommend", "baskets.csv", "--set", "rounds=3")
     assert "--set, --scale: found 'rounds=3', allowed: with a study" in said
+
+
+@pytest.mark.parametrize("data", ["baskets.csv", "study.toml"])
+def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here, capsys, monkeypatch, data):
+    baskets()
+    written()
+    monkeypatch.setattr("fedtide.api.clock", SimpleNamespace(time=lambda: time.time() - 60))
+    said = refused(capsys, here, "recommend", data, "--budget", "1m")
+    assert re.fullmatch(rf"--budget: {data}: found 60 s, allowed: \d+m or more, as \d+ s went into the begin.*", said)
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    Path("runs").mkdir()
+
+    def over(*_: object, **__: object) -> None:
+        raise tournament.TooShort("over")
+
+    monkeypatch.setattr(tournament, "execute", over)
+    assert refused(capsys, here, "recommend", data, "--budget", "10m") == "over"

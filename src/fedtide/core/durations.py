@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated
@@ -27,6 +28,15 @@ def seconds_of(duration: str) -> float:
     if not 1 <= seconds <= LONGEST:
         raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
     return seconds
+
+
+def rounded_up(seconds: float) -> str:
+    """Return a duration that is at least so many seconds, in tens of them or in minutes.
+
+    >>> rounded_up(34.0), rounded_up(130.0)
+    ('40s', '3m')
+    """
+    return f"{max(math.ceil(seconds / 10), 1)}0s" if seconds <= 90 else f"{math.ceil(seconds / 60)}m"
 
 
 def zone_of(name: str) -> ZoneInfo:

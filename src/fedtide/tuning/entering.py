@@ -17,7 +17,7 @@ from fedtide.runs import folder
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
 from fedtide.tuning.nominate import found_in_world, nominated
-from fedtide.tuning.tournament import LADDER, Candidate, first_line, played_by
+from fedtide.tuning.tournament import LADDER, Candidate, TooShort, first_line, played_by, too_short
 
 RATES = 0.5, 2.0
 """Learning rates with which methods are entered that are nominated for data, in those of the inspection's study."""
@@ -35,15 +35,17 @@ def begin_with_data(root: Path, found: Findings, budget: float, began: float) ->
         began: when the inspection began, in seconds since 1970.
 
     Raises:
-        FedtideError: there are no features, or methods cannot be judged by the data.
+        FedtideError: there are no features, methods cannot be judged by the data, or half of the budget is gone.
     """
     if found.table.features is None:
         raise FedtideError(f"{found.table.name}: no columns of features, without which there is no model")
+    _check_left(found.table.name, budget, began)
     made_here = not root.exists()
     try:
         page = found.write(root / "inspection")
         study, candidates = _entered(found, page.parent / "study.toml")
         _check_judged(study, found.table.name)
+        _check_left(found.table.name, budget, began)
         write_text(root / "config.toml", to_toml(study))
         write_text(root / "environment.json", json.dumps(folder.environment(), indent=1) + "\n")
         write_text(root / LADDER, first_line(budget, candidates, str(found).splitlines(), time.time() - began))
@@ -66,16 +68,25 @@ def begin_with_study(
         scale: that of a recipe that is played, if any.
 
     Raises:
-        FedtideError: the study has a sweep, one method alone, or no validation rows, or could not be run.
+        FedtideError: the study has a sweep, one method alone, or no validation rows, could not be run, or half of the
+            budget is gone.
     """
     if study.sweep:
         raise refused(f"{where}: sweep", next(iter(study.sweep)), "none: a tournament is about one point of it")
     _check_judged(study, where)
     found = found_in_world(study, played_by(study).seeds[0])
+    _check_left(where, budget, began)
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(found, study.method)]
     said = [] if found is None else [answer.line for answer in found]
     line = first_line(budget, candidates, said, time.time() - began)
     folder.made(root, {"config.toml": to_toml(study), LADDER: line}, scale)
+
+
+def _check_left(name: str, budget: float, began: float) -> None:
+    """Raise where half of a budget is gone before the tournament: its processes load the data anew, to begin with."""
+    spent = time.time() - began
+    if spent > budget / 2:
+        raise TooShort(too_short(name, budget, spent))
 
 
 def _check_judged(study: Experiment, where: str) -> None:

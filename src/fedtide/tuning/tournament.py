@@ -25,6 +25,7 @@ import tomli_w
 
 from fedtide.config import Experiment, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
+from fedtide.core.durations import rounded_up
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in
@@ -34,7 +35,7 @@ from fedtide.runs.folder import check_entries
 from fedtide.runs.folder import load as load_study
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Run
-from fedtide.tuning.ladder import SEEDS, Cost, Standing, climbing, half, planned, standings, value_at, window
+from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, value_at, window
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
@@ -109,6 +110,10 @@ class Tournament:
     def last_rung(self, entry: str) -> Rung | None:
         """Return the highest rung that an entry reached."""
         return next((rung for rung in reversed(self.reached) if entry in rung.values), None)
+
+
+class TooShort(FedtideError):
+    """The budget was over before two methods could be compared."""
 
 
 class RungsDisplay:
@@ -374,7 +379,7 @@ def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | N
         False if a person stopped it; everything is saved then.
 
     Raises:
-        FedtideError: all methods failed, or the budget was over before two of them could be compared.
+        FedtideError: all methods failed; `TooShort` where the budget was over before two of them could be compared.
     """
     display = display or RungsDisplay()
     with run_lock(root, "config.toml"), ExitStack() as stack:
@@ -393,11 +398,17 @@ def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | N
                 if stop.asked:
                     return False
         if not made.survivors:
-            reasons = "; ".join(f"{entry}: {why}" for entry, why in made.failed.items())
-            why = f"all methods failed: {reasons}" if reasons else f"the budget of {made.budget:g} s was over too soon"
-            raise FedtideError(f"{root}: no two methods could be compared, as {why}; allowed: a larger --budget")
+            if reasons := "; ".join(f"{entry}: {why}" for entry, why in made.failed.items()):
+                raise FedtideError(f"{root}: no two methods could be compared, as they failed: {reasons}")
+            raise TooShort(too_short(root.name, made.budget, made.spent))
         write_study(root, made)
     return True
+
+
+def too_short(name: str, budget: float, spent: float) -> str:
+    """Return the line that a budget is too short, with one that would do: seconds of a begin are a share of it."""
+    enough = rounded_up(max(spent / MEASURED, 2 * budget))
+    return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into the begin here"
 
 
 def _now(playing: _Playing, made: Tournament, **line: Any) -> Tournament:
@@ -432,8 +443,9 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     for each in candidates:
         if each.entry in costs:
             methods.setdefault(each.method, []).append(each.entry)
-    if not methods:
-        why = "all methods failed" if len(failed) == len(candidates) else "the budget was over"
+    over = len(costs) + len(failed) < len(candidates)
+    if not methods or (over and len(methods) < LEAST):
+        why = "the budget was over" if over else "all methods failed"
         return _now(playing, made, failed=failed, ended=why)
     seconds = max(KEPT_BACK * playing.left * playing.processes, 0.0)
     plan = planned([[costs[entry] for entry in own] for own in methods.values()], experiment.rounds, step, seconds)
