@@ -22,7 +22,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
 from fedtide.data.shift.availability import read_timetable
 from fedtide.data.shift.what.change_points import read_concepts
-from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Text
+from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, NPZ, GasSensors, Images, Manifest, Series, Text
 from fedtide.fleets.devices import latencies, speeds
 from helpers.idx_files import idx_bytes
 from helpers.texts import TINY
@@ -111,6 +111,7 @@ TRACES = [{"client": f"c{k % 3}", "start": 60 * k, "end": 60 * k + 30.5} for k i
 TRACE = "client,start,end\n" + "".join(f"{line['client']},{line['start']},{line['end']}\n" for line in TRACES)
 LATENCY = [{"ResNet Latency": 5.5 + k, "Vit Latency": 9 * k} for k in range(4)]
 SPEEDS = "case,tcp_speed_kbps\n" + "".join(f"{k % 2},{k}00 {k}20.5\n" for k in range(1, 5))
+HOURS = "time,a,b\n" + "".join(f"{60 * k},{k}.5,{'NA' if k == 4 else k * k}\n" for k in range(12))
 CONCEPTS = "concept,group,0,1,2\na,x,0.5,0.25,0.25\nb,y,0,0,1\n"
 
 KINDS: dict[str, tuple[Any, Files]] = {
@@ -119,6 +120,10 @@ KINDS: dict[str, tuple[Any, Files]] = {
     "cuts": (CSV(("a.csv", "b.csv"), label="c", cuts=(-0.5, 0.5), features=("a", "b"), missing="drop"), {
         "a.csv": table(), "b.csv": table()
     }),
+    "series": (
+        lambda folder: Series(str(folder / "s.csv"), lags=("60s",), own_scale=True).load_values(None, 0),
+        {"s.csv": HOURS.encode()},
+    ),
     "npz": (NPZ("a.npz"), {"a.npz": npz()}),
     "npz-pictures": (NPZ("a.npz"), {"a.npz": npz(x=np.repeat(PIXELS, 2, 0)[:12])}),
     "idx": (IDX("digits"), {f"digits/{name}": data for name, data in idx().items()}),

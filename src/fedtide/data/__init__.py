@@ -38,6 +38,7 @@ from fedtide.data.sources import (
     Images,
     Manifest,
     PlayRoles,
+    Series,
     Source,
     Text,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Resample",
     "Rotation",
     "Rows",
+    "Series",
     "Source",
     "Split",
     "Standardize",

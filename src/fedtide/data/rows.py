@@ -113,7 +113,7 @@ class Rows:
         """What rows are labeled with, in words."""
         value, rows = self.value, self.target.about.rows
         if value is not None and value.dim() == 1:
-            return rows
+            return "numbers" if self.target == CLASSES else rows  # which no target reads yet
         return f"{self.classes if value is None else value.shape[1]} {rows}"
 
     @property

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,7 +164,7 @@ def _labeled(trained: Trained) -> dict[str, str]:
     target = trained.task.target
     if target == CLASSES:
         return {"classes": json.dumps(names_of_classes(trained))}
-    return {"target": json.dumps(asdict(target)), "columns": json.dumps(columns_of(target))}
+    return {"target": json.dumps(vars(target)), "columns": json.dumps(columns_of(target))}
 
 
 def _torch_export(program: nn.Module, rows: Tensor, file: Path, about: dict[str, str]) -> Tensor:

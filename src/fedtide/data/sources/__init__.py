@@ -16,6 +16,7 @@ from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
 from fedtide.data.sources.manifest import Manifest
 from fedtide.data.sources.plays import PlayRoles
+from fedtide.data.sources.series import Series
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
@@ -29,6 +30,7 @@ Source = Annotated[
     | LEAF
     | NPZ
     | CSV
+    | Series
     | GasSensors
     | Text
     | Python
@@ -41,5 +43,5 @@ Source = Annotated[
 
 __all__ = [
     "CIFAR", "CSV", "IDX", "LEAF", "NPZ", "DayNightCharacters", "Domains", "GasSensors", "Gaussians", "Generated",
-    "Images", "Manifest", "PlayRoles", "Python", "Source", "Text", "from_arrays",
+    "Images", "Manifest", "PlayRoles", "Python", "Series", "Source", "Text", "from_arrays",
 ]  # fmt: skip

@@ -1,0 +1,118 @@
+"""Series of numbers over time: a row is a value, and its features are values before it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedtide.core.config_types import Distinct, Flag, ingredient
+from fedtide.core.durations import Duration, seconds_of
+from fedtide.core.errors import FedtideError, refused
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import center_and_spread, from_arrays
+from fedtide.data.sources.cells import places, read_cells, read_header
+from fedtide.data.sources.files import Loading, find
+from fedtide.data.sources.when import all_seconds
+
+CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
+    "hour": (24, lambda at: at // 3600 % 24), "weekday": (7, lambda at: (at // 86400 + 3) % 7),
+}  # fmt: skip
+"""Places of a clock, and the one of a time; 1 January 1970 was a Thursday, and Monday is 0."""
+
+
+@ingredient
+class Series(Loading):
+    """Files with a column of times, each other column of which is the series of a client with that name.
+
+    A row is a value, which `data.target` reads as a number or a count. Its features are the values of the same series
+    some time before; rows without one of these are left out. CSV files, packed or not, ARFF and Parquet, as `csv` reads
+    them. A cell without a number is no value, and several at one time (clocks that are set back) are their mean.
+
+    Args:
+        path: the file, below the data directory or absolute; or several files.
+        time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
+        lags: how long before a row the values are that are its features. The shortest is how far ahead is forecast.
+        clock: what else a row is told, a feature of 0 or 1 for each "hour" or "weekday", as the times are written (UTC
+            where they name a zone).
+        own_scale: each series less the mean of its earliest tenth, in standard deviations there. So series of different
+            size are alike, and values to come decide nothing.
+    """
+
+    path: str | tuple[str, ...]
+    time: str = "time"
+    lags: Annotated[tuple[Duration, ...], Distinct, Field(min_length=1, max_length=1000)] = ("1d", "7d")
+    clock: tuple[Literal["hour", "weekday"], ...] = ()
+    own_scale: Flag = False
+    kind: Literal["series"] = "series"
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Raise, as values are no classes."""
+        raise refused("data.target", "classes", "'number', 'counts' or 'quantiles', which a series is of")
+
+    def load_values(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files."""
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        found = [series for path in paths for series in self._read(find(path, directory))]
+        if twice := [name for name, count in Counter(series.name for series in found).items() if count > 1]:
+            raise refused(
+                "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
+            )
+        name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
+        made = [series.own_scale() if self.own_scale else series for series in found]
+        x, y, time = zip(*(series.rows([seconds_of(lag) for lag in self.lags]) for series in made), strict=True)
+        if not sum(map(len, y)):
+            raise FedtideError(f"{name}: no value has others {', '.join(self.lags)} before it, allowed: other lags")
+        at = np.concatenate(time)
+        clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
+        client = np.repeat([series.name for series in made], [*map(len, y)])
+        features = np.concatenate([np.concatenate(x), *clocks], 1).astype(np.float32)
+        rows = from_arrays(name, features, np.concatenate(y).astype(np.float32), client, measured=True)
+        return replace(rows, time=torch.from_numpy(at))
+
+    def _read(self, path: Path) -> Iterator[_Series]:
+        header = [column.strip() for column in read_header(path)]
+        places(path, header, [self.time])
+        names = [column for column in header if column != self.time]
+        if not names:
+            raise FedtideError(f"{path}: no column left beside {self.time}")
+        cells = read_cells(path, names, [self.time], "mean", [self.time])
+        time, _ = all_seconds(cells.texts[self.time], cells.where)
+        for name, values in zip(names, cells.numbers.T, strict=True):
+            known = ~np.isnan(values)
+            if not known.any():
+                raise FedtideError(f"{path}: column '{name}': has no number, allowed: a series with values")
+            at, place = np.unique(time[known], return_inverse=True)
+            yield _Series(name, at, np.bincount(place, values[known]) / np.bincount(place))
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Values (values,) at rising times in seconds."""
+
+    name: str
+    time: np.ndarray
+    values: np.ndarray
+
+    def own_scale(self) -> _Series:
+        """Return the series in standard deviations of its earliest tenth, from the mean there."""
+        center, spread = center_and_spread(self.values[: ceil(len(self.values) / 10), None])
+        return replace(self, values=(self.values - center) / spread)
+
+    def rows(self, lags: list[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what was before (rows, lags), values (rows,) and times (rows,) of those that have all of it."""
+        wanted = self.time[:, None] - np.array(lags)
+        place = np.searchsorted(self.time, wanted).clip(max=len(self.time) - 1)
+        whole = (self.time[place] == wanted).all(1)
+        return self.values[place[whole]], self.values[whole], self.time[whole]

@@ -1,0 +1,111 @@
+"""Series over time: what was before a value is its features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.config import from_dict, resolved
+from fedtide.core.errors import FedtideError
+from fedtide.data.sources import Series
+from fedtide.runs.build import rows_of
+
+HOUR = 3600.0
+MONDAY = 4 * 86400.0  # 5 January 1970
+
+
+def table(path, *lines: str):
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Hours 0 to 5 of north, not in order and without hour 3; of south hours 0 to 2, of which 1 comes twice."""
+    lines = ["when,north,south", "1970-01-05 01:00:00,11,", "1970-01-05 00:00:00,10,100", "1970-01-05 01:00:00,11,110"]
+    lines += ["1970-01-05 01:00:00,11,130", "1970-01-05 02:00:00,12,120", "1970-01-05 04:00:00,14,"]
+    return table(tmp_path / "two.csv", *lines, "1970-01-05 05:00:00,15,", "1970-01-05 03:00:00,NA,")
+
+
+def test_features_are_the_values_before_and_clients_are_columns(two):
+    """One and two hours before: north has both at hour 2 alone, as hour 3 is missing; one alone at 1, 2 and 5."""
+    rows = Series(two, "when", lags=("1h", "2h")).load_values(None, 0)
+    assert rows.x.tolist() == [[11, 10], [120, 100]]
+    assert rows.value.tolist() == [12, 120]
+    assert rows.time.tolist() == [MONDAY + 2 * HOUR] * 2
+    assert [rows.client_names[k] for k in rows.client.tolist()] == ["north", "south"]
+    rows = Series(two, "when", lags=("1h",)).load_values(None, 0)
+    assert rows.x.flatten().tolist() == [10, 11, 14, 100, 120]
+    assert rows.value.tolist() == [11, 12, 15, 120, 120]  # 120 is the mean of what south has at hour 1
+
+
+def test_a_clock_has_a_feature_for_each_place(two):
+    rows = Series(two, "when", lags=("1h",), clock=("hour", "weekday")).load_values(None, 0)
+    assert rows.x.shape == (5, 1 + 24 + 7)
+    assert rows.x[:, 1:25].argmax(1).tolist() == [1, 2, 5, 1, 2]
+    assert rows.x[:, 25:].argmax(1).tolist() == [0] * 5  # Monday
+    assert rows.x[:, 1:].sum(1).tolist() == [2.0] * 5
+
+
+def test_an_own_scale_is_that_of_the_earliest_tenth_of_each_series(tmp_path):
+    """Of 20 values the first two are 1 and 3, mean 2 and standard deviation 1; ten times that: 10 and 30, 20 and 10."""
+    values = [1.0, 3.0, *np.arange(18) ** 2.0]
+    lines = [f"{k * 3600},{value},{10 * value}" for k, value in enumerate(values)]
+    path = table(tmp_path / "s.csv", "time,small,large", *lines)
+    rows = Series(path, lags=("1h",), own_scale=True).load_values(None, 0)
+    small, large = rows.value.reshape(2, -1)
+    torch.testing.assert_close(small, torch.tensor(values[1:]).float() - 2)
+    torch.testing.assert_close(large, small)
+    torch.testing.assert_close(rows.x[:19, 0], torch.tensor(values[:-1]).float() - 2)
+
+
+def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):
+    """Every value is the one of a day ago and 1 more."""
+    lines = [f"{3600 * k},{k // 24},{10 + k // 24}" for k in range(24 * 10)]
+    path = table(tmp_path / "s.csv", "time,a,b", *lines)
+    rows = Series(path).load_values(None, 0)
+    assert len(rows) == 2 * 24 * 3
+    before = rows.earlier["yesterday"]
+    assert (before >= 0).sum() == 2 * 24 * 2
+    assert torch.equal(rows.value[before[before >= 0]], rows.value[before >= 0] - 1)
+    assert torch.equal(rows.x[:, 0], rows.value - 1)
+    assert torch.equal(rows.x[:, 1], rows.value - 7)
+
+
+def test_several_files_are_series_side_by_side(tmp_path, two):
+    other = table(tmp_path / "other.csv", "when,west", "1970-01-05 00:00:00,1", "1970-01-05 01:00:00,2")
+    rows = Series((two, other), "when", lags=("1h",)).load_values(None, 0)
+    assert rows.client_names == ("north", "south", "west")
+    assert (rows.name, len(rows)) == ("2 files", 6)
+    with pytest.raises(FedtideError, match=r"data.source.path: column: found 'west', but two files have it; allowed"):
+        Series((two, other, other), "when", lags=("1h",)).load_values(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "said"),
+    [
+        (["time,a", "0,1", "3600,2"], {}, "s.csv: no value has others 1d, 7d before it"),
+        (["when,a", "0,1"], {}, "s.csv: no column 'time'"),
+        (["time", "0"], {}, "s.csv: no column left beside time"),
+        (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),
+        (["time,a", "0,1", "noon,2"], {}, "s.csv: row 3: time: found 'noon'"),
+        (["time,a", "0,1", "3600,x"], {}, "s.csv: row 3: a: found 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, lines, options, said):
+    with pytest.raises(FedtideError) as error:
+        Series(table(tmp_path / "s.csv", *lines), **options).load_values(None, 0)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_values_are_no_classes_and_a_configuration_is_read_again(two):
+    data = {"source": {"kind": "series", "path": two, "time": "when", "lags": ["1h"]}, "partition": "natural"}
+    study = {"data": {**data, "target": "number"}, "method": [{"algorithm": "fedavg"}]}
+    experiment = from_dict(study)
+    assert len(rows_of(from_dict(resolved(experiment)), 0)) == 5
+    with pytest.raises(FedtideError, match=r"data.target: found 'classes', allowed: 'number', 'counts' or 'quantiles'"):
+        rows_of(from_dict({**study, "data": data}), 0)
+    with pytest.raises(FedtideError, match=r"data.source.lags"):
+        from_dict({**study, "data": {**data, "source": {**data["source"], "lags": []}}})
