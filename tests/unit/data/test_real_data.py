@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 import shutil
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Stream
-from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, Domains, GasSensors, Images, Text
+from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, Domains, GasSensors, Images, Series, Text
 from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
@@ -248,3 +250,24 @@ def test_stations_stream_by_the_hour():
         <= {f"2013-{m}" for m in (11, 12)} | {f"2014-0{m}" for m in range(1, 7)}
     )
     assert population.changed(Moment(40, 160)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_series_is_what_a_dictionary_of_its_hours_says():
+    """The hour that comes twice when clocks are set back is one value, and the one that is left out is none."""
+    folder = real("pjm-load")
+    with gzip.open(folder / "pjm-load" / "EKPC_hourly.csv.gz", "rt", newline="") as file:
+        _, *lines = csv.reader(file)
+    told: dict[float, list[float]] = {}
+    for when, value in lines:
+        told.setdefault(datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp(), []).append(float(value))
+    value_at = {at: sum(values) / len(values) for at, values in told.items()}
+    lags = (86_400, 604_800)
+    wanted = [at for at in sorted(value_at) if all(at - lag in value_at for lag in lags)]
+    rows = Series("pjm-load/EKPC_hourly.csv.gz", "Datetime", clock=("hour",)).load_values(folder, 0)
+    assert rows.client_names == ("EKPC_MW",)
+    assert len(told) < len(lines)
+    assert rows.time.tolist() == wanted
+    assert rows.value.tolist() == pytest.approx([value_at[at] for at in wanted])
+    assert rows.x[:, :2].flatten().tolist() == pytest.approx([value_at[at - lag] for at in wanted for lag in lags])
+    assert rows.x[:, 2:].argmax(1).tolist() == [datetime.fromtimestamp(at, UTC).hour for at in wanted]
