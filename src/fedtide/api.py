@@ -30,7 +30,7 @@ from fedtide.runs.build import as_json, cohort_size, population_of
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.own_code import changed_since
-from fedtide.runs.preflight import preflight
+from fedtide.runs.preflight import Preflight, preflight
 from fedtide.runs.private import check_needed
 from fedtide.tracking.settings import check_installed, spelled
 from fedtide.tuning import folder as tunings
@@ -108,7 +108,7 @@ class Prepared:
     """An experiment that can be run or tuned: every name in it was made once.
 
     settings: with every default. root: the folder that it gets; not made yet. where: how messages call the experiment.
-    workers: number of processes, if given. said: the fleet that was chosen for it, if one was.
+    workers: number of processes, if given. said: a line about its fleet: which was chosen, or what it does not stack.
     """
 
     settings: Experiment
@@ -272,9 +272,9 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     more = [f"seeds={seed_list(request.seeds)}"] if request.seeds is not None else []
     settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
     workers = _workers(settings, request.workers)
-    _ready(settings, where)
+    found = _ready(settings, where)
     choice = auto.resolve_auto(settings, workers=workers)
-    return Prepared(choice.experiment, _folder(request, slug(name)), where, choice.workers, choice.said)
+    return Prepared(choice.experiment, _folder(request, slug(name)), where, choice.workers, choice.said or found.said)
 
 
 def _folder(request: Request, name: str) -> Path:
@@ -282,12 +282,14 @@ def _folder(request: Request, name: str) -> Path:
     return folder.unused(Path("runs"), name) if request.out is None else Path(request.out)
 
 
-def _ready(experiment: Experiment, where: str) -> None:
-    """Raise for whatever would stop an experiment."""
+def _ready(experiment: Experiment, where: str) -> Preflight:
+    """Try an experiment, and raise for whatever would stop it."""
     check_measures(experiment, where)
     if experiment.track is not None:
         check_installed(experiment.track)
-    check_needed(experiment, preflight(experiment, where), where)
+    found = preflight(experiment, where)
+    check_needed(experiment, found.forms, where)
+    return found
 
 
 def _workers(settings: Experiment, asked: int | None) -> int | None:
@@ -395,7 +397,11 @@ def run(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
+    from fedtide.terminal import console, say
+
     made = prepare(experiment, _request(out, scale, sets, seeds, workers))
+    if made.said:
+        say(made.said, console(Output(quiet)))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where, scale)
     return _done(play_shown(made.settings, made.root, made.workers, Output(quiet)), made.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from fedtide.cohorts import PickedBy
 from fedtide.config import Experiment, Method, points
 from fedtide.core.errors import refused, within
 from fedtide.core.memory import MemoryStore
+from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Scores
 from fedtide.data.population import Population
@@ -29,16 +31,31 @@ from fedtide.wire.clip import check_form
 from fedtide.wire.vector import Form
 
 
-def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> frozenset[Form]:
+@dataclass(frozen=True)
+class Preflight:
+    """What a trial of an experiment found.
+
+    forms: of all that its methods sum, where sums are private. alone: methods that a stacked fleet does not stack, and
+    why.
+    """
+
+    forms: frozenset[Form] = frozenset()
+    alone: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """A line about methods that a stacked fleet does not stack, "" where there are none."""
+        told = [f"{name} ({why.rpartition(': ')[2]})" for name, why in self.alone.items()]
+        return f"not stacked, one client after the other: {listed(told)}" if told else ""
+
+
+def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> Preflight:
     """Build everything that an experiment names once, before anything is written.
 
     Args:
         experiment: what is to be run.
         where: how messages call it.
         fresh: read its data again, as files may have changed since this process last did.
-
-    Returns:
-        The forms of all that its methods sum, where sums are private.
 
     Raises:
         FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
@@ -48,19 +65,21 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     _check_ray(experiment, where)
     _try_metrics(experiment)
     dealt, sums, tried = set[tuple[str, str]](), dict[str, tuple[Form, ...]](), _Tried()
+    unstacked: dict[str, str] = {}
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
         if point.experiment.precision == "bf16":
             check_gain()
-        alone: list[str] = []
+        alone: dict[str, str] = {}
         for method in point.experiment.method:
             host = _build(point.experiment, method, tried)
             _check_bounds(point.experiment, method, host, sums)
             if point.experiment.fleet.kind == "stacked" and (why := why_alone(host)):
-                alone.append(why)
+                alone[method.name] = why
         if len(alone) == len(point.experiment.method):
             first = point.experiment.method[0].name
-            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[0] or "")
+            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[first])
+        unstacked |= alone
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.
             shift = point.experiment.shift_of(method)
@@ -69,7 +88,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 dealt.add(key)
                 for seed in point.experiment.seeds[1:]:
                     build.population_of(point.experiment, shift, seed)
-    return frozenset(form for forms in sums.values() for form in forms)
+    return Preflight(frozenset(form for forms in sums.values() for form in forms), unstacked)
 
 
 @dataclass(frozen=True)

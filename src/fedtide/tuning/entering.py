@@ -96,7 +96,7 @@ def _check_judged(study: Experiment, where: str) -> None:
     if study.fleet.kind not in ("local", "workers"):
         raise refused(f"{where}: fleet.kind", study.fleet.kind, "local or workers in a tournament")
     playing = played_by(study)
-    check_needed(playing, preflight(playing, where), where)
+    check_needed(playing, preflight(playing, where).forms, where)
 
 
 def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:

@@ -26,6 +26,7 @@ from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.digest import digest_of
+from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run, judge_of
 from helpers.toys import played, toy
 
@@ -236,6 +237,14 @@ def test_a_method_that_cannot_be_stacked_is_played_alone_beside_others(algorithm
     assert ("'cfl': its clients do more than train" in (engines.why_alone(host) or "")) == (engine is LocalEngine)
     fleet = judge_of(experiment, experiment.method[0], 0, MemoryStore(None)).fleet
     assert type(fleet.engine) is engine
+
+
+def test_a_comparison_says_once_what_is_not_stacked():
+    first = toy("fedavg", fleet={"kind": "stacked"})
+    method = first.method[0].model_copy(update={"name": "CFL", "algorithm": "cfl", "options": {}})
+    both = first.model_copy(update={"method": (*first.method, method)})
+    assert preflight(both).said == "not stacked, one client after the other: CFL (its clients do more than train)"
+    assert preflight(first).said == ""
 
 
 @pytest.mark.parametrize(

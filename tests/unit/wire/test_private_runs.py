@@ -290,12 +290,12 @@ def test_bounds_are_of_all_methods_and_points_together():
     one = private("fedprox", clip={"delta": 1.0, "loss": 1.0, "control": 1.0})
     other = private("scaffold", options={"max_control_norm": 1.0}).method[0].model_copy(update={"name": "other"})
     both = one.model_copy(update={"method": (*one.method, other)})
-    check_needed(both, preflight(both), "experiment")
+    check_needed(both, preflight(both).forms, "experiment")
     with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
-        check_needed(one, preflight(one), "experiment")
+        check_needed(one, preflight(one).forms, "experiment")
     points = one.model_copy(update={"sweep": {"method.toy.mu": (0.0, 0.1)}})
     with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
-        check_needed(points, preflight(points), "experiment")
+        check_needed(points, preflight(points).forms, "experiment")
 
 
 def test_what_is_summed_before_round_0_is_refused_before_anything_is_written():
