@@ -212,7 +212,7 @@ def evaluation(line: dict[str, Any]) -> list[str]:
 
 def server(lines: list[dict[str, Any]]) -> list[str]:
     """What FedTEM and FedTKM add to the server's work."""
-    header = ("network", "method", "added, ms", "quartiles", "round of FedAvg, ms", "share", "of a demo round", "goal")
+    header = ("network", "method", "added, ms", "quartiles", "round of FedAvg, ms", "share", "of a small-cnn round", "goal")
     cells = [
         (
             f"`{line['network']}`, {line['features']} features",
@@ -231,7 +231,7 @@ def server(lines: list[dict[str, Any]]) -> list[str]:
         f"{one['participants']} participants, {one['branches']} branches: the server's half of a round, clients' work "
         "left out, minus that of FedAvg on the same branched network; the optimizer's step is the same in both and "
         f"left out. Beside it a whole round of FedAvg on {one['participants']} x {one['rows']} rows in one process, "
-        "with the same network, and with the demonstration's `small-cnn`."
+        "with the same network, and with `small-cnn`."
     )
     about = f"{provenance(one)} Medians of {one['repeats']} turns."
     return ["### What FedTEM and FedTKM add to the server's work", "", what, "", *table(header, cells), about, ""]

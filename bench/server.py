@@ -39,7 +39,7 @@ from works import ENDLESS, source
 
 PARTICIPANTS, ROWS, BATCH, BRANCHES, PERIOD = 10, 60, 20, 2, 32
 NETWORKS = {"cnn": 62, "small-cnn": 10}
-"""Model and classes: the paper's network for EMNIST, whose features have 128 numbers, and that of the demonstration."""
+"""Model and classes: the paper's network for EMNIST, whose features have 128 numbers, and `small-cnn`."""
 METHODS: dict[str, Callable[..., Algorithm]] = {"fedtem": fedtem, "fedtkm": fedtkm}
 MANY = 10_000
 COMPONENTS = (2, 3, 5)
@@ -98,7 +98,7 @@ class Listening:
 
 
 def experiment(network: str) -> Experiment:
-    """FedAvg, FedTEM and FedTKM on random pictures, with cohort, local training and server of the demonstration."""
+    """FedAvg, FedTEM and FedTKM on random pictures, with cohort, local training and server of the day-and-night recipes."""
     timed = {"prior": {"kind": "linear", "period": PERIOD}, "branches": BRANCHES, "anchor": False}
     return from_dict(
         {
@@ -256,7 +256,7 @@ def show(added: list[dict[str, Any]], assigned: list[dict[str, Any]]) -> None:
         "quartiles",
         "FedAvg round, ms",
         "share",
-        "of a demo round",
+        "of a small-cnn round",
         "goal",
     ):
         table.add_column(column, no_wrap=True)

@@ -91,8 +91,8 @@ WORKS = {
                  "than products"),
         ),
     ),
-    "demo": Work(
-        "demonstration: small-cnn, 10 x 60 rows, batch 20", {"kind": "small-cnn"}, 10, 60, 20, True,
+    "small-cnn": Work(
+        "small-cnn, 10 x 60 rows, batch 20", {"kind": "small-cnn"}, 10, 60, 20, True,
         goals=(
             Goal(1.4, "one by one", "pfl", FEW_CHANNELS),
             Goal(2.0, "stacked", "pfl", FEW_CHANNELS),
