@@ -12,8 +12,8 @@ from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder
 from fedtide.tuning import ladder, tournament
-from fedtide.tuning.ladder import Ladder
-from fedtide.tuning.tournament import Candidate, execute, first_line, played_by, read_tournament
+from fedtide.tuning.ladder import Ladder, value_at
+from fedtide.tuning.tournament import Candidate, curve_of, execute, first_line, played_by, read_tournament
 from helpers.studies import MOMENTUM, SCAFFOLD, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
@@ -101,3 +101,14 @@ def test_a_damaged_ladder_is_one_line(tmp_path, line):
         file.write(line + "\n")
     with pytest.raises(FedtideError, match=r"ladder.jsonl.*damaged"):
         read_tournament(root)
+
+
+def test_the_curve_of_a_run_weighs_skills_by_the_error_of_the_constant(tmp_path):
+    """Errors 4 of a constant's 1 and 4.5 of 9: of all these rows the skill is 1 - 8.5 / 10."""
+    scores = [{"skill": -3.0, "reference": 1.0}, {"skill": 0.5, "reference": 9.0}]
+    lines = [{"round": k, "scores": {"val": each}} for k, each in enumerate(scores)]
+    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert curve_of(tmp_path) == ([1, 2], [-3.0, 0.5], [1.0, 9.0])
+    assert value_at(2, 2, *curve_of(tmp_path)) == pytest.approx(0.15)
+    (tmp_path / "rounds.jsonl").write_text('{"round": 0, "scores": {"val": {"accuracy": 0.5}}}\n')
+    assert curve_of(tmp_path) == ([1], [0.5], None)
