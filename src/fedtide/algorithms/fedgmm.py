@@ -33,7 +33,7 @@ Choices:
     the uniform mixture. With one Gaussian it is FedEM, except for the weights of the learners.
     The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the learners, mixed in with the weight
     that clients' validation samples choose (`fedtide.multi.anchor`). In ten small settings over five seeds the
-    paper's form lost up to 4.0 points to the best single model and gained up to 5.5, anchored it lost 0.3 at most and
+    paper's form lost up to 4.1 points to the best single model and gained up to 5.5, anchored it lost 0.3 at most and
     gained up to 5.6 (recipe never-worse).
 """
 

@@ -44,7 +44,7 @@ Choices:
     `selection` in training. With K = 1 it is FedAvg with the same server optimizer.
     The `anchor` is ours: FedAvg's model beside the branches, mixed in with the weight that clients' validation samples
     choose (`fedtide.multi.anchor`). The branches neither see it nor train otherwise. In ten small settings over five
-    seeds the paper to the letter lost up to 4.8 points to the best single model and gained 0.8 at most, anchored it
+    seeds the paper to the letter lost up to 4.4 points to the best single model and gained 0.8 at most, anchored it
     lost 0.2 at most and gained up to 3.2 (recipe never-worse). `eps = 0`, which keeps branches alike, mended one of
     these and made another worse (one seed).
 """

@@ -54,7 +54,7 @@ Choices:
     alike train one model; and `min_silhouette` of k-means, below which there is one cluster. The paper's form is
     `pooling = false`, `clustering = "k-means"`: where clients are of no kinds its clusters lose to one model, as each
     has few samples. In ten small settings over five seeds it lost up to 12.0 points to the best single model and gained
-    up to 13.5; the default lost 0.1 at most and gained up to 15.9 (recipe never-worse).
+    up to 13.1; the default lost 0.1 at most and gained up to 16.2 (recipe never-worse).
 
     If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
     which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many

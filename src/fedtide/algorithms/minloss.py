@@ -13,7 +13,7 @@ Choices:
     has no gradient (lam = 0) is not stepped, nor do its moments move. With "members" and lam > 0 the gradients on a
     branch from clients that did not choose it are divided by the members' samples too.
     The `anchor` is ours, and `anchor = false` the paper: see FedTEM. In ten small settings over five seeds the paper's
-    form lost up to 3.2 points to the best single model and gained up to 4.5, anchored it lost 0.2 at most and gained up
+    form lost up to 3.3 points to the best single model and gained up to 4.5, anchored it lost 0.2 at most and gained up
     to 3.3 (recipe never-worse).
 """
 

@@ -42,7 +42,8 @@ Choices:
     0, 0.1, ..., 1 with the highest likelihood of participants' validation samples, those of earlier rounds counting
     less; 1/2 before the first. A client trains twice as much. The paper as printed is `anchor = false` with
     `gaussian_init = "random"`, `update = "overwrite"`, `normalize_by = "participants"` and `inference = "global"`
-    (docs/never-worse.md has both).
+    and lost up to 11.9 points to the best single model in ten small settings over five seeds; the default lost 0.1 at
+    most and gained up to 6.4 (recipe never-worse).
 """
 
 from __future__ import annotations
