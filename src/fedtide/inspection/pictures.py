@@ -24,6 +24,8 @@ FEW = 12
 SHOWN = 60
 """Clients in the picture of labels."""
 MARKS = "os^D"
+CROWDS = 3
+"""Groups whose hours are shown."""
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -47,7 +49,7 @@ def pictures(found: Findings) -> list[tuple[str, str, Drawn | None]]:
             ),
             (
                 "When rows come",
-                "Rows by hour and weekday, of all clients and of each group.",
+                f"Rows by hour and weekday, of all clients and of {_some_groups(found)}.",
                 hours(found),
             ),
             (
@@ -70,6 +72,11 @@ def _some_clients(found: Findings) -> str:
     clients = found.rows.clients
     some = f"{SHOWN} of {clients:,} clients, spread over the order. " if clients > SHOWN else ""
     return f"{some}Clients stand in the order of their groups, then of their commonest label."
+
+
+def _some_groups(found: Findings) -> str:
+    groups = found.clients.groups if found.clients is not None else ("", np.zeros(0))
+    return f"the first {CROWDS} groups" if groups[0] and len(np.unique(groups[1])) > CROWDS else "each group"
 
 
 def rows_per_client(found: Findings) -> Drawn | None:
@@ -151,7 +158,7 @@ def client_map(found: Findings) -> Drawn | None:
     axes.scatter(chance[:, 0], chance[:, 1], s=area, zorder=1, **rings)
     for number in np.unique(group):
         own = group == number
-        name = f"group {number + 1} ({own.sum()} clients)" if clients.groups[0] else "clients"
+        name = f"group {number + 1} ({own.sum()} client{'s' * bool(own.sum() > 1)})" if clients.groups[0] else "clients"
         color, marker = GROUP_COLORS[number % 5], MARKS[number % 4]
         axes.scatter(
             places[own, 0], places[own, 1], s=area[own], color=color, marker=marker, alpha=0.8, lw=0, label=name
@@ -204,7 +211,7 @@ def hours(found: Findings) -> Drawn | None:
     if found.clients is not None and found.clients.groups[0]:
         group = group_of_rows(rows, found.clients)
         crowds += [(f"group {number + 1}", group == number) for number in range(int(group.max()) + 1)]
-    crowds = crowds[:4]
+    crowds = crowds[: 1 + CROWDS]
     figure = Figure(figsize=(9.6 if len(crowds) > 1 else 6.4, 2.6 if "day" in found.cycles else 2.2))
     panels = figure.subplots(1, len(crowds), sharey=True, squeeze=False)[0]
     for axes, (name, some) in zip(panels, crowds, strict=True):

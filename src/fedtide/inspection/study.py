@@ -21,7 +21,7 @@ ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
 CUTS = (0.25, 0.5, 0.75)
 """Quantiles that would cut a measure into classes."""
-WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d")
+WINDOWS = ("1s", "1m", "15m", "1h", "3h", "6h", "12h", "1d", "2d", "7d", "14d", "28d", "84d", "364d")
 """Windows of a study, of which a study of drift has the longest with rounds enough."""
 ROUNDS, MOST_ROUNDS = 40, 200
 """Rounds that a study of drift has, and the greatest number of a study of the hour."""

@@ -282,6 +282,8 @@ def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
     columns = {"a": draw.normal(size=300) * 1e300, "b": draw.normal(size=300), "y": draw.integers(2, size=300)}
     found = ft.inspect(columns)
     assert found.table.columns["features"] == ("b",)
+    more = read(columns | {"user_id": draw.integers(30, size=300), "thing_id": draw.integers(9, size=300)})
+    assert "thing_id (an identifier by its name)" in more.said[2]
     assert "left out: a (numbers beyond 3.4e+38, with which no model computes)" in found.table.said
     with pytest.raises(ft.FedtideError, match=r"table: a: found .*e\+300, allowed: numbers below 3.4e\+38; divide"):
         ft.inspect(columns, label="a")

@@ -237,6 +237,8 @@ def guess_features(
             left[name] = "dates" if column.dated else _text(column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
+        elif column.whole and "id" in words_of(name):
+            left[name] = "an identifier by its name"
         elif column.largest > VAST:
             left[name] = f"numbers beyond {VAST:.2g}, with which no model computes"
     return tuple(name for name in columns if name not in left), left
