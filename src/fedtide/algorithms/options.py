@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import cache, partial, wraps
 from typing import Annotated, Any, get_type_hints
 
@@ -33,7 +33,10 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
     for key, parameter in inspect.signature(make).parameters.items():
         if key == "task":
             continue
-        kind, missing = hints.get(key, Any), ... if required else None
+        # Without a type an ingredient would come back from a study's file as the table that it was written as.
+        untyped = type(parameter.default) if is_dataclass(parameter.default) else Any
+        kind = hints.get(key, Cohort if key == "cohort" else untyped)
+        missing = ... if required else None
         default = missing if parameter.default is inspect.Parameter.empty else parameter.default
         if _is_choice(kind):
             spelled = _size if kind == Cohort else by_kind

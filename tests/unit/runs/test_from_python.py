@@ -311,3 +311,16 @@ def test_a_name_of_an_algorithm_that_is_none_has_the_nearest():
         with pytest.raises(AttributeError, match=f"'{name}', allowed: .*; did you mean 'fedavg'"):
             getattr(ft.algorithms, name)
     assert not hasattr(ft, "_nothing")
+
+
+def untyped(task, local=ft.LocalTrainer(), cohort=ft.cohorts.Arrivals(2)):  # noqa: B008
+    return A.fedavg(task, local, cohort=cohort)
+
+
+def test_an_algorithm_of_ones_own_needs_no_types(tmp_path):
+    data = {"source": {"kind": "gaussians", "samples": 60}, "partition": {"kind": "iid", "clients": 3}}
+    methods = [{"algorithm": untyped}, {"name": "three", "algorithm": untyped, "cohort": 3, "local": {"lr": 0.2}}]
+    study = {"rounds": 1, "seeds": [0], "data": data, "model": "linear", "method": methods}
+    made = from_dict(named(study)).method
+    assert [method.settings()["cohort"].clients_per_round for method in made] == [2, 3]
+    assert [method.settings()["local"].lr for method in made] == [ft.LocalTrainer().lr, 0.2]
