@@ -212,7 +212,16 @@ def evaluation(line: dict[str, Any]) -> list[str]:
 
 def server(lines: list[dict[str, Any]]) -> list[str]:
     """What FedTEM and FedTKM add to the server's work."""
-    header = ("network", "method", "added, ms", "quartiles", "round of FedAvg, ms", "share", "of a small-cnn round", "goal")
+    header = (
+        "network",
+        "method",
+        "added, ms",
+        "quartiles",
+        "round of FedAvg, ms",
+        "share",
+        "of a small-cnn round",
+        "goal",
+    )
     cells = [
         (
             f"`{line['network']}`, {line['features']} features",

@@ -22,19 +22,27 @@ Numbered = tuple[int, MethodRecord]
 Drawing = Callable[[Axes, list[Numbered]], None]
 
 
+def panels(record: ExperimentRecord) -> dict[str, list[Numbered]]:
+    """Return the methods of each panel that there is: "apart", "counts" and "moves"."""
+    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
+    found = {
+        "apart": [(n, m) for n, m in drawn if all(len(run.apart()[0]) for run in m.runs)],
+        "counts": [(n, m) for n, m in drawn if m.drifts and any(len(cluster_counts(r)[0]) for r in m.runs)],
+        "moves": [(n, m) for n, m in drawn if any(np.isfinite(r.fact("moved")).any() for r in m.runs)],
+    }
+    return {name: methods for name, methods in found.items() if methods}
+
+
 def following_over_rounds(record: ExperimentRecord) -> Drawn | None:
     """Draw stacked panels: heterogeneity within clusters, number of clusters, moves; None without data.
 
     Vertical lines are known events. Triangles on a line are rounds in which the method re-clustered, in any seed. All
     panels count the rounds done: what a round did or found stands at its end.
     """
-    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
-    panels: list[tuple[float, Drawing, list[Numbered]]] = [
-        (2.4, _draw_apart, [(n, m) for n, m in drawn if all(len(run.apart()[0]) for run in m.runs)]),
-        (2.0, _draw_counts, [(n, m) for n, m in drawn if m.drifts and any(len(cluster_counts(r)[0]) for r in m.runs)]),
-        (1.4, _draw_moves, [(n, m) for n, m in drawn if any(np.isfinite(r.fact("moved")).any() for r in m.runs)]),
-    ]
-    shown = [(high, draw, methods) for high, draw, methods in panels if methods]
+    drawings: dict[str, tuple[float, Drawing]] = {
+        "apart": (2.4, _draw_apart), "counts": (2.0, _draw_counts), "moves": (1.4, _draw_moves)
+    }  # fmt: skip
+    shown = [(*drawings[name], methods) for name, methods in panels(record).items()]
     if not shown:
         return None
     with matplotlib.rc_context(STYLE):

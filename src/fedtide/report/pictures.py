@@ -135,13 +135,18 @@ def _about_clusters(record: ExperimentRecord, _: Summary) -> str:
 
 def _about_drift(record: ExperimentRecord, _: Summary) -> str:
     """Return the caption of the curves of drift."""
+    told = {
+        "apart": "how far clients are, on average, from the others of their cluster, by the L1 distance of the shares "
+        "of labels that they really hold; the wide gray line is that of all clients, which is what a method without "
+        "clusters has",
+        "counts": "how many clusters there are, empty ones included: a triangle is a round in which a method "
+        "re-clustered, in any seed",
+        "moves": "clients that were moved to another cluster",
+    }
+    said = ". Then ".join(told[name] for name in drift_pictures.panels(record))
     return (
-        "All panels count the rounds done: what a round did or found stands at its end, and an event where it struck, "
-        "between two rounds. Above: how far clients are, on average, from the others of their cluster, by the L1 "
-        "distance of the shares of labels that they really hold; the wide gray line is that of all clients, which "
-        "is what a method without clusters has. Then how many clusters there are, empty ones included: a "
-        "triangle is a round in which a method re-clustered, in any seed. Then clients that were moved to another "
-        f"cluster. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for "
+        "What a round did or found stands at its end, and an event where it struck, between two rounds. Drawn is "
+        f"{said}. {'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for "
         "every method that tells." + _words(record)["band"]
     )
 

@@ -313,7 +313,7 @@ def test_a_name_of_an_algorithm_that_is_none_has_the_nearest():
     assert not hasattr(ft, "_nothing")
 
 
-def untyped(task, local=ft.LocalTrainer(), cohort=ft.cohorts.Arrivals(2)):  # noqa: B008
+def untyped(task, local=ft.LocalTrainer(), cohort=ft.cohorts.Arrivals(2)):
     return A.fedavg(task, local, cohort=cohort)
 
 
