@@ -98,7 +98,7 @@ class Listening:
 
 
 def experiment(network: str) -> Experiment:
-    """FedAvg, FedTEM and FedTKM on random pictures, with cohort, local training and server of the day-and-night recipes."""
+    """FedAvg, FedTEM and FedTKM on random pictures; cohort, local training and server of the recipe fedtem-emnist."""
     timed = {"prior": {"kind": "linear", "period": PERIOD}, "branches": BRANCHES, "anchor": False}
     return from_dict(
         {
