@@ -31,9 +31,11 @@ Choices:
     The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the J models, never chosen in training
     and never frozen. A client has too few validation samples to choose by itself between models that are about as good,
     so the anchor is mixed into what it chooses, with one weight for all that the validation samples of those choose who
-    do not explore (`fedtide.multi.anchor`). For other personalizations it is one more model, and the model of clients
-    without labeled samples. In ten small settings over five seeds AEM without it lost up to 2.7 points to the best
-    single model and gained up to 6.5, anchored it lost 0.2 at most and gained as much (recipe never-worse).
+    do not explore (`fedtide.multi.anchor`). It is weighed beside the model that a client trains, chosen on training
+    samples among those still trained; with the last of these frozen the weight stays as it is. For other
+    personalizations it is one more model, and the model of clients without labeled samples. In ten small settings over
+    five seeds AEM without it lost up to 2.7 points to the best single model and gained up to 6.5, anchored it lost 0.2
+    at most and gained as much (recipe never-worse).
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
+    Holdings,
     Memory,
     Moment,
     Notes,
@@ -302,10 +305,10 @@ def aem(
     def personalized(way: Personalization) -> Algorithm[State]:
         # A client alone can hardly tell the better of two models: the anchor is mixed into what it chooses. Whatever
         # else it does, the anchor is one of the models, and the last of them.
-        last = anchor and not isinstance(way, Choice)
+        as_model = anchor and not isinstance(way, Choice)
 
         def received(payload: Any) -> Any:
-            if not last:
+            if not as_model:
                 return payload
             models, numbers = payload["models"], payload["numbers"]
             return {
@@ -321,17 +324,23 @@ def aem(
         def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
             got = received(payload)
             found = predict_personal(way, nets, got["models"], int(got["usual"]), memories, x, owner)
-            return renumber(found, got["numbers"], clusters + last, own=way.own_expert)
+            return renumber(found, got["numbers"], clusters + as_model, own=way.own_expert)
 
         works, check = {"train": train}, at_most_registered(clusters)
         made = Algorithm("aem", init, works, round, serve, predict, adapt, own_expert=way.own_expert, check=check)
-        return made if last else beside.added_to(made)
+        return made if as_model else beside.added_to(made)
 
     others = dict(zip(names_of(personal_others), map(personalized, personal_others), strict=True))
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + anchor + 1}
     made = replace(personalized(personal), others=others)
-    return with_cohort(made, cohort, task, local, forward=forward, trained=beside.trained())
+
+    def check(held: Holdings) -> None:
+        for each in (made, *others.values()):
+            if each.check is not None:
+                each.check(held)
+
+    return with_cohort(replace(made, check=check), cohort, task, local, forward=forward, trained=beside.trained())
 
 
 def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:

@@ -326,6 +326,14 @@ def test_without_exploration_it_is_ifca_with_its_anchor_and_the_weight_of_that()
     assert scores[0] == scores[1]
 
 
+@pytest.mark.parametrize(
+    "ways", [{}, {"personal": {"kind": "fine-tuned", "solver": FEW}, "personal_others": ["choice"]}]
+)
+def test_a_choice_with_an_anchor_needs_validation_samples_to_weigh_it(ways):
+    with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
+        preflight(toy("aem", {"anchor": True, **ways}, data={"split": {"val": 0.0}}))
+
+
 def test_a_client_that_explores_does_not_weigh_the_anchor():
     ours = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 1.0}}), rounds=2)
     assert ours.state.anchor.share == 0.5

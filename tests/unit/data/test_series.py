@@ -85,7 +85,7 @@ def test_several_files_are_series_side_by_side(tmp_path, two):
 @pytest.mark.parametrize(
     ("lines", "options", "said"),
     [
-        (["time,a", "0,1", "3600,2"], {}, "s.csv: no value has others 1d, 7d before it"),
+        (["time,a", "0,1", "3600,2"], {}, "s.csv: column 'a': no value has others 1d, 7d before it"),
         (["when,a", "0,1"], {}, "s.csv: no column 'time'"),
         (["time", "0"], {}, "s.csv: no column left beside time"),
         (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),
@@ -109,3 +109,14 @@ def test_values_are_no_classes_and_a_configuration_is_read_again(two):
         rows_of(from_dict({**study, "data": data}), 0)
     with pytest.raises(FedtideError, match=r"data.source.lags"):
         from_dict({**study, "data": {**data, "source": {**data["source"], "lags": []}}})
+
+
+def test_a_series_without_a_scale_and_one_without_rows_are_named(tmp_path):
+    path = table(tmp_path / "flat.csv", "time,a,b", *(f"{3600 * k},{0 if k < 3 else k},{k}" for k in range(30)))
+    with pytest.raises(
+        FedtideError, match=r"flat\.csv: column 'a': its earliest tenth is always 0, allowed: .*own_scale"
+    ):
+        Series(path, lags=("1h",), own_scale=True).load_values(None, 0)
+    path = table(tmp_path / "late.csv", "time,a,b", *(f"{3600 * k},{k},{k if k == 3 else ''}" for k in range(9)))
+    with pytest.raises(FedtideError, match=r"late\.csv: column 'b': no value has others 1h before it"):
+        Series(path, lags=("1h",)).load_values(None, 0)

@@ -70,10 +70,15 @@ class Series(Loading):
                 "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
             )
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        made = [series.own_scale() if self.own_scale else series for series in found]
+        made = [series.scaled(name) if self.own_scale else series for series in found]
         x, y, time = zip(*(series.rows([seconds_of(lag) for lag in self.lags]) for series in made), strict=True)
-        if not sum(map(len, y)):
-            raise FedtideError(f"{name}: no value has others {', '.join(self.lags)} before it, allowed: other lags")
+        for series, values in zip(made, y, strict=True):
+            if not len(values):
+                lags = ", ".join(self.lags)
+                raise FedtideError(
+                    f"{name}: column '{series.name}': no value has others {lags} before it, to the second, "
+                    "allowed: other lags, or times at even steps"
+                )
         at = np.concatenate(time)
         clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
         client = np.repeat([series.name for series in made], [*map(len, y)])
@@ -105,9 +110,15 @@ class _Series:
     time: np.ndarray
     values: np.ndarray
 
-    def own_scale(self) -> _Series:
+    def scaled(self, file: str) -> _Series:
         """Return the series in standard deviations of its earliest tenth, from the mean there."""
-        center, spread = center_and_spread(self.values[: ceil(len(self.values) / 10), None])
+        earliest = self.values[: ceil(len(self.values) / 10), None]
+        if not np.ptp(earliest):
+            allowed = "values that differ, or own_scale = false"
+            raise FedtideError(
+                f"{file}: column '{self.name}': its earliest tenth is always {earliest[0, 0]:g}, allowed: {allowed}"
+            )
+        center, spread = center_and_spread(earliest)
         return replace(self, values=(self.values - center) / spread)
 
     def rows(self, lags: list[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
