@@ -22,6 +22,7 @@ from pathlib import Path
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
+from fedtide.runs.build import rows_of
 
 DOCS = Path(__file__).resolve().parent
 BASE = {"method": [{"algorithm": "fedavg"}]}
@@ -75,7 +76,7 @@ def _experiment(file: str, body: str) -> None:
     try:
         experiment = read(file) if file else from_dict(values if "method" in values else {**BASE, **values})
         data = experiment.data
-        rows = data.source.load(Path(data.directory) if data.directory else None, 0)
+        rows = rows_of(experiment, 0)
         dealt = (data.partition, data.groups, data.split, data.held_out_clients)
         build(rows, *dealt, experiment.shift, transforms=data.transforms, public_samples=data.public_samples)
     except FedtideError as error:
