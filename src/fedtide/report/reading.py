@@ -375,7 +375,7 @@ class ExperimentRecord:
     experiment: Experiment
     methods: list[MethodRecord]
 
-    @property
+    @cached_property
     def view(self) -> str:
         """Name of the headline view: held-out clients if there are any, else training clients on their test rows.
 
@@ -386,7 +386,7 @@ class ExperimentRecord:
             (view for view in ("held_out_clients", "train_clients", "val") if view in found), "held_out_clients"
         )
 
-    @property
+    @cached_property
     def clustered(self) -> str:
         """Name of the view whose clusters are shown: training clients, who are many, if judged; else as `view`."""
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
