@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
+from fedtide.core.atomic import making, replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import check_marks
 from fedtide.fleets.calls import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.digest import digest_of, digest_to_read
-from fedtide.runs.folder import Planned, check_entries, plan
+from fedtide.runs.folder import Planned, check_entries, plan, shift_file
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
@@ -51,7 +53,8 @@ def execute(
     """Play all runs of a run folder that are not finished.
 
     Several runs go to as many processes, one thread each; a single run uses the processes for its clients. The result
-    does not depend on how many there are.
+    does not depend on how many there are. A run that a sweep asks for at several points, as none of its own settings is
+    swept, is played at one of them and copied to the others.
 
     Args:
         experiment: as in the folder's config.toml.
@@ -74,27 +77,68 @@ def execute(
                 MemoryStore(run.folder / "memory"),
                 config=digest_of(run.experiment, run.method, run.seed),
             )
+    twins = _twins(runs)
+    copies = {run.folder for same in twins.values() for run in same}
+    played = [run for run in left if run.folder not in copies]
+    numbers = {run.folder: number for number, run in enumerate(left)}
     display.begin(left, len(runs) - len(left))
+
+    def copy(run: Planned, progress: Progress) -> None:
+        for other in twins.get(run.folder, ()):
+            _copy(run, other)
+            display.progress(numbers[other.folder], progress)
+
     try:
-        with started(experiment, workers, len(left), root) as (pool, stop):
-            for number, progress in _played(left, pool, stop):
-                display.progress(number, progress)
+        for run in runs:
+            if run.finished:
+                copy(run, Progress(run.experiment.rounds, run.experiment.rounds, None, 0.0))
+        with started(experiment, workers, len(played), root) as (pool, stop):
+            for run, progress in _played(played, pool, stop):
+                display.progress(numbers[run.folder], progress)
+                if progress.round == progress.rounds:
+                    copy(run, progress)
     finally:
         display.end()
     return not stop.asked
 
 
-def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator[tuple[int, Progress]]:
-    """Play all runs; yield the number of a run with its progress."""
+def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator[tuple[Planned, Progress]]:
+    """Play all runs; yield a run with its progress."""
     if len(runs) == 1:  # its clients go to the processes
         run = runs[0]
         for progress in Run(run.experiment, run.method, run.seed, run.folder, pool).play(lambda: stop.asked):
-            yield 0, progress
+            yield run, progress
         return
     calls = [_call(run) for run in runs]
     for message in in_parallel(play_run, calls, pool, stop):
         if not message.final:
-            yield message.call, message.value
+            yield runs[message.call], message.value
+
+
+def _twins(runs: list[Planned]) -> dict[Path, list[Planned]]:
+    """Return for the folder of a run those that have its settings at other points of a sweep and have not begun.
+
+    It is one that is finished, or else one that has begun, or else the first.
+    """
+    alike: dict[str, list[Planned]] = {}
+    for run in runs:
+        if run.point:  # of a sweep
+            alike.setdefault(digest_of(run.experiment, run.method, run.seed), []).append(run)
+    firsts = [(max(same, key=lambda run: (run.finished, run.folder.exists())), same) for same in alike.values()]
+    return {
+        first.folder: [run for run in same if run is not first and not run.folder.exists()] for first, same in firsts
+    }
+
+
+def _copy(twin: Planned, run: Planned) -> None:
+    """Copy a run that is finished to a folder of another point, with the population that it met there."""
+    source, target = (shift_file(each.folder.parent.parent, each.method, each.seed) for each in (twin, run))
+    if source.exists() and not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        with replacing(target) as temporary:
+            shutil.copyfile(source, temporary)
+    with making(run.folder) as temporary:
+        shutil.copytree(twin.folder, temporary, dirs_exist_ok=True)
 
 
 def _call(run: Planned) -> RunCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 
@@ -15,6 +16,7 @@ from fedtide.runs import folder, parallel
 from fedtide.runs.experiment import RunsDisplay, execute
 from fedtide.runs.parallel import Stop
 from fedtide.runs.preflight import preflight
+from fedtide.runs.runner import Run
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
@@ -277,6 +279,31 @@ def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
     execute(alone, tmp_path / "alone", workers=1)
     here = {name: content for name, content in record_of(root / points[1]).items() if name != "config.toml"}
     assert here == record_of(tmp_path / "alone")
+
+
+def test_a_run_whose_settings_are_not_swept_is_played_once(tmp_path, monkeypatch):
+    faster = {**A, "name": "faster"}
+    swept = study(A, faster, rounds=2, sweep={"method.faster.local.lr": [0.2, 0.3, 0.1]}, seeds=[0, 1])
+    root = tmp_path / "run"
+    folder.create(swept, root)
+    played = []
+    monkeypatch.setattr("fedtide.runs.experiment.Run", lambda *asked: (played.append(asked[3]), Run(*asked))[1])
+    shown = Watching()
+    assert execute(swept, root, workers=1, display=shown)
+    assert sorted(str(path.relative_to(root)) for path in played) == sorted(
+        [f"lr-0.{k}/faster/{seed}" for k in (1, 2, 3) for seed in "01"] + [f"lr-0.2/a/{seed}" for seed in "01"]
+    )
+    assert shown.begun == ([run.title for run in folder.plan(swept, root)], 0)
+    assert {run for run, rounds in shown.seen if rounds == 2} == set(range(12))
+    alone = study(A, rounds=2, seeds=[0, 1])
+    execute(alone, tmp_path / "alone", workers=1)
+    here = {name: content for name, content in record_of(root / "lr-0.3").items() if name.startswith(("a/", "shift"))}
+    assert here == record_of(tmp_path / "alone")  # a folder without a configuration
+    shutil.rmtree(root / "lr-0.1" / "a" / "1")  # as a kill before it was copied leaves it
+    played.clear()
+    assert execute(swept, root, workers=1)
+    assert not played
+    assert (root / "lr-0.1" / "a" / "1" / "rounds.jsonl").is_file()
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
