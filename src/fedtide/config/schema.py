@@ -387,6 +387,11 @@ class Experiment(Strict):
         return next((period for period in periods if period is not None), None)
 
     @property
+    def dated(self) -> bool:
+        """True if rounds are windows of wall-clock time."""
+        return isinstance(self.shift.what, Calendar)
+
+    @property
     def late(self) -> int:
         """Rounds over which late accuracy is averaged.
 

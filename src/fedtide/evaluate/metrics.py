@@ -302,7 +302,8 @@ def mean_of_known(values: Iterable[float | None]) -> float:
 def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | None = None) -> float:
     """Return the mean over the evaluations in the last `window` rounds, which may be weighted; NaN without any.
 
-    Skills are weighted by the error of the constant in each, so that their mean is the skill on all these rows.
+    Skills are weighted by the error of the constant in each, so that their mean is the skill on all these rows, and
+    windows of wall-clock time by their rows.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4
@@ -313,6 +314,23 @@ def mean_of_last(rounds: Curve, values: Curve, window: int, weights: Curve | Non
     if not late:
         return math.nan
     return float(np.mean(late) if weights is None else np.average(late, weights=_late(rounds, weights, window)))
+
+
+FADING = 0.95
+"""What the past counts after a window of time (Gama, Sebastião, Rodrigues: Machine Learning 90, 2013, section 4)."""
+
+
+def faded(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return the mean of each value and those before it, whose weights fade from one to the next.
+
+    >>> faded(np.array([1.0, 0.0])).round(4).tolist()
+    [1.0, 0.4872]
+    """
+    out, above, below = np.empty(len(values)), 0.0, 0.0
+    for k, (value, weight) in enumerate(zip(values, np.ones(len(values)) if weights is None else weights, strict=True)):
+        above, below = FADING * above + weight * value, FADING * below + weight
+        out[k] = above / below
+    return out
 
 
 def worst_point(rounds: Curve, values: Curve, window: int) -> float:

@@ -35,6 +35,21 @@ def score_in(entry: Mapping[str, Any]) -> Any:
     return entry.get("accuracy", entry.get("skill"))
 
 
+def rows_in(line: Mapping[str, Any], view: str) -> float | None:
+    """Return what an evaluation counts for in a mean: of a window of wall-clock time its rows, else None, as all do."""
+    return line["scores"][view].get("rows") if "window" in line else None
+
+
+def weight_in(line: Mapping[str, Any], view: str) -> float | None:
+    """Return what the headline number of an evaluation counts for: of a skill the constant's error, summed over rows.
+
+    >>> line = {"window": {}, "scores": {"val": {"rows": 5, "accuracy": 1.0}}}
+    >>> weight_in(line, "val"), weight_in({**line, "scores": {"val": {"rows": 5, "reference": 2.5}}}, "val")
+    (5, 2.5)
+    """
+    return line["scores"][view].get("reference", rows_in(line, view))
+
+
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """Return the accuracy of every evaluation that a record has."""
     return [headline(line) for line in lines if "scores" in line]

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedtide.evaluate.rounds import score_in
+from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.report.figures import (
     STYLE,
     Drawn,
@@ -29,10 +29,9 @@ from fedtide.report.figures import (
 )
 from fedtide.report.reading import ExperimentRecord, RunRecord
 
-FADING = 0.95
-"""What the past counts after a window (Gama, Sebastião, Rodrigues: Machine Learning 90, 2013, section 4)."""
-
 HOUR, DAY = 3600.0, 86400.0
+NOTHING = 1e-9
+"""Weight of an evaluation that has none."""
 
 
 def dates_of(run: RunRecord) -> list[datetime]:
@@ -45,29 +44,14 @@ def empty_windows(run: RunRecord) -> int:
     return sum(line["window"]["came"] == 0 for line in run.lines if "window" in line)
 
 
-def faded(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the mean of each value and those before it, whose weights fade from one to the next.
-
-    >>> faded(np.array([1.0, 0.0])).round(4).tolist()
-    [1.0, 0.4872]
-    """
-    out, above, below = np.empty(len(values)), 0.0, 0.0
-    for k, (value, weight) in enumerate(zip(values, np.ones(len(values)) if weights is None else weights, strict=True)):
-        above, below = FADING * above + weight * value, FADING * below + weight
-        out[k] = above / below
-    return out
-
-
 def accuracy_over_dates(record: ExperimentRecord) -> Drawn:
     """Draw accuracy on the next window over dates, faded, and below it how many clients had something new."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 5.0))
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
-        drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(_judged(run, record)[1]) for run in m.runs)]
         shown = []
-        for number, method in drawn:
-            windows = [_judged(run, record) for run in method.runs]
-            curves = [(at, faded(values, weights)) for at, values, weights in windows]
+        for number, method in enumerate(record.methods):
+            curves = [_course(run, record.view) for run in method.runs]
             band(top, curves, label(method.name), look(number))
             shown += [values for _, values in curves]
         from_below(top, shown)
@@ -90,17 +74,11 @@ def _place(iso: str) -> float:
     return float(mdates.date2num(datetime.fromisoformat(iso).replace(tzinfo=None)))
 
 
-def _judged(run: RunRecord, record: ExperimentRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the dates of the windows that were tested on, on an axis of dates, the accuracy there, and its weight."""
-    found = [(line["window"]["next"], line["scores"].get(record.view, {})) for line in run.judged if "window" in line]
-    known = [(_place(at), score_in(scores), _weight(scores)) for at, scores in found if score_in(scores) is not None]
-    at, values, weights = np.array(known, dtype=np.float64).reshape(-1, 3).T
-    return at, values, weights
-
-
-def _weight(scores: dict[str, Any]) -> float:
-    """Return what an evaluation counts for in a mean: of a skill the error of the constant."""
-    return scores.get("reference", 1.0) or 1e-9
+def _course(run: RunRecord, view: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the dates of the windows that were tested on, on an axis of dates, and the faded accuracy there."""
+    begins = {line["round"] + 1: _place(line["window"]["next"]) for line in run.judged if "window" in line}
+    rounds, values = run.course(view)
+    return np.array([begins[at] for at in rounds]), values
 
 
 # -- by hour, weekday, month -------------------------------------------------------------------------------------------
@@ -142,13 +120,13 @@ def cycles_of(record: ExperimentRecord) -> list[Cycle]:
 
 
 def by_cycle(run: RunRecord, view: str, cycle: Cycle) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places in a cycle that were tested in, and the mean accuracy in each; the skill of all rows there."""
+    """Return the places in a cycle that were tested in, and the accuracy, or the skill, of all rows there."""
     found: dict[int, list[tuple[float, float]]] = {}
     for line in run.judged:
         scores = line["scores"].get(view, {})
         if score_in(scores) is not None and "window" in line:
             place = cycle.of(datetime.fromisoformat(line["window"]["next"]))
-            found.setdefault(place, []).append((score_in(scores), _weight(scores)))
+            found.setdefault(place, []).append((score_in(scores), weight_in(line, view) or NOTHING))
     places = sorted(found)
     means = [np.average(values, weights=weights) for values, weights in (zip(*found[k], strict=True) for k in places)]
     return np.array(places, dtype=np.float64), np.array(means)

@@ -350,7 +350,7 @@ def _folded(record: ExperimentRecord, run: RunRecord, period: float, group: str 
     rounds, values = run.accuracy(record.view, group)
     if not len(rounds):
         return rounds, values
-    late, weights = rounds > rounds[-1] - record.window, run.references(record.view, rounds)
+    late, weights = rounds > rounds[-1] - record.window, run.counts_for(record.view, rounds)
     place = np.mod(rounds[late], period)
     places = np.unique(place)
     at = [late.nonzero()[0][place == p] for p in places]
@@ -465,10 +465,13 @@ def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
         told = run.columns(record.view)
         known = (told.round >= len(run.lines) - record.window) & ~np.isnan(told.accuracy)
         at, _ = run.accuracy(record.view)
-        weight, errors = np.ones(len(known)), run.references(record.view, at)
-        if errors is not None:
+        weight, counts = np.ones(len(known)), run.counts_for(record.view, at)
+        if counts is not None:  # a client's part of that is by its rows
             known &= np.isin(told.round + 1, at)
-            weight[known] = errors[np.searchsorted(at, told.round[known] + 1)]
+            _, evaluation = np.unique(told.round[known], return_inverse=True)
+            rows = told.rows[known]
+            part = rows / np.bincount(evaluation, rows)[evaluation]
+            weight[known] = part * counts[np.searchsorted(at, told.round[known] + 1)]
         _, place = np.unique(told.client[known], return_inverse=True)
         means.append(np.bincount(place, weight[known] * told.accuracy[known]) / np.bincount(place, weight[known]))
     return np.concatenate(means) if means else np.empty(0)

@@ -201,7 +201,10 @@ def setting(record: ExperimentRecord) -> str:
     said += "" if real else shift.words(record.groups, record.domains, experiment.rounds)
     said += _met(record) + dates.in_words(record) + _begun(record) + ("" if real else experiment.timing.words())
     moving = ", of what they hold at that moment" if shift.drifts else ""
-    ahead = "The model is judged on the rows of the next window, in which clients may be new."
+    ahead = (
+        "The model is judged on the rows of the next window, in which clients may be new. In means every row counts "
+        "the same; moments, as the worst, are those of a mean in which the past fades, as a window may have few rows."
+    )
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": ahead if record.dated else f"The model is judged on rows that the clients kept back{moving}.",

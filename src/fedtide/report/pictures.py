@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedtide.evaluate.metrics import FADING
 from fedtide.report import (
     budget,
     clock,
@@ -89,7 +90,7 @@ def _about_accuracy(record: ExperimentRecord, summary: Summary) -> str:
         return (
             f"Test, then train: {summary.score} of {record.whose} on the rows of the next window, of which the model "
             f"has seen none, {f'every {every} rounds' if every > 1 else 'in every round'}; a mean in which the past "
-            f"counts {dates.FADING:g} times as much after each evaluation. Below: clients to which something new came "
+            f"counts {FADING:g} times as much after each evaluation. Below: clients to which something new came "
             f"in the window.{_words(record)['band']}"
         )
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
@@ -178,8 +179,8 @@ PICTURES = {
     "by_hour": Kind(
         "By hour, weekday and month",
         _of_record(dates.accuracy_by_cycle),
-        "{Score} of {whose} on the next window, by when it begins on the clocks of its zone: means over windows of "
-        "that hour, weekday or month. Below: how many of the rows are of that time.{band}",
+        "{Score} of {whose} on the next window, by when it begins on the clocks of its zone: of all rows of that "
+        "hour, weekday or month. Below: how many of the rows are of that time.{band}",
         'shift.what = "calendar", with windows short enough and a run long enough to tell',
     ),
     "metrics": Kind(

@@ -19,8 +19,8 @@ from fedtide.config import Experiment, Method
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import FORGETTING, OTHERS, STOPPED, TRUTH, read_rounds, view_of
 from fedtide.data.saved import labels_of, names_of
-from fedtide.evaluate.metrics import branch_accuracy, matched
-from fedtide.evaluate.rounds import score_in
+from fedtide.evaluate.metrics import branch_accuracy, faded, matched
+from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
 
@@ -44,6 +44,9 @@ CLIENTS = {
 Clock = Literal["rounds", "seconds"]
 """What times are in: simulated seconds, or rounds where all rounds take equally long."""
 
+Weigh = Callable[[dict[str, Any], str], float | None]
+"""What an evaluation, a line of the record, counts for in a mean over several, in a view."""
+
 
 @dataclass(frozen=True)
 class ClientColumns:
@@ -54,17 +57,23 @@ class ClientColumns:
 
     round: np.ndarray
     client: np.ndarray
+    rows: np.ndarray
     accuracy: np.ndarray
     slot: np.ndarray
     group: list[str]
 
     @staticmethod
-    def of(rows: Sequence[tuple[int, int, float, int | None, str]]) -> ClientColumns:
-        """Turn rows into columns."""
-        round_, client, accuracy, slot, group = zip(*rows, strict=True) if rows else ((),) * 5
+    def of(lines: Sequence[tuple[int, int, int, float, int | None, str]]) -> ClientColumns:
+        """Turn lines into columns."""
+        round_, client, rows, accuracy, slot, group = zip(*lines, strict=True) if lines else ((),) * 6
         slots = np.array([math.nan if each is None else each for each in slot], dtype=np.float64)
         return ClientColumns(
-            np.array(round_, np.int64), np.array(client, np.int64), np.array(accuracy), slots, [*group]
+            np.array(round_, np.int64),
+            np.array(client, np.int64),
+            np.array(rows, np.int64),
+            np.array(accuracy),
+            slots,
+            [*group],
         )
 
 
@@ -182,11 +191,20 @@ class RunRecord:
             return self.curve(view, score_in)
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
-    def references(self, view: str, rounds: np.ndarray) -> np.ndarray | None:
-        """Return the error of the constant at evaluations, which skills are weighted by; None where nothing is."""
-        known = dict(zip(*self.curve(view, lambda scores: scores.get("reference")), strict=True))
-        found = np.array([known.get(at, math.nan) for at in rounds])
+    def counts_for(self, view: str, rounds: np.ndarray, weigh: Weigh = weight_in) -> np.ndarray | None:
+        """Return what evaluations count for in a mean, by default in that of the headline; None for all the same."""
+        known = {line["round"] + 1: weigh(line, view) for line in self.judged if view in line["scores"]}
+        found = np.array([known.get(at) for at in rounds], dtype=np.float64)
         return found if len(found) and np.isfinite(found).all() and found.sum() > 0 else None
+
+    def course(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the accuracy curve by which moments are told apart.
+
+        Where rounds are windows of wall-clock time it is the faded one, as a window may have a row alone.
+        """
+        rounds, values = self.accuracy(view)
+        dated = any("window" in line for line in self.judged)
+        return rounds, faded(values, self.counts_for(view, rounds)) if dated else values
 
     def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""
@@ -293,11 +311,12 @@ class RunRecord:
     @cached_property
     def _columns(self) -> dict[str, ClientColumns]:
         """What pictures and tables need of `clients.csv`, by view: it is long, and read once."""
-        found: dict[str, list[tuple[int, int, float, int | None, str]]] = {}
+        found: dict[str, list[tuple[int, int, int, float, int | None, str]]] = {}
         try:
             for row in self._read_clients():
                 slot, group = int(row["slot"]) if row["slot"] else None, sys.intern(row.get(TRUTH, row["group"]))
-                each = (int(row["round"]), int(row["client"]), float(row["accuracy"]), slot, group)
+                numbers = int(row["round"]), int(row["client"]), int(row["rows"]), float(row["accuracy"])
+                each = (*numbers, slot, group)
                 found.setdefault(row["view"], []).append(each)
         except UNREADABLE:
             raise FedtideError(f"{self.folder / 'clients.csv'}: a line is damaged") from None

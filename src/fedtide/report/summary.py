@@ -19,7 +19,7 @@ from fedtide.core.record import plain
 from fedtide.data.rows import LAGS
 from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
-from fedtide.evaluate.rounds import score_in
+from fedtide.evaluate.rounds import rows_in, score_in, weight_in
 from fedtide.learn.target import CLASSES, About
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
@@ -27,7 +27,7 @@ from fedtide.report.drift import following
 from fedtide.report.environment import is_nano
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import ARRIVALS, BY_WAY
-from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, read_experiment, span_of
+from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRecord, Weigh, read_experiment, span_of
 from fedtide.report.rhythm import learning
 from fedtide.runs.folder import go_on, load
 
@@ -291,16 +291,17 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         return {score: math.nan, **costs}
     window = record.window
 
-    def late(curve: tuple[np.ndarray, np.ndarray], view: str = record.view) -> float:
-        return mean_of_last(*curve, window, run.references(view, curve[0]))
+    def late(curve: tuple[np.ndarray, np.ndarray], view: str = record.view, weigh: Weigh = weight_in) -> float:
+        return mean_of_last(*curve, window, run.counts_for(view, curve[0], weigh))
 
+    course = run.course(record.view)[1]
     out = costs | {
         score: late((rounds, accuracy)),
-        "last": float(accuracy[-1]),
-        "best": float(accuracy.max()),
-        "worst_point": worst_point(rounds, accuracy, window),
-        "mean_over_rounds": mean_of_last(rounds, accuracy, len(run.lines), run.references(record.view, rounds)),
-        "std_over_rounds": float(accuracy.std()),
+        "last": float(course[-1]),
+        "best": float(course.max()),
+        "worst_point": worst_point(rounds, course, window),
+        "mean_over_rounds": mean_of_last(rounds, accuracy, len(run.lines), run.counts_for(record.view, rounds)),
+        "std_over_rounds": float(course.std()),
     }
     if record.period:
         out["swing"] = swing(rounds, accuracy, record.period, window)
@@ -311,25 +312,25 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
             out[f"swing_{group}"] = swing(at, values, record.period, window)
     for metric in METRICS[1:]:
         curve = run.curve(record.view, itemgetter(metric.name))
-        out[metric.name] = late(curve) if metric.unit == "share" else mean_of_last(*curve, window)
+        out[metric.name] = late(curve, weigh=weight_in if metric.unit == "share" else rows_in)
     for name in record.experiment.metric_units:
-        out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
+        out[name] = late(run.curve(record.view, itemgetter(name)), weigh=rows_in)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
-    out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
+    out["client_std"] = late((at, np.sqrt(variance)), weigh=rows_in)
     at, right = run.branches(record.view)
     mixed = any(scores.get("weights", {}).get("own") for line in run.judged for scores in line["scores"].values())
     if len(record.groups) > 1 and len(at) and not mixed:  # a client's own expert belongs to no group
-        out["branch_accuracy"] = mean_of_last(at, right, window)
-    at, commonest = run.commonest(record.view)
-    if len(at):
-        out["commonest_class"] = mean_of_last(at, commonest, window)
+        out["branch_accuracy"] = late((at, right), weigh=rows_in)
+    commonest = run.commonest(record.view)
+    if len(commonest[0]):
+        out["commonest_class"] = late(commonest)
     for name in LAGS:
         known = run.baseline(record.view, name)
         if len(known[0]):
             out[name] = late(known)
-    at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
-    if len(at):
-        out["own_weight"] = mean_of_last(at, own, window)
+    own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
+    if len(own[0]):
+        out["own_weight"] = late(own, weigh=rows_in)
     for way in ways(run, record.view):
         out[f"{BY_WAY}{way}"] = late(run.other_way(record.view, way))
     out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
@@ -338,7 +339,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out[f"val_{score}"] = late(val, "val")
     times = run.times(record.clock)
     if not math.isnan(target):
-        first = time_to_accuracy(times[rounds - 1], accuracy, target)
+        first = time_to_accuracy(times[rounds - 1], course, target)
         out |= {"time_to_accuracy": min(first, times[-1]), "reached_accuracy": float(math.isfinite(first))}
     out |= _to_target(record, run, rounds)
     return out
@@ -383,8 +384,8 @@ def ways(run: RunRecord, view: str) -> list[str]:
 def _targets(record: ExperimentRecord) -> dict[int, float]:
     """Return for each seed the accuracy at which the baseline ends, the target of all methods; empty without one."""
     base = next((m for m in record.methods if m.name == record.experiment.baseline), None)
-    curves = {} if base is None else {run.seed: run.accuracy(record.view)[1] for run in base.runs}
-    return {seed: float(accuracy[-1]) for seed, accuracy in curves.items() if len(accuracy)}
+    curves = {} if base is None else {run.seed: run.course(record.view)[1] for run in base.runs}
+    return {seed: float(course[-1]) for seed, course in curves.items() if len(course)}
 
 
 def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Paired]:

@@ -15,6 +15,7 @@ import numpy as np
 from fedtide.core.prose import listed
 from fedtide.evaluate.measure import UNKNOWN, Clarity, Measure
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_last
+from fedtide.evaluate.rounds import rows_in
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     ARRIVALS,
@@ -381,7 +382,12 @@ def density_table(record: ExperimentRecord) -> Table | None:
             curves = [run.density(view, group) for run in method.runs]
             if any(len(at) for at, _ in curves):
                 title = VIEWS[view] if group is None else f"{VIEWS[view]}, {group}"
-                late = Measure.of([mean_of_last(at, values, record.window) for at, values in curves])
+                late = Measure.of(
+                    [
+                        mean_of_last(*curve, record.window, run.counts_for(view, curve[0], rows_in))
+                        for run, curve in zip(method.runs, curves, strict=True)
+                    ]
+                )
                 found.setdefault(method.name, {})[title] = late
     titles = list(dict.fromkeys(title for own in found.values() for title in own))
     rows = [[name, *(nats(own.get(title, UNKNOWN)) for title in titles)] for name, own in found.items()]

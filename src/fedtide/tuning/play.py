@@ -64,7 +64,7 @@ def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome 
                     return None
                 if scores is None:
                     continue
-                curve = curve.then(rounds, scores)
+                curve = curve.then(rounds, scores, dated=experiment.dated)
                 last = rounds == experiment.rounds and seed == call.seeds[-1]
                 if not last and hopeless(curve, call.bounds):
                     return Outcome("pruned", (*curves, curve))

@@ -28,7 +28,7 @@ from fedtide.core.atomic import flush, write_text
 from fedtide.core.durations import rounded_up
 from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import read_rounds, run_lock
-from fedtide.evaluate.rounds import score_in
+from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.fleets.calls import Processes
 from fedtide.runs.build import as_json
 from fedtide.runs.folder import check_entries
@@ -354,9 +354,9 @@ class _Playing:
 
 
 def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
-    """Return the rounds done at each evaluation of a run, the accuracy on validation rows, and weights of skills.
+    """Return the rounds done at each evaluation of a run, the accuracy on validation rows, and what each counts for.
 
-    An accuracy is NaN where there is none; the weights are None of what is no skill.
+    An accuracy is NaN where there is none; the weights are None where all evaluations count the same.
     """
     rounds, values, weights = [], [], []
     for line in read_rounds(folder):
@@ -365,8 +365,9 @@ def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
             value = score_in(told)
             rounds.append(int(line["round"]) + 1)
             values.append(math.nan if value is None else float(value))
-            weights.append(told.get("reference"))
-    return rounds, values, None if None in weights else weights
+            weights.append(weight_in(line, "val"))
+    known = [weight for weight in weights if weight is not None]
+    return rounds, values, known if len(known) == len(weights) else None
 
 
 def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | None = None) -> bool:

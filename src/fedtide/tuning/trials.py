@@ -25,16 +25,17 @@ Bounds = dict[int, dict[int, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy on validation rows with one seed, by rounds done; weights of skills are errors of the constant."""
+    """Accuracy on validation rows with one seed, by rounds done; what each counts for, where not all do the same."""
 
     seed: int
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
     weights: tuple[float, ...] = ()
 
-    def then(self, done: int, scores: Scores) -> Curve:
-        """Return the curve with one more evaluation."""
-        weight = () if scores.reference is None else (scores.reference,)
+    def then(self, done: int, scores: Scores, *, dated: bool) -> Curve:
+        """Return the curve with one more evaluation; `dated`: rounds are windows of wall-clock time."""
+        rows = float(scores.rows.sum()) if dated else None
+        weight = [each for each in (scores.reference, rows) if each is not None][:1]
         return Curve(self.seed, (*self.rounds, done), (*self.accuracy, scores.accuracy), (*self.weights, *weight))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedtide.core.errors import FedtideError
+from fedtide.evaluate.metrics import faded
 from fedtide.report import dates, narrative
 from fedtide.report.contents import tables_of
 from fedtide.report.narrative import setting
@@ -45,10 +46,10 @@ def test_means_are_over_whole_weeks(record):
 def test_a_faded_mean_is_the_formula_of_the_paper():
     values = np.array([0.5, 1.0, 0.0])
     weights = np.array([0.95**2, 0.95, 1.0])
-    assert dates.faded(values)[-1] == pytest.approx(float(weights @ values / weights.sum()))
+    assert faded(values)[-1] == pytest.approx(float(weights @ values / weights.sum()))
     # Skills count by the error of the constant: after 1 and 9 the first counts 0.95 * 1.
     skills, errors = np.array([-3.0, 0.5]), np.array([1.0, 9.0])
-    assert dates.faded(skills, errors)[-1] == pytest.approx((0.95 * -3 + 9 * 0.5) / (0.95 + 9))
+    assert faded(skills, errors)[-1] == pytest.approx((0.95 * -3 + 9 * 0.5) / (0.95 + 9))
 
 
 def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(record):
@@ -58,8 +59,53 @@ def test_accuracy_by_hour_and_weekday_is_that_of_the_windows_that_begin_then(rec
     lines = [line for line in run.judged if line["window"]["next"][11:13] == "06"]
     at, values = dates.by_cycle(run, record.view, hour)
     assert at.tolist() == [0.0, 6.0, 12.0, 18.0]
-    assert values[1] == pytest.approx(np.mean([line["scores"]["train_clients"]["accuracy"] for line in lines]))
+    scores = [line["scores"]["train_clients"] for line in lines]
+    right = sum(entry["rows"] * entry["accuracy"] for entry in scores)
+    assert values[1] == pytest.approx(right / sum(entry["rows"] for entry in scores))
     assert dates.by_cycle(run, record.view, weekday)[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def few_and_many(root, folder, rows, accuracy):
+    """Copy a run whose last windows have these rows and accuracies."""
+    shutil.copytree(root, folder)
+    path = folder / "a" / "0" / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    judged = [line["scores"]["train_clients"] for line in lines if line.get("scores", {}).get("train_clients")]
+    for entry, count, right in zip(judged[-len(rows) :], rows, accuracy, strict=True):
+        entry |= {"rows": count, "accuracy": right, "client_mean": right, "loss": 1 - right, "commonest": 1 - right}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = folder / "config.toml"
+    config.write_text(f"average_last = {len(rows)}\n" + config.read_text())
+    return read_experiment(folder)[0]
+
+
+def test_windows_count_by_their_rows(root, tmp_path):
+    """Of 500 rows 400 are right, of 5 none, of one none: 400 of 506."""
+    record = few_and_many(root, tmp_path / "run", rows := [500, 5, 1], [0.8, 0.0, 0.0])
+    run, found = record.methods[0].runs[0], summarize(record).methods[0].measures
+    late = 400 / 506
+    assert [found[name].mean for name in ("accuracy", "client_mean")] == [pytest.approx(late)] * 2
+    assert [found[name].mean for name in ("loss", "commonest_class")] == [pytest.approx(1 - late)] * 2
+    scores = [line["scores"][record.view] for line in run.judged]
+    right = sum(entry["rows"] * entry["accuracy"] for entry in scores)
+    assert found["mean_over_rounds"].mean == pytest.approx(right / sum(entry["rows"] for entry in scores))
+    # A window of a row is no moment: of these it is the mean that fades, its last one as the formula says.
+    fading = np.array([entry["rows"] for entry in scores]) * 0.95 ** np.arange(len(scores))[::-1]
+    last = float(fading @ np.array([entry["accuracy"] for entry in scores]) / fading.sum())
+    assert found["last"].mean == found["worst_point"].mean == pytest.approx(last)
+    assert 0.7 < last < 0.8
+    assert len(rows) == record.window
+    assert dates._course(run, record.view)[1][-1] == pytest.approx(last)
+
+
+def test_rounds_that_are_no_windows_count_the_same(root, tmp_path):
+    assert few_and_many(root, tmp_path / "run", [500, 5, 1], [0.8, 0.0, 0.1]).dated
+    path = tmp_path / "run" / "a" / "0" / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "window"}) + "\n" for line in lines))
+    found = summarize(read_experiment(tmp_path / "run")[0]).methods[0].measures
+    assert (found["accuracy"].mean, found["worst_point"].mean) == (pytest.approx(0.3), 0.0)
+    assert found["last"].mean == 0.1
 
 
 def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
@@ -81,7 +127,7 @@ def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     errors = np.array([entry["reference"] for entry in scores])
     worst = np.average([entry["worst_decile"] for entry in scores], weights=errors)
     assert summary.methods[0].measures["worst_decile"].values == [pytest.approx(worst)]
-    mae = np.mean([entry["mae"] for entry in scores])
+    mae = np.average([entry["mae"] for entry in scores], weights=[entry["rows"] for entry in scores])
     assert summary.methods[0].measures["mae"].values == [pytest.approx(mae)]
     for kind in ("accuracy", "by_hour"):
         label = PICTURES[kind].draw(record, summary).figure.axes[0].get_ylabel()

@@ -37,12 +37,20 @@ def test_a_late_skill_is_that_of_all_rows_of_the_window():
     for done, error, constant in ((4, 4.0, 1.0), (6, 4.5, 9.0)):
         one = torch.ones(1, dtype=torch.float64)
         sums = {"reference": torch.tensor([constant], dtype=torch.float64)}
-        curve = curve.then(done, Scores(torch.tensor([0]), one, -error * one, one, sums=sums).credited)
+        curve = curve.then(done, Scores(torch.tensor([0]), one, -error * one, one, sums=sums).credited, dated=False)
     assert curve.accuracy == (0.9, -3.0, 0.5)
     assert curve.weights == (7.0, 1.0, 9.0)
     assert late([curve], 4) == (pytest.approx(0.15),)
     assert value_at(7, 4, curve.rounds, curve.accuracy, curve.weights) == pytest.approx(0.15)
     assert value_at(4, 2, curve.rounds, curve.accuracy, curve.weights) == -3.0
+
+
+def test_windows_of_time_count_by_their_rows():
+    curve = Curve(0, (), ())
+    for done, rows, right in ((1, 500.0, 400.0), (2, 5.0, 0.0)):
+        one = torch.ones(1, dtype=torch.float64)
+        curve = curve.then(done, Scores(torch.tensor([0]), rows * one, right * one, one), dated=True)
+    assert late([curve], 2) == (pytest.approx(400 / 505),)
 
 
 def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
