@@ -35,17 +35,19 @@ Choices:
     `drift_baseline = "last-event"` measures the movement of centers in this drift event alone, as in the paper, so that
     slow drift never triggers; "last-clustering" measures it since the last clustering. Models, running statistics and
     the optimizer's moments are mixed in proportion to the members' previous clusters. If a cluster is smaller than its
-    share, all its members train, and the others get the rest. `cohort = "arrivals"` takes the clients that the shift
-    sends, whatever their cluster. Clients have equal weights within a cluster, as in the pseudo-code. A client that
-    never reported trains with the largest cluster and is not counted as its member; before evaluation it finds its
-    cluster by its own representation, as held-out clients do. With `trigger = "learned"` all reachable clients receive
-    their cluster's model in every round and report its accuracy on their validation samples: a question that costs
-    bytes, and as many seconds as a forward pass over the training samples. Under k-center clustering, too, centers are
-    means of members, participants are drawn without replacement, and each takes one or more steps of local training.
-    Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. How far centers moved and theta are
-    lengths: roots of distances that grow with the square, as those of embeddings and gradients. A third of a mean
-    squared distance would be 58 % of the way between two centers, and a mass event moves them by about half. The
-    length of combined representations is the sum of their lengths, each in its own unit.
+    share, all its members train, and the others get the rest. What M / K leaves over goes to the largest clusters, in
+    every round: with fewer participants than clusters the smaller ones never train. `cohort = "arrivals"` takes the
+    clients that the shift sends, whatever their cluster, and is the better one there. Clients have equal weights within
+    a cluster, as in the pseudo-code. A client that never reported trains with the largest cluster and is not counted as
+    its member; before evaluation it finds its cluster by its own representation, as held-out clients do. With
+    `trigger = "learned"` all reachable clients receive their cluster's model in every round and report its accuracy on
+    their validation samples: a question that costs bytes, and as many seconds as a forward pass over the training
+    samples. Under k-center clustering, too, centers are means of members, participants are drawn without replacement,
+    and each takes one or more steps of local training. Algorithm 4 has a given threshold; here it is the adaptive one
+    of appendix F.2. How far centers moved and theta are lengths: roots of distances that grow with the square, as those
+    of embeddings and gradients. A third of a mean squared distance would be 58 % of the way between two centers, and a
+    mass event moves them by about half. The length of combined representations is the sum of their lengths, each in its
+    own unit.
     With one cluster participants are those that FedAvg with the same cohort has; with several, first as many of them as
     each cluster's share allows. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
     takes distances (its own `distance`) to the mean report of a cluster's reachable members.
@@ -54,7 +56,8 @@ Choices:
     alike train one model; and `min_silhouette` of k-means, below which there is one cluster. The paper's form is
     `pooling = false`, `clustering = "k-means"`: where clients are of no kinds its clusters lose to one model, as each
     has few samples. In ten small settings over five seeds it lost up to 12.0 points to the best single model and gained
-    up to 13.1; the default lost 0.1 at most and gained up to 16.2 (recipe never-worse).
+    up to 13.1; the default lost 0.1 at most and gained up to 16.2 (recipe never-worse). Both had `cohort = "arrivals"`:
+    pooling needs two participants in some cluster to learn how much chance does, and M / K of each may never give it.
 
     If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
     which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many
