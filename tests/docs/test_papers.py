@@ -50,6 +50,24 @@ def test_every_recipe_of_a_paper_has_a_row_and_a_row_says_how_it_stands(papers):
     assert len(set(items)) == len(items)
 
 
+def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
+    rows = [row for paper in papers.contents() for row in paper["rows"] if "paper" in row]
+    spelled = [row for row in rows if row["paper"] and any(each.startswith("method=[") for each in row["paper"])]
+    for row in spelled:
+        experiment = read(RECIPES / f"{row['recipe']}.toml", scale="paper", sets=row["paper"][1::2])
+        for method in points(experiment)[0].experiment.method:
+            options, said = method.settings(), f"{row['item']}: {method.name}"
+            assert not any(options.get(name) for name in ("anchor", "pooling")), said
+            if method.algorithm == "fielding":
+                assert options["clustering"].min_silhouette == -1, said
+            if method.algorithm == "fedtem":
+                agrees = options["consistent_only"] and options["prior"].kind != "em-only"
+                assert (options["update"].kind, agrees) == ("overwrite", False), said
+            if method.algorithm == "fedtkm":
+                assert (options["alpha"].kind, options["rescale"]) == ("integral", True), said
+    assert len(spelled) > 10
+
+
 def test_what_was_found_counts_verdicts_and_links_to_them(papers):
     said = papers.found({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
     assert said.endswith("(recipes.md#fedtem-shift-strength), 5 seeds")
