@@ -13,6 +13,7 @@ from typing import Any
 from kept import as_markdown
 
 DOCS = Path(__file__).parent
+RECIPES = DOCS.parent / "src" / "fedtide" / "recipes"
 LONGEST = 2
 """Options of a command that stands in a table; longer ones stand below it."""
 
@@ -72,7 +73,8 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
 def found(row: dict[str, Any]) -> str:
     """How many claims of a recipe, over all points of its sweep, came out how; with a link to them.
 
-    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone.
+    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone. Kept
+    claims that are not the recipe's are of an earlier form.
     """
     recipe = row.get("cpu_recipe", row["recipe"])
     kept_at = DOCS / "results" / f"{recipe}.json"
@@ -84,4 +86,11 @@ def found(row: dict[str, Any]) -> str:
     verdicts = Counter(said[-1] for table in tables for said in table["rows"] if ours or "(our " not in said[0])
     said = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}"
-    return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}"
+    old = {line[0] for table in tables for line in table["rows"]} != claimed(recipe)
+    return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}"
+
+
+def claimed(recipe: str) -> set[str]:
+    """The texts of a recipe's claims, as it stands."""
+    content = tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8"))
+    return {claim["text"] for claim in content.get("claim", [])}

@@ -70,7 +70,7 @@ def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
 
 def test_what_was_found_counts_verdicts_and_links_to_them(papers):
     said = papers.found({"item": "Figure 2", "recipe": "fedtem-shift-strength"})
-    assert said.endswith("(recipes.md#fedtem-shift-strength), 5 seeds")
+    assert "(recipes.md#fedtem-shift-strength), 5 seeds" in said
     assert "holds: " in said
     assert papers.found({"item": "Ours", "recipe": "fedtem-rates-and-more"}) == "not run whole since it last changed"
 
@@ -85,5 +85,10 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
     kept = {"points": [{"claims": {"rows": rows}}], "seeds": 5}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(papers, "DOCS", tmp_path)
-    assert papers.found({"item": "Figure 1", "recipe": "one"}).startswith("[holds: 1]")
+    monkeypatch.setattr(papers, "RECIPES", tmp_path)
+    recipe = "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
+    (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
+    assert papers.found({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
     assert papers.found({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
+    (tmp_path / "one.toml").write_text(f'{recipe}\n[[claim]]\ntext = "It lasts"', encoding="utf-8")
+    assert papers.found({"item": "Figure 1", "recipe": "one"}).endswith(", 5 seeds, of an earlier form of the recipe")

@@ -109,6 +109,7 @@ def test_published_cfl_does_one_epoch():
         if method.algorithm in ("cfl", "cfl-released") and method.name != "CFL, default thresholds":
             assert (options["eps1"], options["eps2"], options["split_after"]) == (0.4, 1.6, 20)
         assert experiment.rounds == 80
+        assert options.get("clusters", 4) == 4
 
 
 def test_ifca_on_turned_digits_does_ten_full_batch_steps():

@@ -44,3 +44,17 @@ def test_one_of_them_is_as_the_paper_prints_it(name):
         said = (printed["update"].kind, printed["normalize_by"], printed["inference"])
         assert said == ("overwrite", "participants", "global")
         assert printed["gaussian_init"].kind == "random"
+
+
+def test_fedem_has_the_network_and_the_values_of_its_code():
+    """Those of models.py, datasets.py and run_emnist.sh; the steps of its rate are those of "multi_step"."""
+    (point,) = points(read(FOLDER / "fedem-emnist.toml", scale="paper"))
+    experiment = point.experiment
+    (scaled,) = experiment.data.transforms
+    assert (scaled.mean, scaled.std, experiment.model.padding) == ((0.1307,), (0.3081,), "valid")
+    assert (experiment.rounds, experiment.data.partition.clients, experiment.data.partition.alpha) == (200, 100, 0.4)
+    for method in experiment.method:
+        local = method.settings()["local"]
+        assert local.lr == (0.05 if method.algorithm == "fedem" else 0.01)
+        assert (local.batch_size, local.epochs, local.momentum, local.weight_decay) == (128, 1, 0.9, 5e-4)
+        assert (local.lr_schedule.at, local.lr_schedule.factor) == ((0.5, 0.75), 0.1)

@@ -26,7 +26,7 @@ Choices:
     longer sent; a check without members does not count. Only frozen models are served at their best weights.
     Personalization (`personal`) uses a real validation set (the authors' code uses its test set). It leaves out models
     that no participant has chosen by loss for ten rounds (`drop_unused`; the code leaves out those that no evaluated
-    client picks). Frozen models stay in it.
+    client picks). A model that was in use when it froze stays in it.
     `personal = "stacking"` is not the paper's: it weighs all models that a client has by its validation samples.
     The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the J models, never chosen in training
     and never frozen. A client has too few validation samples to choose by itself between models that are about as good,
@@ -171,7 +171,8 @@ class Freeze:
 class State:
     """The models and the optimizer's memo of each.
 
-    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any. active: (J,)
+    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any, which
+    moves along once it is frozen. active: (J,)
     models still trained. best: the models at their lowest validation loss, None before a check, least: (J,) that loss,
     if any, stale: (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
     anchor: the model that everybody trains, if any.
@@ -288,6 +289,8 @@ def aem(
         after = step_models(state, server, reply.total["delta"])
         chosen = reply.total["chosen"].value
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
+        # Nobody can choose a frozen model, which is not sent: it stays in use if it was when it froze.
+        last = torch.where(~state.active & in_use(state), last.max(), last)
         losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
         after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
@@ -297,7 +300,7 @@ def aem(
         return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active), **weighed}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        used = (state.chosen > 0) & (state.last > state.last.max() - IN_USE)
+        used = in_use(state)
         kept = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
         models, usual = [state.weights[j] for j in kept.tolist()], state.chosen[kept].argmax()
         return {"models": models, "numbers": kept, "usual": usual, **beside.sent(state)}, None
@@ -361,6 +364,11 @@ def renumber(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) ->
         weights = torch.zeros(len(found.choice), clusters + own, dtype=torch.float64)
         weights[:, places] = found.weights
     return Prediction(found.told, places[found.choice], weights)
+
+
+def in_use(state: State) -> Tensor:
+    """Return the mask (J,) of models that were chosen by loss in the last ten rounds."""
+    return (state.chosen > 0) & (state.last > state.last.max() - IN_USE)
 
 
 def freeze_stale(before: State, after: State, patience: int) -> State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -147,6 +148,20 @@ def test_frozen_models_are_not_sent_and_do_not_move():
     for k in range(3):
         if not gone.active[k]:
             assert torch.equal(*(s.weights[k].params["head.bias"] for s in (gone, run.state)))
+
+
+def test_frozen_models_stay_in_use_though_nobody_can_choose_them(monkeypatch):
+    """Two models freeze at once, and the third goes on for longer than a model stays in use that nobody chooses."""
+    monkeypatch.setattr(import_module("fedtide.algorithms.aem"), "IN_USE", 3)
+    options = {"clusters": 3, "exploration": {"epsilon": 0.5}, "freeze": {"patience": 1, "check_every": 1}}
+    options |= {"anchor": False, "cohort": "everyone", "local": {"lr": 0.3, "batch_size": 4, "epochs": 1}}
+    run = played(toy("aem", options, shift={"who": {"kind": "always"}}, rounds=8))
+    chosen = [step.state.chosen for step in run.steps]
+    alone = next(t for t, step in enumerate(run.steps) if step.state.active.sum() == 1)
+    assert alone + 3 < len(run.steps)
+    assert not (chosen[-1] - chosen[alone])[~run.state.active].any()
+    payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
+    assert payload["numbers"].tolist() == [0, 1, 2]
 
 
 def test_early_stopping_costs_fewer_bytes():
