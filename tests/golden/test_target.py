@@ -26,7 +26,7 @@ ROOT5 = math.sqrt(5)
 
 def fitted(setting: Number | Quantiles | Counts | Labels, values: Tensor) -> Target:
     rows = torch.arange(len(values))
-    return setting.fitted(values, rows, rows, "toy")[0]
+    return setting.fitted(values, rows, rows, "toy: row {}".format)[0]
 
 
 def scored(target: Target, told: Tensor, y: Tensor, owner: Tensor) -> Scores:
@@ -105,7 +105,7 @@ def test_a_count_has_the_likelihood_and_the_deviance_of_poisson():
 
 def test_several_labels_have_a_likelihood_each():
     y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    target, bins = Labels().fitted(y, ALL, ALL, "toy")
+    target, bins = Labels().fitted(y, ALL, ALL, "toy: row {}".format)
     assert bins.tolist() == [0, 2, 3, 0]  # the first label of each row, 3 for none
     logits = torch.log(torch.tensor([[3.0, 1.0, 1 / 3]]))  # p = 3/4, 1/2, 1/4
     loss = -(math.log(0.75) + math.log(0.5) + math.log(0.75))
@@ -188,7 +188,7 @@ def test_bins_hold_about_as_many_values_each_and_ties_make_fewer():
 
 def test_known_rows_alone_standardize():
     values = torch.tensor([2.0, 4.0, 100.0])
-    target, bins = Number().fitted(values, torch.tensor([0, 1]), torch.arange(3), "toy")
+    target, bins = Number().fitted(values, torch.tensor([0, 1]), torch.arange(3), "toy: row {}".format)
     assert (target.center, target.scale) == (3.0, 1.0)
     assert target.constant[0] == pytest.approx(106 / 3)  # a rival that knows what is to come
     assert int(bins[2]) == len(target.edges)

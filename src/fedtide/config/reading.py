@@ -339,6 +339,8 @@ def _check(experiment: Experiment, where: str) -> None:
         if metric.kind in SHIPPED and experiment.data.target != CLASSES:
             but = f"data.target is '{experiment.data.target.kind}'"
             raise refused(f"{where}: metrics[{number}]", metric.kind, "metrics of your own, or classes", but)
+    if experiment.data.target.kind == "counts" and getattr(experiment.data.source, "own_scale", False):
+        raise refused(f"{where}: data.source.own_scale", True, "false, as data.target is 'counts'")
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
         if number > last:

@@ -58,9 +58,7 @@ Text = Annotated[str, AfterValidator(_visible)]
 """Text that is shown to people: in a terminal, on a page."""
 
 
-def _distinct(values: Any) -> Any:
-    if not values:
-        raise ValueError("found [], allowed: one value or more")
+def _different(values: Any) -> Any:
     known, tables = set[Any](), list[Any]()
     for value in values:
         hashable = isinstance(value, Hashable)
@@ -69,6 +67,15 @@ def _distinct(values: Any) -> Any:
         known.add(value) if hashable else tables.append(value)
     return values
 
+
+def _distinct(values: Any) -> Any:
+    if not values:
+        raise ValueError("found [], allowed: one value or more")
+    return _different(values)
+
+
+Different = AfterValidator(_different)
+"""Mark of a list without repetition."""
 
 Distinct = AfterValidator(_distinct)
 """Mark of a list of one value or more, without repetition."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,19 @@ from fedtide.core.trees import raw
 from fedtide.data.targets import Labels, Setting
 from fedtide.learn.target import CLASSES, Classes, Target
 
-LAGS = {"yesterday": 86_400, "last_week": 7 * 86_400}
-"""Baselines of time series: how many seconds ago the value is from that they say."""
+
+class Baseline(NamedTuple):
+    """Baseline of time series: how many seconds ago the value is from that it says, and what that is called."""
+
+    seconds: int
+    words: str
+
+
+BASELINES = {
+    "yesterday": Baseline(86_400, "the value of a day ago"),
+    "last_week": Baseline(7 * 86_400, "the value of a week ago"),
+}
+"""By the names of their measures."""
 
 COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 """Columns of rows beside their features."""
@@ -47,6 +58,7 @@ class Rows:
         said: which column of a table is what, for people.
         value: (rows,) numbers, or (rows, labels) of several labels at once; None where rows have classes.
         target: what rows are labeled with.
+        learned: time until which rows have decided scales, categories or bins that all share; None where none did.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -68,6 +80,7 @@ class Rows:
     said: tuple[str, ...] = ()
     value: Tensor | None = None
     target: Target = CLASSES
+    learned: float | None = None
 
     def __repr__(self) -> str:
         clients = "" if self.client is None else f", {len(self.client_names)} clients"
@@ -126,6 +139,15 @@ class Rows:
         """Number of steps of a sequence; None where a row has one label."""
         return None if self.y.dim() == 1 else self.y.shape[1]
 
+    def place(self, row: int) -> str:
+        """Say which row it is, for messages.
+
+        >>> Rows("a", torch.zeros(2, 1), torch.tensor([0, 1]), 2).place(1)
+        'a: row 1'
+        """
+        of = "" if self.client is None else f", of client '{self.client_names[int(self.client[row])]}'"
+        return f"{self.name}: row {row}{of}"
+
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return x and y of some rows, by position."""
         return torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)
@@ -151,7 +173,8 @@ class Rows:
         for series in (client, client * len(self.domain_names) + domain):
             keys, order = (series * span + since).sort()
             if not bool((keys[1:] == keys[:-1]).any()):
-                return {name: _before(series * span, since - lag, keys, order) for name, lag in LAGS.items()}
+                return {name: _before(series * span, since - each.seconds, keys, order)
+                        for name, each in BASELINES.items()}  # fmt: skip
         return {}
 
     def targets(self, rows: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -212,8 +235,18 @@ def with_target(rows: Rows, setting: Setting) -> Rows:
         wanted = "(rows, labels)" if isinstance(setting, Labels) else "(rows,)"
         raise refused(f"{rows.name}: shape of y", tuple(rows.value.shape), f"{wanted} with target '{setting.kind}'")
     seen = torch.arange(len(rows)) if rows.held_out is None else (~rows.held_out).nonzero().flatten()
-    target, bins = setting.fitted(rows.value, known_rows(rows), seen, rows.name)
-    return replace(rows, y=bins, classes=max(target.bins, 1), target=target)
+    known = known_rows(rows)
+    target, bins = setting.fitted(rows.value, known, seen, rows.place)
+    made = replace(rows, y=bins, classes=max(target.bins, 1), target=target)
+    return made if isinstance(setting, Labels) else learning(made, known)
+
+
+def learning(rows: Rows, known: Tensor) -> Rows:
+    """Return rows that say until when some of them, by position, have decided what all share."""
+    if rows.time is None:
+        return rows
+    latest = float(rows.time[known].max())
+    return replace(rows, learned=latest if rows.learned is None else max(rows.learned, latest))
 
 
 def check_classes(rows: Rows) -> None:

@@ -6,7 +6,7 @@ learns of (`fedtide.data.rows.known_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
@@ -17,6 +17,9 @@ from torch import Tensor
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.learn.target import About, Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget
+
+Place = Callable[[int], str]
+"""Says which row it is, for messages."""
 
 BINS = 10
 """Bins of a number, for what reads labels: partitions, label shares, drift."""
@@ -36,7 +39,7 @@ class Number:
     kind: Literal["number"] = "number"
     about: ClassVar[About] = NumberTarget.about
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[NumberTarget, Tensor]:
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[NumberTarget, Tensor]:
         """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
         about = _about(values, known)
         rival = values[seen].double()
@@ -61,7 +64,7 @@ class Quantiles:
         if not self.at or any(after <= before for before, after in pairwise(self.at)):
             raise ValueError(f"found at {list(self.at)}, allowed: rising numbers between 0 and 1")
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[QuantileTarget, Tensor]:
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[QuantileTarget, Tensor]:
         """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
         constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
         edges = edges_of(values[known])
@@ -76,14 +79,14 @@ class Counts:
     kind: Literal["counts"] = "counts"
     about: ClassVar[About] = CountTarget.about
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[CountTarget, Tensor]:
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[CountTarget, Tensor]:
         """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
         wrong = (values < 0) | (values != values.floor())
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            raise refused(f"{where}: row {row}: label", float(values[row]), "a whole number from 0, as a count")
+            raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, as a count")
         if not float(values[known].sum()):
-            raise FedtideError(f"{where}: labels: found 0 in all rows that are known, allowed: some count above 0")
+            raise FedtideError("data.target: found 0 in all rows that are known, allowed: some count above 0")
         center, scale = _about(values, known)
         edges = edges_of(values[known])
         return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
@@ -96,12 +99,12 @@ class Labels:
     kind: Literal["labels"] = "labels"
     about: ClassVar[About] = LabelsTarget.about
 
-    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, where: str) -> tuple[LabelsTarget, Tensor]:
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
         """Return the target of values (rows, labels), and the first label of each row (see `fitted`)."""
         wrong = (values != 0) & (values != 1)
         if wrong.any():
             row, label = wrong.nonzero()[0].tolist()
-            raise refused(f"{where}: row {row}: label {label}", float(values[row, label]), "0 or 1")
+            raise refused(f"{place(row)}: label {label}", float(values[row, label]), "0 or 1")
         count = values.shape[1]
         first = torch.where(values > 0, torch.arange(count), count).min(1).values
         return LabelsTarget(count), first

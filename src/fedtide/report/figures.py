@@ -19,10 +19,10 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedtide.data.rows import BASELINES
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, cumulative
 from fedtide.evaluate.rounds import score_in
 from fedtide.report.drift import marks
-from fedtide.report.measures import BASELINES
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 INK = "#1d2733"
@@ -122,7 +122,7 @@ def accuracy_over_rounds(record: ExperimentRecord, floor: str | None = None) -> 
                 floor_line = f"{record.experiment.data.target.about.floor}, without training"
                 band(top, curves, floor_line, Look("#666666", ":"))
                 legend_above(top)
-        for dashes, (name, words) in zip(("--", "-."), BASELINES.items(), strict=True):
+        for dashes, (name, (_, words)) in zip(("--", "-."), BASELINES.items(), strict=True):
             curves = [run.baseline(record.view, name) for method in record.methods[:1] for run in method.runs]
             if any(len(at) and 100 * values[-1] > top.get_ylim()[0] for at, values in curves):
                 band(top, curves, words, Look("#666666", dashes))

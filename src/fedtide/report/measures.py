@@ -191,9 +191,6 @@ ARRIVALS = {
 A seed that does not counts with the time at which its run ended.
 """
 
-BASELINES = {"yesterday": "the value of a day ago", "last_week": "the value of a week ago"}
-"""What baselines of time series say, by their measures."""
-
 BY_GROUP = ("accuracy", "skill", "swing", "forgetting")
 """Measures that also exist for every group of clients, as `accuracy_day`."""
 

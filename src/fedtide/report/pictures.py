@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedtide.data.rows import BASELINES
 from fedtide.evaluate.metrics import FADING
 from fedtide.report import (
     budget,
@@ -20,7 +21,6 @@ from fedtide.report import (
     server_clock,
 )
 from fedtide.report.figures import Drawn
-from fedtide.report.measures import BASELINES
 from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.summary import Summary
 

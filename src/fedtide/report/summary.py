@@ -16,7 +16,7 @@ from fedtide.config import Claim, axes, matching
 from fedtide.core.atomic import write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import plain
-from fedtide.data.rows import LAGS
+from fedtide.data.rows import BASELINES
 from fedtide.evaluate.measure import UNKNOWN, Measure
 from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.evaluate.rounds import rows_in, score_in, weight_in
@@ -324,7 +324,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     commonest = run.commonest(record.view)
     if len(commonest[0]):
         out["commonest_class"] = late(commonest)
-    for name in LAGS:
+    for name in BASELINES:
         known = run.baseline(record.view, name)
         if len(known[0]):
             out[name] = late(known)

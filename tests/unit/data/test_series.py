@@ -91,6 +91,7 @@ def test_several_files_are_series_side_by_side(tmp_path, two):
         (["time,a,b", "0,1,NA", "3600,2,"], {}, "s.csv: column 'b': has no number"),
         (["time,a", "0,1", "noon,2"], {}, "s.csv: row 3: time: found 'noon'"),
         (["time,a", "0,1", "3600,x"], {}, "s.csv: row 3: a: found 'x'"),
+        (["time,a", "0,1e39", "3600,2"], {}, "s.csv: column 'a': found 1e+39, allowed: numbers up to 3.4e+38"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, lines, options, said):
@@ -120,3 +121,56 @@ def test_a_series_without_a_scale_and_one_without_rows_are_named(tmp_path):
     path = table(tmp_path / "late.csv", "time,a,b", *(f"{3600 * k},{k},{k if k == 3 else ''}" for k in range(9)))
     with pytest.raises(FedtideError, match=r"late\.csv: column 'b': no value has others 1h before it"):
         Series(path, lags=("1h",)).load_values(None, 0)
+
+
+def test_times_may_be_off_by_a_tenth_of_the_step(tmp_path):
+    """Hours 4 and 7 are 5 minutes off, or 7: each then lacks the one before, and is lacked by the one after."""
+    for minutes, before in ((5, [*range(9)]), (7, [0, 1, 2, 5, 8])):
+        off = {4: 60 * minutes, 7: -60 * minutes}
+        lines = [f"{3600 * k + off.get(k, 0)},{k}" for k in range(10)]
+        rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1h",)).load_values(None, 0)
+        assert rows.x.flatten().tolist() == before
+    assert rows.said == ("s.csv: 1 series", "5 of 10 values lack one 1h before it and are no rows")
+
+
+def test_no_value_is_its_own_past(tmp_path):
+    """A lag of a minute in a series of hours: the nearest value is the row itself."""
+    lines = [f"{3600 * k},{k}" for k in range(10)] + ["3660,7"]
+    rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1m",)).load_values(None, 0)
+    assert (rows.x.flatten().tolist(), rows.value.tolist()) == ([1], [7])
+
+
+def test_what_an_own_scale_was_is_said(tmp_path):
+    """Of 20 values the first two are 1 and 3: mean 2 and deviation 1."""
+    lines = [f"{k * 3600},{value}" for k, value in enumerate([1, 3, *range(10, 28)])]
+    rows = Series(table(tmp_path / "s.csv", "time,a", *lines), lags=("1h",), own_scale=True).load_values(None, 0)
+    assert rows.said[-1] == "a: a prediction p is 2 + 1 p in the units of the file"
+    assert 2 + 1 * float(rows.value[-1]) == 27
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"lags": ["24h", "1d"]}, "data.source: found lags 24h and 1d, which are the same, allowed: each once"),
+        ({"clock": ["hour", "hour"]}, "data.source.clock: found 'hour' twice, allowed: each once"),
+        ({"own_scale": True}, "data.source.own_scale: found True, allowed: false, as data.target is 'counts'"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(two, source, said):
+    data = {"source": {"kind": "series", "path": two, "time": "when", **source}, "target": "counts"}
+    with pytest.raises(FedtideError) as error:
+        from_dict({"data": data, "method": [{"algorithm": "fedavg"}]})
+    assert said in str(error.value)
+
+
+def test_a_mean_that_is_no_count_names_its_series(tmp_path):
+    lines = ["0,1", "3600,2", "7200,3", "7200,4"]
+    study = {
+        "data": {
+            "source": {"kind": "series", "path": table(tmp_path / "s.csv", "time,a", *lines), "lags": ["1h"]},
+            "target": "counts",
+        },
+        "method": [{"algorithm": "fedavg"}],
+    }
+    with pytest.raises(FedtideError, match=r"s\.csv: row 1, of client 'a': label: found 3\.5, allowed: a whole number"):
+        rows_of(from_dict(study), 0)

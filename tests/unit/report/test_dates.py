@@ -111,7 +111,10 @@ def test_rounds_that_are_no_windows_count_the_same(root, tmp_path):
 def test_a_skill_is_that_of_all_rows_of_the_windows(tmp_path):
     """Windows have few rows, and in some the constant hardly errs: a mean of their skills would be of these alone."""
     data = STUDY["data"] | {"target": "counts"}
-    record = read_experiment(finished(tmp_path / "run", study(**STUDY | {"rounds": 28, "data": data})))[0]
+    shift = {"who": "data", "what": WHAT | {"begin": "1970-01-03"}}
+    record = read_experiment(finished(tmp_path / "run", study(**STUDY | {"rounds": 28, "data": data, "shift": shift})))[
+        0
+    ]
     run, summary = record.methods[0].runs[0], summarize(record)
     scores = [line["scores"]["train_clients"] for line in run.judged]
     assert len({entry["reference"] for entry in scores}) > 5

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedtide.core.config_types import Distinct, Flag, ingredient
+from fedtide.core.config_types import LARGEST, Different, Distinct, Flag, ingredient
 from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused
 from fedtide.data.rows import Rows
@@ -33,8 +33,9 @@ class Series(Loading):
     """Files with a column of times, each other column of which is the series of a client with that name.
 
     A row is a value, which `data.target` reads as a number or a count. Its features are the values of the same series
-    some time before; rows without one of these are left out. CSV files, packed or not, ARFF and Parquet, as `csv` reads
-    them. A cell without a number is no value, and several at one time (clocks that are set back) are their mean.
+    some time before; rows without one of these are left out, which is said. A tenth of the usual step is close enough,
+    and a tenth of the lag. CSV files, packed or not, ARFF and Parquet, as `csv` reads them. A cell without a number is
+    no value, and several at one time (clocks that are set back) are their mean.
 
     Args:
         path: the file, below the data directory or absolute; or several files.
@@ -43,19 +44,23 @@ class Series(Loading):
         clock: what else a row is told, a feature of 0 or 1 for each "hour" or "weekday", as the times are written (UTC
             where they name a zone).
         own_scale: each series less the mean of its earliest tenth, in standard deviations there. So series of different
-            size are alike, and values to come decide nothing.
+            size are alike, and values to come decide nothing. Predictions are on that scale, too; both numbers of
+            each series are among what is said of the rows.
     """
 
     path: str | tuple[str, ...]
     time: str = "time"
     lags: Annotated[tuple[Duration, ...], Distinct, Field(min_length=1, max_length=1000)] = ("1d", "7d")
-    clock: tuple[Literal["hour", "weekday"], ...] = ()
+    clock: Annotated[tuple[Literal["hour", "weekday"], ...], Different] = ()
     own_scale: Flag = False
     kind: Literal["series"] = "series"
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
+        lags = [seconds_of(lag) for lag in self.lags]
+        if twice := [name for name, lag in zip(self.lags, lags, strict=True) if lags.count(lag) > 1]:
+            raise ValueError(f"found lags {' and '.join(twice)}, which are the same, allowed: each once")
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Raise, as values are no classes."""
@@ -70,21 +75,30 @@ class Series(Loading):
                 "data.source.path: column", twice[0], "a name of its own for each series", "two files have it"
             )
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        made = [series.scaled(name) if self.own_scale else series for series in found]
-        x, y, time = zip(*(series.rows([seconds_of(lag) for lag in self.lags]) for series in made), strict=True)
-        for series, values in zip(made, y, strict=True):
+        lags = [seconds_of(lag) for lag in self.lags]
+        before = f"{', '.join(self.lags)} before it"
+        made = [series.scaled(name) if self.own_scale else (series, "") for series in found]
+        x, y, time = zip(*(scaled.rows(lags) for scaled, _ in made), strict=True)
+        for series, values in zip(found, y, strict=True):
             if not len(values):
-                lags = ", ".join(self.lags)
                 raise FedtideError(
-                    f"{name}: column '{series.name}': no value has others {lags} before it, to the second, "
-                    "allowed: other lags, or times at even steps"
+                    f"{name}: column '{series.name}': no value has others {before}, allowed: other lags, or times at "
+                    "even steps"
                 )
+        every = sum(len(series.values) for series in found)
+        left = every - sum(map(len, y))
+        said = [
+            f"{name}: {len(found)} series",
+            f"{left:,} of {every:,} values lack one {before} and are no rows",
+        ]
         at = np.concatenate(time)
         clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
-        client = np.repeat([series.name for series in made], [*map(len, y)])
-        features = np.concatenate([np.concatenate(x), *clocks], 1).astype(np.float32)
-        rows = from_arrays(name, features, np.concatenate(y).astype(np.float32), client, measured=True)
-        return replace(rows, time=torch.from_numpy(at))
+        client = np.repeat([series.name for series in found], [*map(len, y)])
+        with np.errstate(over="ignore"):  # of numbers that are too large, which are refused below
+            features = np.concatenate([np.concatenate(x), *clocks], 1).astype(np.float32)
+            label = np.concatenate(y).astype(np.float32)
+        rows = from_arrays(name, features, label, client, measured=True)
+        return replace(rows, time=torch.from_numpy(at), said=(*said, *filter(None, (words for _, words in made))))
 
     def _read(self, path: Path) -> Iterator[_Series]:
         header = [column.strip() for column in read_header(path)]
@@ -98,6 +112,8 @@ class Series(Loading):
             known = ~np.isnan(values)
             if not known.any():
                 raise FedtideError(f"{path}: column '{name}': has no number, allowed: a series with values")
+            if (largest := float(np.abs(values[known]).max())) > LARGEST:
+                raise refused(f"{path}: column '{name}'", largest, f"numbers up to {LARGEST:g}")
             at, place = np.unique(time[known], return_inverse=True)
             yield _Series(name, at, np.bincount(place, values[known]) / np.bincount(place))
 
@@ -110,8 +126,8 @@ class _Series:
     time: np.ndarray
     values: np.ndarray
 
-    def scaled(self, file: str) -> _Series:
-        """Return the series in standard deviations of its earliest tenth, from the mean there."""
+    def scaled(self, file: str) -> tuple[_Series, str]:
+        """Return the series in standard deviations of its earliest tenth, from the mean there, and both in words."""
         earliest = self.values[: ceil(len(self.values) / 10), None]
         if not np.ptp(earliest):
             allowed = "values that differ, or own_scale = false"
@@ -119,11 +135,14 @@ class _Series:
                 f"{file}: column '{self.name}': its earliest tenth is always {earliest[0, 0]:g}, allowed: {allowed}"
             )
         center, spread = center_and_spread(earliest)
-        return replace(self, values=(self.values - center) / spread)
+        words = f"{self.name}: a prediction p is {center[0]:.9g} + {spread[0]:.9g} p in the units of the file"
+        return replace(self, values=(self.values - center) / spread), words
 
     def rows(self, lags: list[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what was before (rows, lags), values (rows,) and times (rows,) of those that have all of it."""
         wanted = self.time[:, None] - np.array(lags)
-        place = np.searchsorted(self.time, wanted).clip(max=len(self.time) - 1)
-        whole = (self.time[place] == wanted).all(1)
+        place = np.searchsorted((self.time[1:] + self.time[:-1]) / 2, wanted)  # of the nearest
+        step = float(np.median(np.diff(self.time))) if len(self.time) > 1 else 0.0
+        near = np.minimum(step, lags) / 10
+        whole = (np.abs(self.time[place] - wanted) <= near).all(1)
         return self.values[place[whole]], self.values[whole], self.time[whole]

@@ -51,7 +51,8 @@ class Calendar(Holding):
         hold: time for which rows are kept from when they may be trained on, at least a window, or "all".
         delay: time until the label of a row is known, before which no client trains on it; None means at once.
         begin: beginning of round 0, in ISO 8601, on the clocks of the zone where it names none; None means the first
-            midnight after the earliest tenth of the rows, of which sources learn their scales. Earlier rows have come.
+            midnight after the earliest tenth of the rows. Sources learn scales, categories and bins of that tenth, and
+            where they do round 0 comes after it. Earlier rows have come.
         zone: time zone of the windows.
 
     >>> Calendar(window="1d", hold="28d", delay="12h").window
@@ -139,6 +140,13 @@ class Calendar(Holding):
             but = f"times of {view.rows.name} go from {float(time.min()):g} to {float(time.max()):g}"
             raise refused("shift.what.kind", self.kind, "times that are dates, in seconds since 1970", but)
         self.edges(time.numpy())
+        begin, learned = self.starts(time.numpy()), view.rows.learned
+        if self.begin is not None and learned is not None:
+            zone = zone_of(self.zone)
+            if begin.replace(tzinfo=zone).timestamp() <= learned:
+                allowed = f"a time after {_when(learned, zone):%Y-%m-%d %H:%M}"
+                but = "scales, categories and bins are those of the rows until then"
+                raise refused("shift.what.begin", begin.isoformat(" ", "minutes"), allowed, but)
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe windows, hold and delay."""
