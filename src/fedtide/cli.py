@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedtide.config import Experiment
     from fedtide.config.keys import Key
 
+FULL = "No space left on device"
 HELP = """Federated learning when the data will not hold still.
 
 Simulate a federation whose clients differ and come and go with the hour;
@@ -747,6 +748,11 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     except KeyboardInterrupt:
         _fail(f"interrupted; go on from what was saved with: {again}")
         return None
+    except (OSError, FedtideError) as error:
+        if FULL not in str(error) or not (root / "config.toml").is_file():
+            raise
+        said = f"{error.filename or root}: {FULL}" if isinstance(error, OSError) else str(error)
+        raise FedtideError(f"{said}; make room, and go on with: {again}") from None
     if finished is None:
         say(f"stopped and saved; go on with: {again}", console(output))
     return finished
@@ -835,7 +841,7 @@ def _check_text(arguments: list[str]) -> None:
 def _fail(line: str, status: int = 2) -> int:
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    if "No space left on device" in line:
+    if FULL in line and "; make room" not in line:
         line += "; make room, and run the same command again"
     print(f"fedtide: {line}", file=sys.stderr)
     return status

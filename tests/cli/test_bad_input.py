@@ -991,7 +991,10 @@ def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
         patch.setattr(at, full)
         assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
     err = capsys.readouterr().err
-    assert err == "fedtide: x/somewhere: No space left on device; make room, and run the same command again\n"
+    made = (here / "x" / "config.toml").is_file()
+    again = r"go on with: \S+ resume x" if made else "run the same command again"
+    assert re.fullmatch(rf"fedtide: x/somewhere: No space left on device; make room, and {again}\n", err)
+    assert made == (at not in ("pathlib.Path.mkdir", "pathlib.Path.write_text"))
 
 
 @pytest.mark.parametrize(("arguments", "line"), [

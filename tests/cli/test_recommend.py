@@ -153,7 +153,7 @@ def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here,
     written()
     monkeypatch.setattr("fedtide.api.clock", SimpleNamespace(time=lambda: time.time() - 60))
     said = refused(capsys, here, "recommend", data, "--budget", "1m")
-    assert re.fullmatch(rf"--budget: {data}: found 60 s, allowed: \d+m or more, as \d+ s went into the begin.*", said)
+    assert re.fullmatch(rf"--budget: {data}: found 60 s, allowed: \d+m or more, as \d+ s went into reading .*", said)
     monkeypatch.undo()
     monkeypatch.chdir(here)
     Path("runs").mkdir()

@@ -6,14 +6,14 @@
 """
 
 from fedtide.config.fleet import Auto, FleetSettings, Local, Ray, Stacked, Workers
-from fedtide.config.reading import from_dict, read, resolved, slug, to_toml
+from fedtide.config.reading import brief, from_dict, read, resolved, slug, to_toml
 from fedtide.config.schema import Claim, Data, Experiment, Forgetting, Method, StopAt, is_own, maker, options_model
 from fedtide.config.sweep import Point, axes, matching, points
 from fedtide.config.tune import Range, Tune, TuneStage
 
 __all__ = [
     "Auto", "Claim", "Data", "Experiment", "FleetSettings", "Forgetting", "Local", "Method", "Point", "Range", "Ray",
-    "Stacked", "StopAt", "Tune", "TuneStage", "Workers", "axes", "from_dict", "is_own", "maker", "matching",
+    "Stacked", "StopAt", "Tune", "TuneStage", "Workers", "axes", "brief", "from_dict", "is_own", "maker", "matching",
     "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip
 

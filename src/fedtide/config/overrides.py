@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,16 +39,25 @@ def as_toml(value: Any) -> str:
     """Return a value as it is written in a file, in a line.
 
     >>> print(as_toml({"kind": "iid", "clients": [1, 2]}), as_toml("caf\u00e9"))
-    {"kind" = "iid", "clients" = [1, 2]} "caf\u00e9"
+    { kind = "iid", clients = [1, 2] } "caf\u00e9"
 
     Raises:
         TypeError: a file has no word for it.
     """
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{as_toml(str(key))} = {as_toml(each)}' for key, each in value.items())}}}"
+        return f"{{ {', '.join(f'{key_as_toml(key)} = {as_toml(each)}' for key, each in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def key_as_toml(key: object) -> str:
+    """Return a key as it is written in a file.
+
+    >>> print(key_as_toml("lr"), key_as_toml("FedAvg, lr 1"))
+    lr "FedAvg, lr 1"
+    """
+    return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else as_toml(str(key))
 
 
 def seed_list(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from fedtide.algorithms import REGISTRY
 from fedtide.config.fleet import replace_kind
 from fedtide.config.keys import place, place_beside, places
-from fedtide.config.overrides import assign, flat, parsed
+from fedtide.config.overrides import as_toml, assign, flat, key_as_toml, parsed
 from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
 from fedtide.core.config_types import OfShift, by_kind, on_default
 from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
@@ -361,6 +361,63 @@ def slug(name: str) -> str:
 def to_toml(experiment: Experiment) -> str:
     """The whole experiment, every default written out, as TOML that `read` takes."""
     return tomli_w.dumps(resolved(experiment))
+
+
+ALWAYS = ("rounds", "seeds", "kind", "name", "algorithm")
+"""Keys that a file names also where they are as by default."""
+
+
+def brief(experiment: Experiment) -> str:
+    """The experiment as TOML that a person would write: what is not as by default, in a line for each table of tables.
+
+    >>> print(brief(from_dict({"model": {"kind": "mlp", "hidden": [8]}, "method": [{"algorithm": "fedavg"}]})))
+    rounds = 100
+    seeds = [0]
+    model = { kind = "mlp", hidden = [8] }
+    <BLANKLINE>
+    [[method]]
+    name = "fedavg"
+    algorithm = "fedavg"
+    """
+    values = resolved(experiment)
+    whole = copy.deepcopy(values)
+
+    def alike() -> bool:
+        try:
+            return resolved(from_dict(copy.deepcopy(values))) == whole
+        except FedtideError:
+            return False
+
+    def shorten(table: dict[str, Any]) -> None:
+        order = sorted(table, key=lambda key: key != "kind")
+        for key in order:
+            value = table.pop(key)
+            if key not in ALWAYS and alike():
+                continue
+            table[key] = value
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, dict):
+                    shorten(each)
+            if isinstance(value, dict) and [*value] == ["kind"]:
+                table[key] = value["kind"]
+                table[key] = table[key] if alike() else value
+
+    shorten(values)
+    return "\n\n".join("\n".join(part) for part in _parts(values) if part)
+
+
+def _parts(values: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the lines of a file in parts: what is in no table, the data, and each table of a list."""
+
+    def lines(table: Mapping[str, Any]) -> list[str]:
+        return [f"{key_as_toml(key)} = {as_toml(value)}" for key, value in table.items()]
+
+    lists = {key for key, value in values.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
+    apart = {*lists, "data"}
+    yield lines({key: value for key, value in values.items() if key not in apart})
+    for key in (key for key in values if key in apart):
+        for table in values[key] if key in lists else [values[key]]:
+            yield [f"[[{key}]]" if key in lists else f"[{key}]", *lines(table)]
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _check_left(name: str, budget: float, began: float) -> None:
     """Raise where half of a budget is gone before the tournament: its processes load the data anew, to begin with."""
     spent = time.time() - began
     if spent > budget / 2:
-        raise TooShort(too_short(name, budget, spent))
+        raise TooShort(too_short(name, budget, spent, "reading and looking"))
 
 
 def _check_judged(study: Experiment, where: str) -> None:

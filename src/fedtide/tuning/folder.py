@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
-
-from fedtide.config import Experiment, from_dict, is_own, read, resolved, to_toml
+from fedtide.config import Experiment, brief, from_dict, is_own, read, to_toml
 from fedtide.core.atomic import flush, replacing, write_text
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
@@ -97,9 +95,9 @@ def append_trial(root: Path, trial: Trial) -> None:
 def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place, object]]) -> Path:
     """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
     path = root / READY
-    ready = resolved(from_dict(with_values(experiment, found), where=str(path)))
-    ready.pop("sweep")
-    write_text(path, f"{COMMENT}{tomli_w.dumps(ready)}")
+    values = {key: value for key, value in with_values(experiment, found).items() if key != "sweep"}
+    ready = from_dict(values, where=str(path))
+    write_text(path, f"{COMMENT}{brief(ready)}\n")
     return path
 
 

@@ -21,9 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import tomli_w
-
-from fedtide.config import Experiment, from_dict, resolved, slug
+from fedtide.config import Experiment, brief, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
 from fedtide.core.durations import rounded_up
 from fedtide.core.errors import UNREADABLE, FedtideError
@@ -48,6 +46,8 @@ MEASURED = 1 / 8
 """Share of the budget in which the methods show how long they take; those that do not come to it are not entered."""
 KEPT_BACK = 0.8
 """Share of what is left that the plan counts on: those that go on may take longer than others."""
+OVER = "the budget was over"
+"""Why a tournament may be over."""
 JUDGED = 4
 """Evaluations among the last rounds over which accuracy is averaged, where the study has fewer."""
 
@@ -237,9 +237,9 @@ def write_study(root: Path, made: Tournament) -> Path:
     ]
     if values.get("baseline") not in names:
         values["baseline"] = plain or names[0]
-    text = tomli_w.dumps(resolved(from_dict(values, where=str(root / STUDY))))
+    text = brief(from_dict(values, where=str(root / STUDY)))
     seeds = played_by(made.study).seeds
-    write_text(root / STUDY, COMMENT.format(seeds=f"{seeds[0]} to {seeds[-1]}") + text)
+    write_text(root / STUDY, COMMENT.format(seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
     return root / STUDY
 
 
@@ -399,17 +399,19 @@ def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | N
                 if stop.asked:
                     return False
         if not made.survivors:
-            if reasons := "; ".join(f"{entry}: {why}" for entry, why in made.failed.items()):
-                raise FedtideError(f"{root}: no two methods could be compared, as they failed: {reasons}")
-            raise TooShort(too_short(root.name, made.budget, made.spent))
+            reasons = "; ".join(f"{entry}: {why}" for entry, why in made.failed.items())
+            if made.ended == OVER:
+                failed = f"; others failed: {reasons}" if reasons else ""
+                raise TooShort(too_short(root.name, made.budget, made.spent, "first rounds") + failed)
+            raise FedtideError(f"{root}: no two methods could be compared, as they failed: {reasons}")
         write_study(root, made)
     return True
 
 
-def too_short(name: str, budget: float, spent: float) -> str:
+def too_short(name: str, budget: float, spent: float, into: str) -> str:
     """Return the line that a budget is too short, with one that would do: seconds of a begin are a share of it."""
     enough = rounded_up(max(spent / MEASURED, 2 * budget))
-    return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into the begin here"
+    return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into {into}"
 
 
 def _now(playing: _Playing, made: Tournament, **line: Any) -> Tournament:
@@ -446,7 +448,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
             methods.setdefault(each.method, []).append(each.entry)
     over = len(costs) + len(failed) < len(candidates)
     if not methods or (over and len(methods) < LEAST):
-        why = "the budget was over" if over else "all methods failed"
+        why = OVER if over else "all methods failed"
         return _now(playing, made, failed=failed, ended=why)
     seconds = max(KEPT_BACK * playing.left * playing.processes, 0.0)
     plan = planned([[costs[entry] for entry in own] for own in methods.values()], experiment.rounds, step, seconds)
@@ -482,13 +484,13 @@ def _climb(playing: _Playing, made: Tournament) -> Tournament:
         reached = min((playing.done(entry, seed) for entry in alive for seed in seeds), default=rung)
         whole = reached >= rung
         if not alive or (not whole and reached <= below):
-            return _now(playing, made, failed=failed, ended="the budget was over" if alive else "all methods failed")
+            return _now(playing, made, failed=failed, ended=OVER if alive else "all methods failed")
         values = playing.values(alive, seeds, min(reached, rung))
         methods = len({method[entry] for entry in alive})
         last = number == len(made.rungs) - 1 or not whole
         kept = climbing(values, method, methods if last else half(methods))
         about = {"rounds": min(reached, rung), "seeds": seeds, "values": values, "kept": kept, "failed": failed}
-        made = _now(playing, made, **about, ended="" if whole else "the budget was over")
+        made = _now(playing, made, **about, ended="" if whole else OVER)
         playing.display.said(_best(made))
     return made
 
@@ -509,7 +511,7 @@ def _tell_apart(playing: _Playing, made: Tournament) -> Tournament:
         if playing.stop.asked:
             return made
         if any(playing.done(entry, seed) < rung.rounds for entry in alive for seed in fresh):
-            return _now(playing, made, failed=failed, ended="the budget was over")
+            return _now(playing, made, failed=failed, ended=OVER)
         more = playing.values(alive, fresh, rung.rounds)
         values = {entry: {**rung.values[entry], **more[entry]} for entry in alive}
         seeds = (*rung.seeds, *fresh)

@@ -21,6 +21,7 @@ from fedtide.config import (
     Experiment,
     Point,
     axes,
+    brief,
     from_dict,
     matching,
     options_model,
@@ -825,3 +826,27 @@ def test_a_run_folder_of_a_sweep_over_the_shift_reads_back_the_same():
     swept = experiment({"algorithm": "fedtem"}, sweep={"shift.who.period": [4, 6]})
     again = from_dict(tomllib.loads(to_toml(swept)))
     assert [p.experiment for p in points(again)] == [p.experiment for p in points(swept)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": {"kind": "mlp", "hidden": [200]}, "method": [{"algorithm": "fedavg"}]},
+        {
+            "rounds": 4, "model": "linear", "shift": {"what": {"kind": "calendar", "window": "7d"}},
+            "data": {"partition": {"kind": "dirichlet", "alpha": 0.25}, "target": {"kind": "quantiles", "at": [0.5]}},
+            "method": [
+                {"name": "A, lr 1", "algorithm": "fedtem", "local": {"lr": 0.5}, "prior": "learned"},
+                {"name": "B", "algorithm": "ifca", "clusters": 3, "shift": {"what": {"hold": "7d"}}},
+            ],
+            "claim": [{"text": "B is better", "method": "B", "versus": "A, lr 1"}],
+            "sweep": {"method.local.lr": [0.1, 0.2]},
+        },
+    ],
+)  # fmt: skip
+def test_a_brief_study_is_the_whole_one_without_what_is_by_default(given):
+    whole = experiment(*given["method"], **{key: value for key, value in given.items() if key != "method"})
+    text = brief(whole)
+    assert from_dict(tomllib.loads(text)) == whole
+    assert len(text.splitlines()) < 30
+    assert brief(from_dict(tomllib.loads(text))) == text

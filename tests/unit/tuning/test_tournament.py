@@ -50,6 +50,7 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert made.reached[0].seeds == (2, 3)  # none of the study's
     assert made.ended
     ready = read(root / "study.toml")
+    assert len((root / "study.toml").read_text().splitlines()) < 40
     assert ready.seeds == (0, 1)
     assert {*made.survivors, "A"} == {method.name for method in ready.method}
     assert ready.baseline == "A"
@@ -90,6 +91,16 @@ def test_a_budget_that_is_over_at_once_is_one_line(tmp_path):
     root = begun(tmp_path / "t", A, PROX, budget=1e-6)
     with pytest.raises(FedtideError, match=r"--budget: t: found 1e-06 s, allowed: \d+(s|m) or more, as \d+ s"):
         execute(root, workers=1)
+
+
+def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path, monkeypatch):
+    root = begun(tmp_path / "t", FAILS, A, PROX)
+    with monkeypatch.context() as patch:
+        patch.setattr(tournament, "_measure", lambda playing, made: tournament._now(
+            playing, made, failed={"fails": "loss is not finite"}, ended=tournament.OVER
+        ))  # fmt: skip
+        with pytest.raises(FedtideError, match=r"^--budget: t: found .*; others failed: fails: loss is not finite$"):
+            execute(root, workers=1)
 
 
 @pytest.mark.parametrize(
