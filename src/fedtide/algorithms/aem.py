@@ -23,7 +23,8 @@ Choices:
     exploration that fall over the rounds are those of the authors' code.
     With `freeze`, the validation loss of a model, over participants that trained it since the last check, is checked
     every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights and no
-    longer sent; a check without members does not count. Only frozen models are served at their best weights.
+    longer sent; a check without members does not count. Only frozen models are served at their best weights (in the
+    code all are).
     Personalization (`personal`) uses a real validation set (the authors' code uses its test set). It leaves out models
     that no participant has chosen by loss for ten rounds (`drop_unused`; the code leaves out those that no evaluated
     client picks). A model that was in use when it froze stays in it.

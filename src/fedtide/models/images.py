@@ -164,7 +164,7 @@ class SmallCNN:
 
 @ingredient
 class CifarCNN:
-    """Two unpadded 5 x 5 convolutions, as in the code of adaptive expert models (section 4) and IFCA on CIFAR-10.
+    """Two unpadded 5 x 5 convolutions, as in the code of adaptive expert models (section 4) on CIFAR-10.
 
     conv 5x5, ReLU, max pool 2, conv 5x5, ReLU, max pool 2, dense layers with ReLU, head.
 
@@ -173,7 +173,7 @@ class CifarCNN:
         dense: width of each dense layer.
         dropout: probabilities of dropping whole maps before the second pool, and units after each dense layer.
         response: use local response normalization over four neighboring maps after the first pool and before the
-            second.
+            second, as that code has it for IFCA's network. (IFCA's own pads, pools 3 x 3 and normalizes over nine.)
 
     >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
     878538
@@ -196,9 +196,9 @@ class CifarCNN:
         high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
         layers: dict[str, nn.Module] = {
             "conv1": nn.Conv2d(depth, a, 5), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
-            **({"norm1": nn.LocalResponseNorm(4)} if self.response else {}),
+            **({"norm1": nn.LocalResponseNorm(4, alpha=0.001 / 9)} if self.response else {}),
             "conv2": nn.Conv2d(a, b, 5), "relu2": nn.ReLU(),
-            **({"norm2": nn.LocalResponseNorm(4)} if self.response else {}),
+            **({"norm2": nn.LocalResponseNorm(4, alpha=0.001 / 9)} if self.response else {}),
             **dropout("drop2", maps, nn.Dropout2d),
             "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten(),
         }  # fmt: skip

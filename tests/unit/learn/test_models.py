@@ -267,3 +267,13 @@ def test_an_option_that_a_users_own_model_does_not_take_is_one_clear_line(tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(FedtideError, match=r"model.options.*widht"):
         Python("own_wide_models:wide", {"widht": 5}).build((4,), 3)
+
+
+def test_responses_are_normalized_as_in_the_code_of_adaptive_expert_models():
+    """Models.py, CNNIFCA: `LocalResponseNorm(4, alpha=0.001 / 9)` after the first pool and before the second."""
+    net = CifarCNN((4, 4), (8,), response=True).build(COLOUR, 10)
+    names = [name for name, _ in net.named_modules()]
+    norms = [module for module in net.modules() if isinstance(module, nn.LocalResponseNorm)]
+    assert [(norm.size, norm.alpha, norm.beta, norm.k) for norm in norms] == [(4, 0.001 / 9, 0.75, 1.0)] * 2
+    ordered = ["pool1", "norm1", "norm2", "pool2"]
+    assert [name.split(".")[-1] for name in names if name.split(".")[-1] in ordered] == ordered
