@@ -80,14 +80,13 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
-    features,
     logits_and_features,
     mean_by_owner,
     predict_chosen,
@@ -190,15 +189,17 @@ def fedtem(
         if not len(shard):
             return None
         # Line 7: the branch, by the received network (Eq. 5).
-        k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
+        received = yield Features(task, weights, shard.x)
+        k = choose_branch(selection, received, *mixture, rng)
         parts, inference = sketch(shard), {**payload, "pi": uniform}
         parts |= yield from beside.train(by_branch, inference, None, shard, moment, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
-        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
+        objective = BranchLoss(task.loss, k, lam, eps)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)
         if not fitted.steps:
             return None
         # Line 9: statistics by the updated network, under the received mixture (Eq. 6 and 9).
-        z = features(task, fitted.weights, shard.x)
+        z = fitted.features
         gamma, joint = posteriors(z, *mixture)
         own_mean, own_var = moments(z)
         n = torch.tensor(float(len(shard)), dtype=torch.float64)

@@ -75,14 +75,13 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
+from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
-    features,
     logits_and_features,
     mean_by_owner,
     predict_chosen,
@@ -180,15 +179,17 @@ def fedtkm(
         if not len(shard):
             return None
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
-        k = nearest(distances(features(task, weights, shard.x), payload).mean(0))
+        received = yield Features(task, weights, shard.x)
+        k = nearest(distances(received, payload).mean(0))
         parts = sketch(shard)
         parts |= yield from beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
         # Line 9: local training with the branch fixed (Eq. 4).
-        fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, int(k), lam, eps))
+        objective = BranchLoss(task.loss, int(k), lam, eps)
+        fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)
         if not fitted.steps:
             return None
         # Lines 10 and 11: q_i(t), which is r_i1, and the mean feature, by the updated network.
-        z = features(task, fitted.weights, shard.x).double()
+        z = fitted.features.double()
         mode = int(nearest(distances(z, payload).mean(0)))
         total = branch_update(fitted, k, branches, shard, weighting)
         trained = total["delta"].value

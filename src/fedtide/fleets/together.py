@@ -16,7 +16,7 @@ from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, train_stacked, unstackable, why_untrainable
-from fedtide.learn.steps import Losses, Steps, Stepwise, Train
+from fedtide.learn.steps import Features, Losses, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
 HELD_BYTES = 2**28
@@ -114,7 +114,7 @@ class Together:
     def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
         first = group[0].request
-        if isinstance(first, Losses):
+        if isinstance(first, Losses | Features):
             yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
         if isinstance(first, Train) and (stack := self._stack(first)) is not None:
@@ -137,7 +137,9 @@ class Together:
             terms = None if first.term is None else [request.term for request in requests]
             shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
             losses = [request.objective for request in requests]
-            fit = train_stacked(stack, first.local, terms, first.weights, shards, first.moment, rngs, losses)
+            fit = train_stacked(
+                stack, first.local, terms, first.weights, shards, first.moment, rngs, losses, features=first.features
+            )
             yield from zip(some, fitted_parts(fit, first.weights, rate), strict=True)
 
     def _stack(self, request: Train) -> Copies | None:
@@ -155,5 +157,7 @@ def tried_stack(request: Train) -> Copies | None:
     """Return what trains several copies of a model; None if two of them on some samples cannot be trained."""
     task, few, loss = request.task, request.shard.pick(slice(0, 2)), request.objective
     stack = stack_of(task, torch.device(task.device), tuple(few.x.shape[1:]), loss)
-    failed = why_untrainable(lambda: train_pair(stack, LocalTrainer(), None, request.weights, few, loss))
+    failed = why_untrainable(
+        lambda: train_pair(stack, LocalTrainer(), None, request.weights, few, loss, features=request.features)
+    )
     return stack if failed is None else None

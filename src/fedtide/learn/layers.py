@@ -380,6 +380,25 @@ class LayerStack:
         pairs = zip(self.products, parts, strict=True)
         return [held for layer, part in pairs for held in layer.load(part, clients)], []
 
+    def _forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return what the first layers make of rows (clients, rows, ...), in storage that the next pass overwrites."""
+        clients, rows, *shape = x.shape
+        if self.fitted != x.shape:
+            wide: tuple[int, ...] = tuple(shape)
+            for layer in self.layers:
+                wide = layer.resize(wide, clients, rows)
+            self.fitted = tuple(x.shape)
+        if len(shape) > 1 and not isinstance(self.layers[0], Flat):
+            x = x.movedim(1, -1).contiguous()
+        for layer in layers:
+            x = layer.forward(x)
+        return x
+
+    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+        """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
+        branches = next(part for part in self.task.scratch.module.modules() if isinstance(part, Branches))
+        return self._forward(x, self.layers[:-1] if branches.feature == "shared" else self.layers).clone()
+
     def gradient(
         self,
         params: list[Tensor],
@@ -393,16 +412,7 @@ class LayerStack:
         rate: float | None = None,
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
         """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient."""
-        clients, rows, *shape = x.shape
-        if self.fitted != x.shape:
-            wide: tuple[int, ...] = tuple(shape)
-            for layer in self.layers:
-                wide = layer.resize(wide, clients, rows)
-            self.fitted = tuple(x.shape)
-        if len(shape) > 1 and not isinstance(self.layers[0], Flat):
-            x = x.movedim(1, -1).contiguous()
-        for layer in self.layers:
-            x = layer.forward(x)
+        x = self._forward(x, self.layers)
         branches = getattr(self.layers[-1], "branches", None)
         each, dy = self.loss.graded(x if branches is None else x.unflatten(-1, (branches, -1)), y, shared)
         if counted is not None:

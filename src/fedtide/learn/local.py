@@ -52,6 +52,7 @@ class Fitted:
         lr_sum: the sum of the step sizes.
         scratch: the module that was trained.
         received: the weights that training started from.
+        features: of a branched task (rows, d) of the client's samples after training, where they were asked for.
     """
 
     loss: float
@@ -60,6 +61,7 @@ class Fitted:
     scratch: Scratch = field(repr=False)
     received: Weights = field(repr=False)
     load: int = field(repr=False)
+    features: Tensor | None = field(default=None, repr=False)
 
     @property
     def weights(self) -> Weights:

@@ -7,7 +7,7 @@ Only the order of summation in matrix products differs, and with it the last bit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -53,11 +53,13 @@ class Fit:
         delta: update (new - old) of params and buffers (clients, ...), in storage that the next training overwrites.
         loss: (clients,) mean training loss over all samples seen, in float64.
         steps: (clients,) number of steps.
+        features: (rows, d) of each client's samples after training, where they were asked for; else None.
     """
 
     delta: Weights
     loss: Tensor
     steps: Tensor
+    features: Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class FittedPart:
     lr_sum: float
     delta: Weights
     received: Weights
+    features: Tensor | None
 
     @property
     def weights(self) -> Weights:
@@ -83,8 +86,8 @@ def fitted_parts(fit: Fit, received: Weights, rate: float) -> list[FittedPart]:
     """Return what came of each client, trained from `received` at a learning rate."""
     losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(home, fit.delta)
     deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
-    parts = zip(losses, steps, deltas, strict=True)
-    return [FittedPart(loss, taken, taken * rate, delta, received) for loss, taken, delta in parts]
+    parts = zip(losses, steps, deltas, fit.features, strict=True)
+    return [FittedPart(loss, taken, taken * rate, delta, received, z) for loss, taken, delta, z in parts]
 
 
 def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
@@ -171,6 +174,9 @@ class Copies(Protocol):
     ) -> tuple[Any, Any, Any]:
         """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
 
+    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor, /) -> Tensor:
+        """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
+
     def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
         """Return new minus old, in place."""
 
@@ -222,11 +228,22 @@ class Stack:
 
     def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
         """Return new minus old, in place."""
-        named = {**dict(zip(self.names, params, strict=True)), **dict(zip(self.held, held, strict=True))}
+        named = _named(self, params, held)
         return Weights(
             {name: named[name].sub_(old.to(self.device)) for name, old in received.params.items()},
             {name: named[name].sub_(old.to(self.device)) for name, old in received.buffers.items()},
         )
+
+    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+        """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
+        self.task.scratch.set_mode(False)
+
+        def of_one(params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
+            _, z = functional_call(self.task.scratch.module, _named(self, params, held), (x,))
+            return z  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            return vmap(of_one)(params, held, x)  # type: ignore[no-any-return]
 
     def gradient(
         self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None
@@ -293,6 +310,11 @@ def trim_graph(graph: Graph) -> None:
     graph.set_codegen(CodeGen())
 
 
+def _named(stack: Stack, params: list[Tensor], held: list[Tensor]) -> dict[str, Tensor]:
+    """Return all that a forward pass reads, by name."""
+    return {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
+
+
 def _loss(
     stack: Stack,
     params: list[Tensor],
@@ -304,8 +326,7 @@ def _loss(
     shared: Any,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the mean loss of one client's batch, and its running statistics after the pass."""
-    named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
-    outputs = functional_call(stack.task.scratch.module, named, (x,))
+    outputs = functional_call(stack.task.scratch.module, _named(stack, params, held), (x,))
     each = stack.loss.each(outputs, y, shared)
     if counted is not None:  # multiplying by the share is not enough: an uncounted label may have an infinite loss
         each = each.masked_fill(~counted, 0.0)
@@ -331,12 +352,20 @@ def why_untrainable(trial: Callable[[], object]) -> str | None:
 
 
 def train_pair(
-    stack: Copies, local: LocalTrainer, term: Term | None, received: Weights, shard: Shard, loss: Any = None
+    stack: Copies,
+    local: LocalTrainer,
+    term: Term | None,
+    received: Weights,
+    shard: Shard,
+    loss: Any = None,
+    *,
+    features: bool = False,
 ) -> Fit:
     """Train two copies for a step on the same samples, as a trial; arguments are those of `train_stacked`."""
     short = replace(local, epochs=None, local_steps=1, batch_size=0)
     terms, losses = (None if each is None else [each] * 2 for each in (term, loss))
-    return train_stacked(stack, short, terms, received, [shard] * 2, Moment(0, 1), [Rng(0), Rng(1)], losses)
+    keys = [Rng(0), Rng(1)]
+    return train_stacked(stack, short, terms, received, [shard] * 2, Moment(0, 1), keys, losses, features=features)
 
 
 def train_stacked(
@@ -348,6 +377,8 @@ def train_stacked(
     moment: Moment,
     rngs: Sequence[Rng],
     losses: Sequence[Any] | None = None,
+    *,
+    features: bool = False,
 ) -> Fit:
     """Train several clients from `received`, each on its own samples.
 
@@ -360,6 +391,7 @@ def train_stacked(
         moment: the time, for the schedule.
         rngs: the clients' keys.
         losses: the loss of each client, all alike; None for that of the task.
+        features: also return the features of the clients' samples after training, of a branched task.
     """
     task, scratch = stack.task, stack.task.scratch
     local.check(scratch, tuple(shards[0].x.shape[1:]))
@@ -412,7 +444,11 @@ def train_stacked(
     labels = steps.labels.to(stack.device)
     loss = (values.double() * labels).sum(0) / labels.sum(0)
     taken = torch.from_numpy((steps.sizes > 0).sum(0))
-    return Fit(stack.difference(received, params, held), home(loss), taken)
+    after: Sequence[Tensor | None] = [None] * len(shards)
+    if features:
+        passes = [stack.features(params, held, x) for x in steps.in_order()]
+        after = [z[: len(shard)] for z, shard in zip(home(torch.cat(passes, 1)), shards, strict=True)]
+    return Fit(stack.difference(received, params, held), home(loss), taken, after)
 
 
 def _some(values: Tree, active: int, who: Tensor | None) -> Any:
@@ -440,14 +476,16 @@ class _Steps:
             plan_steps(local, len(shard), rng.at("shuffle").torch(), smallest)
             for shard, rng in zip(shards, rngs, strict=True)
         ]
-        starts = np.cumsum([0, *(len(shard) for shard in shards)])
+        self.counts = [len(shard) for shard in shards]
+        starts = np.cumsum([0, *self.counts])[:-1]
+        self.starts = starts.tolist()
         long, wide = max(len(sizes) for sizes, _ in plans), max(max(sizes) for sizes, _ in plans)
         self.sizes = np.zeros((long, len(shards)), dtype=np.int64)
         place = np.zeros((len(shards), long, wide), dtype=np.int64)
         for client, (sizes, _) in enumerate(plans):
             self.sizes[: len(sizes), client] = sizes
         there = np.arange(wide) < self.sizes.T[:, :, None]
-        place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts[:-1], strict=True)])
+        place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts, strict=True)])
         # Batches are padded with their own first sample: one of another client may be non-finite.
         place = np.where(there, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
@@ -466,6 +504,16 @@ class _Steps:
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
         self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
+
+    def in_order(self) -> Iterator[Tensor]:
+        """Yield all samples (clients, rows, ...) in order, as many at a time as a step has."""
+        wide = self.place.shape[2]
+        for first in range(0, max(self.counts), wide):
+            rows = torch.arange(first, first + wide)
+            place = torch.stack(
+                [start + rows.where(rows < n, 0) for start, n in zip(self.starts, self.counts, strict=True)]
+            )
+            yield self.x.index_select(0, place.flatten().to(self.x.device)).unflatten(0, place.shape)
 
     def alike(self, number: int) -> list[Tensor | None]:
         """Group the clients of a step by batch size; [None] if all batch sizes are equal."""

@@ -9,7 +9,7 @@ sends each client its part.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -90,9 +90,10 @@ def stack_key(task: Task, loss: Loss) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class Train:
-    """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `Part` of a stack.
+    """Local training: what `LocalTrainer` is called with. The result is a `Fitted`, or a `FittedPart` of a stack.
 
-    Results share storage with those of other trainings: detach what is used after a further request.
+    Results share storage with those of other trainings: detach what is used after a further request. With `features`
+    it has, of a branched task, those of the client's samples after training, too.
     """
 
     task: Task
@@ -103,11 +104,12 @@ class Train:
     rng: Rng
     term: Any = None
     loss: Loss | None = None
+    features: bool = False
 
     @property
     def key(self) -> Hashable:
-        """Model and loss, settings, the kind of the gradient term, and where it begins."""
-        return Train, self.stack, self.local, _kind(self.term), _same([self.weights])
+        """Model and loss, settings, the kind of the gradient term, where it begins, and whether features are wanted."""
+        return Train, self.stack, self.local, _kind(self.term), _same([self.weights]), self.features
 
     @property
     def stack(self) -> Hashable:
@@ -122,7 +124,33 @@ class Train:
 
     def alone(self) -> Fitted:
         """Train one client."""
-        return self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, extra=self.term)
+        fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, extra=self.term)
+        if not (self.features and fitted.steps):
+            return fitted
+        return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).alone())
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features (rows, d) of a client's samples by a branched task, without storing logits, which may be large."""
+
+    task: Task
+    weights: Weights
+    x: Tensor
+
+    @property
+    def key(self) -> Hashable:
+        """The model."""
+        return Features, id(self.task), _same([self.weights])
+
+    def alone(self) -> Tensor:
+        """Compute them for one client."""
+        return torch.cat([z for _, z in self.task.outputs(self.weights, self.x)])
+
+    def together(self, others: Sequence[Features]) -> Sequence[Tensor]:
+        """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
+        samples = [other.x for other in others]
+        return replace(self, x=joined(samples)).alone().split([len(x) for x in samples])
 
 
 @dataclass(frozen=True, eq=False)

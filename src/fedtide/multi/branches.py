@@ -175,11 +175,6 @@ class BranchLoss:
         return None if graded is None else both
 
 
-def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
-    """Return the features (rows, d) without storing logits, which are large for large vocabularies."""
-    return torch.cat([z for _, z in task.outputs(weights, x)])
-
-
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
     """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
     return int(losses_of(task, weights, shard).mean(1).argmin())

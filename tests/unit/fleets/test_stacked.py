@@ -123,6 +123,8 @@ WORKING = {
     "fedavg oort": {"cohort": "oort"},
     "aem": {},
     "fedtem": {},
+    "fedtem of outputs": {"feature": "branches"},
+    "fedtem of whole models": {"feature": "branches", "branch_layer": "*"},
     "fedtkm": {},
     "fedem": {},
     "fedgmm": {},
@@ -139,7 +141,9 @@ def test_clients_that_work_in_step_do_what_they_do_alone(name, monkeypatch):
     """Losses of several models, corrections of their own, other models, abstention, memory, values per client."""
     seen = []
     whole = together.train_stacked
-    monkeypatch.setattr(together, "train_stacked", lambda *given: seen.append(len(given[4])) or whole(*given))
+    monkeypatch.setattr(
+        together, "train_stacked", lambda *given, **more: seen.append(len(given[4])) or whole(*given, **more)
+    )
     alone, many = both(*ragged(dict(WORKING[name]), name.partition(" ")[0]))
     kept = [[run.host.memory.settled(client) for client in range(len(SIZES))] for run in (alone, many)]
     near([alone.state, kept[0]], [many.state, kept[1]], 1e-8)
