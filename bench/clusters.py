@@ -3,9 +3,10 @@
 python bench/clusters.py [--repeats 12] [--algorithms ifca,aem] [--works mlp,lenet] [--out bench/results.jsonl]
 
 IFCA should cost a round of FedAvg and K forward passes over the training rows, and nothing more: the passes are timed
-in the same turns. Who shares a trunk between K heads is timed beside it, and so are pFedEM, whose clients divide their
-rows among K whole models, and Fielding, whose clients train one of K, in rounds without drift. Speed is reported, never
-asserted.
+in the same turns. Clients that are stacked are compared with a stacked FedAvg: of each model there is one pass over the
+rows of all of them. Who shares a trunk between K heads is timed beside it, and so are pFedEM, whose clients divide
+their rows among K whole models, and Fielding, whose clients train one of K, in rounds without drift. Speed is reported,
+never asserted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.task import mean_losses
+from fedtide.fleets.stacked import StackedEngine
+from fedtide.learn.judging import mean_losses
 from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, RATE, Work, federation, source
@@ -42,6 +44,9 @@ MODELS = (1, 2, 4, 8)
 """K."""
 WHOLE = ("ifca", "aem")
 """Whose clients try K whole models; the others have one network with K heads."""
+TOGETHER = ("fedavg", "ifca")
+"""Who is timed on the stacked fleet, too, under this name and `STACKED`."""
+STACKED = ", stacked"
 PUBLIC = 200
 """Rows that everybody may see, for pFedEM's principal components."""
 PRINTED = {"anchor": False}
@@ -81,9 +86,9 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
     )
 
 
-def player(host: Host) -> Callable[[], Any]:
+def player(host: Host, engine: type[LocalEngine] = LocalEngine) -> Callable[[], Any]:
     """What plays one round."""
-    fleet = SimulatedFleet(host.population, LocalEngine(host))
+    fleet = SimulatedFleet(host.population, engine(host))
     start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
     return lambda: next(steps)
@@ -131,6 +136,9 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
     parsed = experiment(work, algorithms)
     hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
     acts = {**passes(parsed, hosts["fedavg"]), **{key: player(host) for key, host in hosts.items()}}
+    for key, host in hosts.items():
+        if key.split()[0] in TOGETHER:
+            acts[key + STACKED] = player(host, StackedEngine)
     seconds: dict[str, list[float]] = {key: [] for key in acts}
     with threads(1):
         for turn in range(WARM_UP + repeats):
@@ -152,14 +160,16 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
         "repeats": repeats,
     }
     lines = []
-    for key in hosts:
-        algorithm, _, k = key.partition(" ")
-        line = {"algorithm": algorithm, "models": int(k or 1)}
+    for key in [key for key in taken if key not in ("forward", "judged")]:
+        one = key.removesuffix(STACKED)
+        fleet = key.removeprefix(one)
+        algorithm, _, k = one.partition(" ")
+        line = {"algorithm": algorithm + fleet, "models": int(k or 1)}
         line |= dict(zip(("q1", "median", "q3"), quartiles(taken[key], 6), strict=True))
-        ratios = quartiles(taken[key] / taken["fedavg"], 4)
+        ratios = quartiles(taken[key] / taken["fedavg" + fleet], 4)
         line |= dict(zip(("ratio_q1", "ratio", "ratio_q3"), ratios, strict=True))
         if algorithm in WHOLE:
-            extra = (taken[key] - taken["fedavg"]) / (line["models"] * taken["forward"])
+            extra = (taken[key] - taken["fedavg" + fleet]) / (line["models"] * taken["forward"])
             line |= dict(zip(("passes_q1", "passes", "passes_q3"), quartiles(extra, 3), strict=True))
         lines.append({**line, **about})
     return lines

@@ -71,11 +71,12 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
+from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
-from fedtide.learn.task import Task, mean_losses
+from fedtide.learn.task import Task
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.clusters import (
     at_most_registered,

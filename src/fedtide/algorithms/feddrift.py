@@ -80,11 +80,12 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
-from fedtide.learn.task import Task, mean_losses
+from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE

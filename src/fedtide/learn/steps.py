@@ -18,9 +18,10 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
 from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
+from fedtide.learn.judging import finite_losses, mean_losses
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.loss import Loss
-from fedtide.learn.task import Task, finite_losses, joined, mean_losses
+from fedtide.learn.task import Task, joined
 
 T = TypeVar("T")
 
@@ -155,7 +156,7 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.task.mean_losses`."""
+    """Mean losses (K,) of models on a client's samples, as of `fedtide.learn.judging.mean_losses`."""
 
     task: Task
     models: Sequence[Weights]

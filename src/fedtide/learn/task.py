@@ -55,6 +55,7 @@ class Scratch:
         # The same storage without autograd, for changes in place.
         self.values = list(self._views.params.values())
         self.loads = 0
+        self.judged: Any = None  # models that were judged last, side by side (`fedtide.learn.judging`)
         self._home: tuple[int, Weights] | None = None
         layers = list(self.module.modules())
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
@@ -312,22 +313,6 @@ class Task:
         """Predict with one model per slot (the `predict` of most algorithms)."""
         del memories, owner
         return Prediction(self.told(payload, x))
-
-
-def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
-    """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite.
-
-    K forward passes in evaluation mode over samples that are converted once.
-    """
-    x, found = task.inputs(shard.x), []
-    for weights in models:
-        found.append(task.target.losses(task.told(weights, x, double=True), shard.y, shard.mask).mean())
-    return finite_losses(torch.stack(found))
-
-
-def finite_losses(losses: Tensor) -> Tensor:
-    """Return losses with infinity in place of what is not finite, so that no such model is chosen."""
-    return torch.where(losses.isfinite(), losses, torch.inf)
 
 
 def parts(rows: int, steps: int = 1) -> Iterator[slice]:

@@ -35,11 +35,12 @@ from fedtide.core.types import (
     Work,
 )
 from fedtide.core.weights import renamed, united, zeros_like
+from fedtide.learn.judging import mean_losses
 from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
 from fedtide.learn.steps import Losses, Steps, Stepwise
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task, mean_losses
+from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.pooling import pool_updates
 

@@ -23,9 +23,10 @@ from fedtide.core.config_types import Spelled, changed, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
+from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.target import CLASSES
-from fedtide.learn.task import Task, mean_losses
+from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, decision_rows
 from fedtide.multi.early_stopping import train_early_stopping

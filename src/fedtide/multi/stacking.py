@@ -17,8 +17,9 @@ from torch import Tensor
 from fedtide.core.config_types import NonNegative, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
+from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task, mean_losses
+from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import decision_rows
 from fedtide.multi.early_stopping import train_early_stopping

@@ -16,7 +16,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.task import mean_losses
+from fedtide.learn.judging import mean_losses
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import run_rounds

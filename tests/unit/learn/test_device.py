@@ -19,7 +19,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.fleets import stacked
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.every import judged
-from fedtide.learn import device, local, stack, task
+from fedtide.learn import device, judging, local, stack, task
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi import early_stopping
@@ -67,7 +67,7 @@ def elsewhere(monkeypatch):
     def on(name):
         monkeypatch.setattr(build, "find_device", lambda wanted: name)
         if name == "meta":
-            for module in (early_stopping, local, stack, stacked, task):
+            for module in (early_stopping, judging, local, stack, stacked, task):
                 monkeypatch.setattr(module, "home", zeros)
 
     return on
@@ -106,7 +106,7 @@ def test_nothing_that_a_model_computes_with_is_left_behind(name, elsewhere):
     judged(played(toy(name.partition(" ")[0], ENTRIES[name]), rounds=1))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca", "fedtem"])
 def test_stacks_lie_on_the_device(name, elsewhere):
     experiment = toy(name.partition(" ")[0], ENTRIES[name])
     here = played(experiment, rounds=1, engine=StackedEngine)

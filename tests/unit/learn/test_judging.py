@@ -1,0 +1,81 @@
+"""Models that are judged side by side: the losses are those that each has by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Shard
+from fedtide.learn import judging
+from fedtide.learn.judging import mean_losses
+from fedtide.learn.task import ROWS, Task
+
+
+def dense():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def convolution():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+
+
+def normed():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def client(rows):
+    draw = torch.Generator().manual_seed(rows)
+    return Shard(torch.rand(rows, 1, 3, 4, generator=draw), torch.arange(rows) % 3, torch.arange(rows))
+
+
+def one_by_one(task, models, shard):
+    return torch.stack([task.losses(model, shard).double().mean() for model in models])
+
+
+@pytest.mark.parametrize("rows", [1, 7, ROWS + 3])
+def test_losses_of_dense_models_side_by_side_are_those_of_each(rows):
+    task, shard = Task(dense), client(rows)
+    models = [task.init(Rng(k)) for k in range(3)]
+    found = mean_losses(task, models, shard)
+    assert task.scratch.judged is not None
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [convolution, normed])
+def test_other_models_are_judged_one_by_one(build):
+    task, shard = Task(build), client(6)
+    models = [task.init(Rng(k)) for k in range(2)]
+    torch.testing.assert_close(mean_losses(task, models, shard), one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
+    assert task.scratch.judged is None
+
+
+def test_large_models_are_not_held_twice(monkeypatch):
+    monkeypatch.setattr(judging, "HELD_BYTES", 100)
+    task = Task(dense)
+    mean_losses(task, [task.init(Rng(k)) for k in range(2)], client(4))
+    assert task.scratch.judged is None
+
+
+def test_models_are_held_until_others_are_judged_or_their_numbers_change():
+    task, shard = Task(dense), client(5)
+    models = [task.init(Rng(k)) for k in range(2)]
+    before, held = mean_losses(task, models, shard), task.scratch.judged
+    mean_losses(task, tuple(models), client(3))
+    assert task.scratch.judged is held
+    models[1].params["3.bias"].add_(torch.tensor([1.0, 0.0, 0.0]))
+    after = mean_losses(task, models, shard)
+    assert after[0] == before[0]
+    torch.testing.assert_close(after, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
+    assert mean_losses(task, models[::-1], shard).tolist() == after.flip(0).tolist()
+
+
+def test_a_model_whose_loss_is_not_finite_spoils_no_other():
+    task, shard = Task(dense), client(5)
+    models = [task.init(Rng(k)) for k in range(2)]
+    models[0].params["1.weight"].fill_(torch.nan)
+    found = mean_losses(task, models, shard)
+    assert found[0] == torch.inf
+    assert found[1].isfinite()
