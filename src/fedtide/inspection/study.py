@@ -107,8 +107,8 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         yield f"features = {as_toml([*columns['features'], *columns['categories']])}"
         if columns["categories"]:
             yield f"categories = {as_toml(columns['categories'])}  # texts that come again; inspection left them out"
-        if columns["missing"]:
-            yield 'missing = "drop"'
+        if columns["gaps"]:
+            yield 'missing = "drop"  # or "mean": that of the column, and of no category'
         yield "scaled = true"
     yield ""
     yield "[data.partition]"

@@ -15,7 +15,17 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.column import VAST, Column, columns_of
 from fedtide.data.sources.files import find
-from fedtide.data.sources.guesses import CALENDAR, MOST_CLASSES, Roles, assign, local, read_columns, when_of, words_of
+from fedtide.data.sources.guesses import (
+    CALENDAR,
+    MOST_CLASSES,
+    MOST_MISSING,
+    Roles,
+    assign,
+    local,
+    read_columns,
+    when_of,
+    words_of,
+)
 from fedtide.data.sources.when import spanned
 
 MOST_CATEGORIES = 30
@@ -92,6 +102,8 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
     numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
     labels, measured = _label(columns[found.label], whole)
     when, unit = when_of(name, places, times, roles.zone) if times else (None, "")
+    categories = categories_of(columns, found.left)
+    gaps = not whole.all() or any(columns[column].missing.any() for column in categories)
     table = Table(
         name,
         labels,
@@ -99,7 +111,7 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         columns[found.client].texts[whole] if found.client else None,
         when,
         columns={"label": found.label, "client": found.client, "time": found.time, "features": found.features,
-                 "missing": int(rows - whole.sum()), "categories": categories_of(columns, found.left)},
+                 "missing": int(rows - whole.sum()), "gaps": gaps, "categories": categories},
         source=() if any(column.odd for column in seen) else source,
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
         zone=roles.zone,
@@ -108,13 +120,13 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the columns that were left out as texts, and that a study can take for categories: none lacks a cell."""
+    """Return the columns that were left out as texts, and that a study can take for categories."""
     texts = [columns[name] for name in left]
     return tuple(
         name
         for name, column in zip(left, texts, strict=True)
         if column.numbers is None and not column.dated and column.stray is None and column.repeats
-        and 2 <= column.distinct <= MOST_CATEGORIES and not column.missing.any()
+        and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= MOST_MISSING
     )  # fmt: skip
 
 
@@ -134,7 +146,7 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     features = rows.x.reshape(len(rows), -1).float().numpy()
     table = Table(rows.name, label, features, client, time, zone=roles.zone)
     columns = {"label": "y", "client": "client" if client is not None else None,
-               "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0,
+               "time": ("time",) if time is not None else (), "features": ("x",), "missing": 0, "gaps": False,
                "categories": ()}  # fmt: skip
     table = replace(table, columns=columns)
     return replace(table, said=tuple(_said(table, len(rows), False, {}, roles.zone)))

@@ -47,7 +47,7 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     found = read(table(tmp_path / "a.csv"))
     assert found.columns == {
         "label": "score", "client": "station_id", "time": ("when",), "features": ("basket",), "missing": 1,
-        "categories": (),
+        "gaps": True, "categories": (),
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
@@ -129,20 +129,21 @@ def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
     assert found.said[2] == "left out: label (always the same)"
 
 
-def test_texts_that_come_again_are_categories_of_the_study(tmp_path):
+@pytest.mark.parametrize(("gap", "rows"), [("sun", 120), ("NA", 119), ("", 119)])
+def test_texts_that_come_again_are_categories_of_the_study(tmp_path, gap, rows):
     draw = np.random.default_rng(0)
     with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["shop", "basket", "weather", "note", "label"])
         for row in range(120):
-            weather, basket = ["sun", "rain"][int(draw.integers(2))], int(draw.integers(10))
+            weather, basket = ["sun", "rain"][int(draw.integers(2))] if row != 7 else gap, int(draw.integers(10))
             lines.writerow([f"s{row % 6}", basket, weather, f"note {row}", "a" if basket > 4 else "b"])
     found = ft.inspect(tmp_path / "a.csv")
     assert found.table.columns["categories"] == ("weather",)
     study = found.write(tmp_path / "out").parent / "study.toml"
     source = read_experiment(study).data.source
     assert (source.features, source.categories) == (("basket", "weather"), ("weather",))
-    assert tuple(source.load(None, 0).shape) == (3,)
+    assert tuple(source.load(None, 0).x.shape) == (rows, 3)
 
 
 def test_rows_of_every_third_hour_are_there_at_all_times_and_their_numbers_tell_nothing():

@@ -49,9 +49,11 @@ class Encoder:
             means[place] = there.mean()
         for column, cells in texts.items():
             categories[column] = tuple(sorted({cell for cell in map(cells.__getitem__, known) if not lacks(cell)}))
-            if not 1 <= len(categories[column]) <= MOST_CATEGORIES:
-                found = f"{len(categories[column])} categories"
-                raise refused(f"{name}: {column}", found, f"1 to {MOST_CATEGORIES}, as each becomes a feature")
+            if not categories[column]:
+                raise FedtideError(f"{name}: {column}: no category in the {len(known)} rows known when training begins")
+            if (found := len(categories[column])) > MOST_CATEGORIES:
+                allowed = f"{MOST_CATEGORIES} at most, as each becomes a feature"
+                raise refused(f"{name}: {column}", f"{found} categories", allowed)
         return Encoder(tuple(names), means, categories)
 
     def standardizing(self, numbers: np.ndarray, known: np.ndarray) -> Encoder:
