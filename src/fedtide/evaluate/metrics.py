@@ -153,7 +153,7 @@ def f1_of_labels(counts: torch.Tensor) -> tuple[float, float]:
 
     Labels that no row has or is said to have are left out of the mean.
 
-    >>> f1_of_labels(torch.tensor([[2.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))  # 4/6 and 2/4; 6/10
+    >>> f1_of_labels(torch.tensor([[2.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))  # 6/10; of 4/6 and 2/4
     (0.6, 0.5833333333333333)
     """
     hits, false_alarms, misses = counts.double()
@@ -174,7 +174,7 @@ OF_TARGETS = {
         Metric("exact", _mean_of("exact"), "share"),
     )
 }
-"""Metrics of what targets sum over rows beside, which they name (`About.metrics`)."""
+"""Metrics of what targets sum over rows; which ones a target has its `About.metrics` says."""
 
 LOWER_IS_BETTER = ("mae", "rmse", "pinball", "deviance")
 """Metrics that are errors: claims and tables take the lower one for the better one."""

@@ -44,19 +44,18 @@ def why_alone(host: Host) -> str | None:
     """
     works = host.algorithm.works
     if host.wire is not None:
-        return "it cannot train clients whose answers are rounded one by one, as [wire] wants"
+        return "answers are rounded one by one, as [wire] wants"
     if host.partial_work:
-        return "it cannot train clients with devices.partial_work"
+        return "devices.partial_work ends work early"
     reasons = {question: _unstackable(work) for question, work in works.items()}
     if reasons and None not in reasons.values():
-        why = reasons.get("train", next(iter(reasons.values())))
-        return f"it cannot train '{host.algorithm.name}': {why}"
+        return reasons.get("train", next(iter(reasons.values())))
     shard, _ = host.population.few()
     for work in works.values():
         if not isinstance(work, Training) or _unstackable(work):
             continue
         if said := why_untrainable(partial(_tried, work, shard)):
-            return f"it cannot train several copies of the model at once: {said}"
+            return f"copies of the model do not train at once: {said}"
     return None
 
 

@@ -53,7 +53,7 @@ SHORT: dict[Question, str] = {
     "presence": "who is there depends {} on the hour",
     "mix": "the mix changes {} with the hour",
     "drift": "it drifts {}",
-    "matter": "rows of later differ {} from what those before would tell",
+    "matter": "later rows differ {} from what earlier ones would tell",
 }
 """What is said in short of a question whose answer is mild or strong."""
 TOLD = 0.05, 0.25

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from fedtide.inspection import shares
 from fedtide.inspection.findings import WHY, Findings, slot_name
@@ -164,40 +165,29 @@ def client_map(found: Findings) -> Drawn | None:
             places[own, 0], places[own, 1], s=area[own], color=color, marker=marker, alpha=0.8, lw=0, label=name
         )
     axes.margins(x=0.12)
-    if len(places) <= FEW:
-        _name(axes, places, [label(rows.client_names[number]) for number in clients.members])
     axes.set_xlabel("first direction")
     axes.set_ylabel("second direction")
     legend_above(axes, room=5.4)
+    if len(places) <= FEW:
+        figure.draw_without_rendering()  # the layout is what names are placed in
+        _name(axes, places, [label(rows.client_names[number]) for number in clients.members])
     return svg(figure, "map of the clients")
 
 
 def _name(axes: Axes, places: np.ndarray, names: list[str]) -> None:
     """Write names beside marks, each where it covers none that is written already, if there is such a place."""
-    wide, high = 350.0, 220.0  # points that the axes of this picture have, about
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    points = (places - [left, bottom]) / [right - left, top - bottom] * [wide, high]
-    taken: list[tuple[float, float, float]] = []
-    for place, point, name in zip(places, points, names, strict=True):
-        length = 4.7 * len(name)
-        sides = [(dx, dy) for dy in (6, -12, 17, -23, 28, -34) for dx in (6, -6)]
-        spots = [(point[0] + dx - (dx < 0) * length, point[1] + dy, length) for dx, dy in sides]
-        free = (
-            number
-            for number, (x, y, _) in enumerate(spots)
-            if 0 <= x <= wide - length
-            and 0 <= y <= high - 8
-            and not any(_covers(spots[number], each) for each in taken)
-        )
-        best = next(free, 0)
-        taken.append(spots[best])
-        align = "left" if sides[best][0] > 0 else "right"
-        axes.annotate(name, place, xytext=sides[best], textcoords="offset points", fontsize=8, ha=align)
-
-
-def _covers(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Tell whether two texts cover each other: left end, bottom and length of each."""
-    return abs(one[1] - other[1]) < 10 and one[0] < other[0] + other[2] and other[0] < one[0] + one[2]
+    inside = axes.get_window_extent()
+    taken: list[Bbox] = []
+    for place, name in zip(places, names, strict=True):
+        text = axes.annotate(name, place, xytext=(6, 6), textcoords="offset points", fontsize=8)
+        spots = [(dx, dy) for dy in (6, -12, 17, -23, 28, -34) for dx in (6, -6)]
+        for spot in (*spots, spots[0]):  # the first one where none is free
+            text.set(position=spot, ha="left" if spot[0] > 0 else "right")
+            box = text.get_window_extent()
+            free = inside.containsx(box.x0) and inside.containsx(box.x1) and inside.containsy(box.y0)
+            if free and inside.containsy(box.y1) and not box.count_overlaps(taken):
+                break
+        taken.append(box)
 
 
 def hours(found: Findings) -> Drawn | None:

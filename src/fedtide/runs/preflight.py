@@ -45,7 +45,7 @@ class Preflight:
     @property
     def said(self) -> str:
         """A line about methods that a stacked fleet does not stack, "" where there are none."""
-        told = [f"{name} ({why.rpartition(': ')[2]})" for name, why in self.alone.items()]
+        told = [f"{name} ({why})" for name, why in self.alone.items()]
         return f"not stacked, one client after the other: {listed(told)}" if told else ""
 
 
@@ -78,7 +78,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
                 alone[method.name] = why
         if len(alone) == len(point.experiment.method):
             first = point.experiment.method[0].name
-            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", alone[first])
+            but = f"it cannot train that, as {alone[first]}"
+            raise refused(f"method '{first}': fleet.kind", "stacked", "local, workers, ray", but)
         unstacked |= alone
         for method in point.experiment.method if point.experiment.data.seed is None else ():
             # The rows of every seed, as those that cannot be dealt would stop the runs hours later.

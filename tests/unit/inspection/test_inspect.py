@@ -6,15 +6,18 @@ import csv
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import fedtide as ft
 from fedtide.api import prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.types import Moment
+from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
@@ -116,8 +119,11 @@ def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):
     x = np.arange(100).astype(str).astype(object)
     x[38] = "3,8"
     found = read({"x": x, "z": np.arange(100) % 7, "y": np.arange(100) % 2})
-    assert found.said[2] == "left out: x (99 of 100 are numbers, row 38 is '3,8': mend it, or NA)"
-    assert "basket (398 of 399 are numbers, row 39 is '4x': mend it, or NA)" in read(path, Roles(label="score")).said[2]
+    assert found.said[2] == "left out: x (99 of 100 are numbers, row 38 is '3,8': correct it or write NA)"
+    assert (
+        "basket (398 of 399 are numbers, row 39 is '4x': correct it or write NA)"
+        in read(path, Roles(label="score")).said[2]
+    )
 
 
 def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
@@ -362,3 +368,18 @@ def test_a_feature_that_is_the_label_is_noted():
 
 def test_the_template_ships():
     assert "inspection.html" in TEMPLATES
+
+
+def test_names_in_a_picture_cover_none_of_each_other():
+    figure = Figure(figsize=(6.4, 4.4))
+    axes = figure.subplots()
+    places = np.array([[0, 0], [0.01, 0], [0.02, 0.01], [0.0, 0.02], [1, 1], [1, 0.99], [1, 0.01], [0.5, 0.5]])
+    axes.scatter(*places.T)
+    names = ["Aotizhongxin", "Wanshouxigong", "WWWWWWWWWWWW", "iiiiiiiiiiii", "Nongzhanguan", "Gucheng", "Wanliu", "x"]
+    figure.draw_without_rendering()
+    pictures._name(axes, places, names)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == names
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    whole = axes.get_window_extent()
+    assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 for box in boxes)

@@ -250,7 +250,8 @@ def _text(column: Column, first: int) -> str:
         return "text"
     numbers, row = column.stray
     cell = shown(str(column.cell(row)))
-    return f"{numbers:,} of {int((~column.missing).sum()):,} are numbers, row {first + row} is {cell}: mend it, or NA"
+    known = int((~column.missing).sum())
+    return f"{numbers:,} of {known:,} are numbers, row {first + row} is {cell}: correct it or write NA"
 
 
 def _no_label(column: Column, why: str) -> str:
