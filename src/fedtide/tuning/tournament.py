@@ -33,7 +33,19 @@ from fedtide.runs.folder import check_entries
 from fedtide.runs.folder import load as load_study
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Run
-from fedtide.tuning.ladder import LEAST, SEEDS, Cost, Standing, climbing, half, planned, standings, value_at, window
+from fedtide.tuning.ladder import (
+    LEAST,
+    SEEDS,
+    Cost,
+    Standing,
+    climbing,
+    half,
+    loaded,
+    planned,
+    standings,
+    value_at,
+    window,
+)
 
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
@@ -43,7 +55,7 @@ COMMENT = """\
 """
 
 MEASURED = 1 / 8
-"""Share of the budget in which the methods show how long they take; those that do not come to it are not entered."""
+"""Share of the budget, once the data are loaded, in which methods show how long they take; others are not entered."""
 KEPT_BACK = 0.8
 """Share of what is left that the plan counts on: those that go on may take longer than others."""
 OVER = "the budget was over"
@@ -433,6 +445,8 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     together = max(playing.processes, 1)
     for first in range(0, len(candidates), together):
         some = [each.entry for each in candidates[first : first + together]]
+        if first == together:  # every process has loaded the data now, and does so once
+            begins = playing.left
         if len(costs) > 2 and begins - playing.left > MEASURED * begins:
             break
         for entry, came in zip(some, playing.runs(some, experiment.seeds[:1], rounds, playing.until), strict=True):
@@ -442,6 +456,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
                 costs[entry] = playing.cost(entry, experiment.seeds[0], came)
         if playing.stop.asked:
             return made
+    costs = loaded(costs, sum(each.entry in costs for each in candidates[:together]))
     methods: dict[str, list[str]] = {}
     for each in candidates:
         if each.entry in costs:
