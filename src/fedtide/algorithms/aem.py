@@ -227,6 +227,8 @@ def aem(
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     beside = Anchoring(anchor, task, local, server, weighting)
+    # Other ways have the anchor among their models, and weigh it themselves.
+    weighed = any(isinstance(way, Choice) for way in (personal, *personal_others))
     for way in (personal, *personal_others):
         if not isinstance(way, Personalization):
             raise refused("personal", type(way).__name__, "one of fedtide.personal, such as Choice()")
@@ -246,7 +248,7 @@ def aem(
         if not len(shard):
             return None
         if not payload["models"]:
-            parts = yield from beside.train(chosen_model, payload, None, replace(shard, fetch_val=None), moment, rng)
+            parts = yield from beside.train_alone(payload, shard, moment, rng)
             return Answer(parts) if parts else None
         # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
@@ -256,8 +258,8 @@ def aem(
         j, received = int(payload["active"][place]), models[place]
         judged = validation(task, received, shard) if freeze else None
         # A client that explores has chosen no model to weigh the anchor by.
-        weighing = replace(shard, fetch_val=None) if explored else shard
-        parts = yield from beside.train(chosen_model, {**payload, "chosen": received}, None, weighing, moment, rng)
+        own = chosen_model if weighed and not explored else None
+        parts = yield from beside.train(own, {**payload, "chosen": received}, None, shard, moment, rng)
         # Algorithm 4: local training.
         fitted = yield Train(task, local, received, shard, moment, rng)
         if not fitted.steps:
@@ -284,9 +286,10 @@ def aem(
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {"active": len(active)}
-        state, weighed = beside.step(state, reply.total)
+        state, share = beside.step(state, reply.total)
+        told = {**(share if weighed else {}), "loss": mean(reply.total)["loss"], "active": len(active)}
         if not len(active):
-            return state, {"active": 0, **weighed}
+            return state, told
         # Algorithm 1, lines 8 to 10.
         after = step_models(state, server, reply.total["delta"])
         chosen = reply.total["chosen"].value
@@ -298,8 +301,7 @@ def aem(
         # Lines 11 and 12.
         if freeze and (fleet.moment.round + 1) % freeze.check_every == 0:
             after = freeze_stale(state, after, freeze.patience)
-        trained = reply.total["trained"].value
-        return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active), **weighed}
+        return after, {**told, "members": reply.total["trained"].value}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         used = in_use(state)

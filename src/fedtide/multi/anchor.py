@@ -108,15 +108,30 @@ class Anchoring:
         anchor = state.anchor
         return {} if anchor is None else {"anchor": {"weights": anchor.weights, "share": anchor.share}}
 
+    def train_alone(self, payload: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[dict[str, Any]]:
+        """Train the anchor where the method has nothing else to train, and tell its loss, as a method does of its own.
+
+        For arguments and result see `train`.
+        """
+        made = yield from self._update(payload, shard, moment, rng)
+        return {} if made is None else {"anchor": made[0], "loss": made[1]}
+
+    def _update(self, payload: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[tuple[Weighted, Weighted] | None]:
+        weights = payload["anchor"]["weights"]
+        made = yield from local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
+        if made is None:
+            return None
+        return Weighted(detached(made[0]), client_weight(shard, self.weighting)), Weighted(made[1], len(shard))
+
     def train(
-        self, predict: Predict, payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng
+        self, predict: Predict | None, payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng
     ) -> Steps[dict[str, Any]]:
         """Train the anchor on a client's samples, and weigh it on its validation samples.
 
         Called before a method trains its own models, which may be in the same memory.
 
         Args:
-            predict: the method's own prediction, for one client.
+            predict: the method's own prediction, for one client; None where there is nothing to weigh the anchor with.
             payload: what the client received, as for inference.
             memory: what the client knows for inference.
             shard: the client's samples.
@@ -128,15 +143,13 @@ class Anchoring:
         """
         if not self.on:
             return {}
-        weights = payload["anchor"]["weights"]
-        made = yield from local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
+        made = yield from self._update(payload, shard, moment, rng)
         if made is None:
             return {}
-        total = {"anchor": Weighted(detached(made[0]), client_weight(shard, self.weighting))}
-        val = shard.val
-        if val is not None and len(val):
+        total, val = {"anchor": made[0]}, shard.val
+        if predict is not None and val is not None and len(val):
             own = predict(payload, [memory], val.x, torch.zeros(len(val), dtype=torch.int64)).told
-            anchor = self.task.told(weights, val.x, double=True)
+            anchor = self.task.told(payload["anchor"]["weights"], val.x, double=True)
             total["likelihoods"] = likelihoods_of(own, anchor, val, self.task.target)
         return total
 

@@ -378,11 +378,28 @@ def test_the_anchor_is_fedavgs_model_also_once_all_other_models_are_frozen():
     ours = played(toy("aem", {"local": local, "cohort": "everyone", **stops}, **who))
     theirs = played(toy("fedavg", {"local": local, "cohort": "everyone"}, **who))
     assert int(ours.steps[-1].facts["active"]) == 0
+    assert float(ours.steps[-1].facts["loss"]) == pytest.approx(float(theirs.steps[-1].facts["loss"]), rel=1e-6)
     for name, value in theirs.state.weights.params.items():
         assert torch.equal(ours.state.anchor.weights.params[name], value)
     alone, one = (run.fleet.queries[-1].cost for run in (ours, theirs))
     assert one.down <= alone.down < 1.2 * one.down
     assert 0.8 * one.up < alone.up <= one.up
+
+
+def test_only_where_it_is_mixed_in_is_the_anchor_weighed():
+    """Further ways have it among their models, and read no weight."""
+    few = {"local": {"lr": 0.1, "batch_size": 4}, "cohort": "everyone", "exploration": {"epsilon": 0.0}}
+    tuned = {"kind": "fine-tuned", "solver": FEW}
+    chosen, both, others = (
+        played(toy("aem", {**few, **ways}), rounds=3)
+        for ways in ({}, {"personal": tuned, "personal_others": ["choice"]}, {"personal": tuned})
+    )
+    assert ["anchor" in run.steps[-1].facts for run in (chosen, both, others)] == [True, True, False]
+    assert both.state.anchor.share == chosen.state.anchor.share
+    assert float(others.state.anchor.likelihoods.abs().sum()) == 0
+    for name, value in chosen.state.anchor.weights.params.items():
+        assert torch.equal(others.state.anchor.weights.params[name], value)
+    assert others.fleet.queries[-1].cost.up < chosen.fleet.queries[-1].cost.up
 
 
 def played_in(experiment, root) -> None:
