@@ -55,7 +55,7 @@ COMMENT = """\
 """
 
 MEASURED = 1 / 8
-"""Share of the budget, once the data are loaded, in which methods show how long they take; others are not entered."""
+"""Share of the budget, once data are loaded, in which methods show how long they take; others are not entered."""
 KEPT_BACK = 0.8
 """Share of what is left that the plan counts on: those that go on may take longer than others."""
 OVER = "the budget was over"
@@ -439,29 +439,33 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     experiment, candidates = playing.experiment, made.candidates
     step = experiment.eval_every
     rounds, begins = min(max(step, 3), experiment.rounds), playing.left
-    costs: dict[str, Cost] = {}
+    waiting = first_variants_first(candidates)
+    taken: dict[str, Cost] = {}  # by methods, whose variants take as long
     failed: dict[str, str] = {}
-    playing.display.begin(f"how long {len(candidates)} methods take", len(candidates) * rounds)
-    together = max(playing.processes, 1)
-    for first in range(0, len(candidates), together):
-        some = [each.entry for each in candidates[first : first + together]]
-        if first == together:  # every process has loaded the data now, and does so once
-            begins = playing.left
-        if len(costs) > 2 and begins - playing.left > MEASURED * begins:
-            break
-        for entry, came in zip(some, playing.runs(some, experiment.seeds[:1], rounds, playing.until), strict=True):
-            if came.get("failed"):
-                failed[entry] = came["failed"]
-            elif came and playing.done(entry, experiment.seeds[0]):
-                costs[entry] = playing.cost(entry, experiment.seeds[0], came)
+    many = len({each.method for each in candidates})
+    playing.display.begin(f"how long {many} methods take", many * rounds)
+    together, loading = max(playing.processes, 1), 0
+    while waiting and not (len(taken) > 2 and begins - playing.left > MEASURED * begins):
+        some, waiting = waiting[:together], waiting[together:]
+        came = playing.runs([each.entry for each in some], experiment.seeds[:1], rounds, playing.until)
+        for each, of_it in zip(some, came, strict=True):
+            if of_it.get("failed"):
+                failed[each.entry] = of_it["failed"]
+            elif of_it and playing.done(each.entry, experiment.seeds[0]):
+                taken[each.method] = playing.cost(each.entry, experiment.seeds[0], of_it)
         if playing.stop.asked:
             return made
-    costs = loaded(costs, sum(each.entry in costs for each in candidates[:together]))
-    methods: dict[str, list[str]] = {}
-    for each in candidates:
-        if each.entry in costs:
-            methods.setdefault(each.method, []).append(each.entry)
-    over = len(costs) + len(failed) < len(candidates)
+        if not loading:  # every process has loaded the data now, and does so once
+            loading, begins = len(taken), playing.left
+        waiting = [each for each in waiting if each.method not in taken]
+    taken = loaded(taken, loading)
+    methods = {
+        method: [each.entry for each in candidates if each.method == method and each.entry not in failed]
+        for method in dict.fromkeys(each.method for each in candidates)
+        if method in taken
+    }
+    costs = {entry: taken[method] for method, entries in methods.items() for entry in entries}
+    over = any(each.method not in taken and each.entry not in failed for each in candidates)
     if not methods or (over and len(methods) < LEAST):
         why = OVER if over else "all methods failed"
         return _now(playing, made, failed=failed, ended=why)
@@ -472,6 +476,19 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     made = _now(playing, made, rungs=plan.rungs, seeds=plan.seeds, entered=entered, costs=told, failed=failed)
     playing.display.said(f"{len(entered)} of {len(candidates)} are entered, for {_of(plan.rungs, experiment.rounds)}")
     return made
+
+
+def first_variants_first(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates in the order of nomination, but further variants of a method after the first of every other.
+
+    >>> [each.entry for each in first_variants_first([Candidate("A1", "A"), Candidate("A2", "A"), Candidate("B", "B")])]
+    ['A1', 'B', 'A2']
+    """
+    variant = {
+        each.entry: sum(other.method == each.method for other in candidates[:place])
+        for place, each in enumerate(candidates)
+    }
+    return sorted(candidates, key=lambda each: variant[each.entry])
 
 
 def _of(rungs: Sequence[int], rounds: int) -> str:
