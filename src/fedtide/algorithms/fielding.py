@@ -36,8 +36,8 @@ Choices:
     slow drift never triggers; "last-clustering" measures it since the last clustering. Models, running statistics and
     the optimizer's moments are mixed in proportion to the members' previous clusters. If a cluster is smaller than its
     share, all its members train, and the others get the rest. What M / K leaves over goes to the largest clusters, in
-    every round: with fewer participants than clusters the smaller ones never train. `cohort = "arrivals"` takes the
-    clients that the shift sends, whatever their cluster, and is the better one there. Clients have equal weights within
+    every round: with fewer participants than clusters the smaller ones never train. That is `cohort = "uniform"`; the
+    default takes the clients that the shift sends, whatever their cluster. Clients have equal weights within
     a cluster, as in the pseudo-code. A client that never reported trains with the largest cluster and is not counted as
     its member; before evaluation it finds its cluster by its own representation, as held-out clients do. With
     `trigger = "learned"` all reachable clients receive their cluster's model in every round and report its accuracy on
@@ -53,11 +53,12 @@ Choices:
     takes distances (its own `distance`) to the mean report of a cluster's reachable members.
 
     Our own: `trigger = "gain"`; `cluster_layer`; `pooling` (see `fedtide.multi.pooling`), by which clusters that are
-    alike train one model; and `min_silhouette` of k-means, below which there is one cluster. The paper's form is
-    `pooling = false`, `clustering = "k-means"`: where clients are of no kinds its clusters lose to one model, as each
-    has few samples. In ten small settings over five seeds it lost up to 12.0 points to the best single model and gained
-    up to 13.1; the default lost 0.1 at most and gained up to 16.2 (recipe never-worse). Both had `cohort = "arrivals"`:
+    alike train one model; `min_silhouette` of k-means, below which there is one cluster; and `cohort = "arrivals"`, as
     pooling needs two participants in some cluster to learn how much chance does, and M / K of each may never give it.
+    The paper's form is `pooling = false`, `clustering = "k-means"`, `cohort = "uniform"`: where clients are of no kinds
+    its clusters lose to one model, as each has few samples. In ten small settings over five seeds it lost up to 12.0
+    points to the best single model and gained up to 13.1, there with arrivals; the default lost 0.1 at most and gained
+    up to 16.2 (recipe never-worse).
 
     If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
     which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many
@@ -94,7 +95,7 @@ from torch import Tensor
 from fedtide.algorithms.fielding_by_sums import Nothing, Reports, Reveal, fielding_by_sums
 from fedtide.algorithms.fielding_by_sums import State as StateOfSums
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
-from fedtide.cohorts import Cohort, Uniform
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.ids import per_client
@@ -196,7 +197,7 @@ def fielding(
     mu: Pull = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
-    cohort: Cohort = Uniform(),
+    cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
     reassign_seconds: NonNegative = 0.0,
     clustering_seconds: NonNegative = 0.0,
@@ -223,7 +224,8 @@ def fielding(
         drift_baseline: start of the measured movement of centers.
         drift_eps: distance from the last report above which a representation is reported again.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-        cohort: selection of participants, equally many of each cluster; "arrivals" are taken whatever their cluster.
+        cohort: selection of participants; "arrivals" are taken whatever their cluster, of others equally many of each
+            cluster; the paper has "uniform".
         reassign_seconds: server seconds for each client that may move, on a clock of devices.
         clustering_seconds: server seconds for each client in a re-clustering.
         reveal: what the server sees of a client: its "representation", whenever it drifts; or "nothing", with which

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
-from fedtide.cohorts import Arrivals, Everyone, Uniform
+from fedtide.cohorts import Arrivals, Everyone
 from fedtide.config import (
     Experiment,
     Point,
@@ -161,7 +161,7 @@ def test_a_table_without_a_kind_changes_the_default_and_one_with_a_kind_replaces
     assert options(made, "A")["server"] == SGD(0.5, 0.9)
     assert options(made, "B")["server"] == SGD(0.5)
     assert options(made, "C")["server"] == KerasAdam(0.5, eps=1e-4)
-    assert options(made, "D")["cohort"] == Uniform(3)
+    assert options(made, "D")["cohort"] == Arrivals(3)
     assert options(made, "E")["prior"] == Linear(period=4.0, phase=3.0)
     assert from_dict(resolved(made)) == made
 
