@@ -284,9 +284,9 @@ def loss(lines: list[dict[str, Any]]) -> list[str]:
 
 PASSES = 1.15
 """For how many passes over its rows a client of IFCA may take with each of its models."""
-COPIED = (
-    "each client copies the weights of all models into its module, which together leave the second-level cache, unlike "
-    "those of the pass beside it, and takes losses in float64; both weigh most where a pass is short"
+APART = (
+    "the weights of all models leave the second-level cache, unlike those of the pass beside it, losses are taken in "
+    "float64, and the server steps K models; all weigh most where a pass is short"
 )
 
 
@@ -297,11 +297,11 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "",
         "A client of IFCA judges K models on its training rows before it trains one: a round of FedAvg and K forward "
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
-        "judge a model is to load its weights, pass, and take the mean cross-entropy in float64. The last column is "
-        "what a round takes beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a "
-        "trunk between K heads; clients of pFedEM divide their rows among K whole models, and those of Fielding train "
-        "one of K, here in rounds without drift. Stacked, a model passes over the rows of all clients at once, and a "
-        "round is compared with a stacked FedAvg's.",
+        "judge one model is to load its weights, pass, and take the mean cross-entropy in float64. Several models of "
+        "dense layers pass side by side. The last column is what a round takes beyond FedAvg's, over K passes: 1 is "
+        "nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; clients of pFedEM divide their rows "
+        "among K whole models, and those of Fielding train one of K, here in rounds without drift. Stacked, a model "
+        "passes over the rows of all clients at once, and a round is compared with a stacked FedAvg's.",
         "",
     ]
     header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")
@@ -332,7 +332,7 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
             told = {line["algorithm"]: line["passes"] for line in found if line["models"] == models}
             about += f" Goal of IFCA at K = {models}: {PASSES} passes; found {told['ifca']:.2f}"
             about += f", stacked {told['ifca, stacked']:.2f}" if "ifca, stacked" in told else ""
-            about += "." if told["ifca"] <= PASSES else f". One by one it is short: {COPIED}."
+            about += "." if told["ifca"] <= PASSES else f". One by one it is short: {APART}."
         out += [*table(header, cells), about, ""]
     return out
 
