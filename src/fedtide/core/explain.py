@@ -74,7 +74,8 @@ def _said(problem: Any, key: str, kind: Any, above: Any, elsewhere: Elsewhere) -
         return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
     if name == "union_tag_invalid":
         tag, tags = str(context["tag"]), _words(context["expected_tags"])
-        line, path = nearest(tag, tags), found.get("path") if isinstance(found, dict) else None
+        shown_tags = ["python:module:function" if each == "python" else each for each in tags]
+        line, path = nearest(tag, shown_tags), found.get("path") if isinstance(found, dict) else None
         tables = [other for other, hint in fields_of(above).items() if tag in tags_of(hint)]
         meant = f"'python:{tag}:{path}'" if path and "python" in tags else f"{tables[0]} = '{tag}'" if tables else ""
         return f"found '{tag}', {line}{f'; did you mean {meant}?' * ('did you mean' not in line and bool(meant))}"

@@ -66,4 +66,5 @@ def _check_loss(task: Task, outputs: Any, shard: Shard) -> None:
         raise FedtideError(f"loss: it failed with {type(error).__name__}: {said}") from error
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
         found = tuple(value.shape) if isinstance(value, Tensor) and value.shape else value
-        raise refused("loss", found, "a tensor without dimensions that follows from the outputs, such as a mean")
+        key = "loss: shape" if isinstance(found, tuple) else "loss"
+        raise refused(key, found, "a tensor without dimensions that follows from the outputs, such as a mean")
