@@ -327,9 +327,6 @@ def test_it_is_spelled_as_a_word_or_a_table():
     ("value", "line"),
     [
         ("wms", "loss: found 'wms', allowed: cross-entropy, wsm, python:module:function; did you mean 'wsm'?"),
-            "wms",
-            "method 'A'.loss: found 'wms', allowed: cross-entropy, wsm, python:module:function; did you mean 'wsm'?",
-        ),
         ({"kind": "wsm", "smoothing": 1.0}, "unknown key; allowed: blend, val, kind; did you mean 'blend'?"),
         ({"kind": "wsm", "blend": -1.0}, "method 'A'.loss.blend: found -1.0, allowed: 0.0 or more"),
         ({"blend": 1.0}, "found {'blend': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm"),
