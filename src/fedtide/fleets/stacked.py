@@ -176,7 +176,8 @@ class StackedEngine(LocalEngine):
         if not all_finite(total):
             good = _finite(fit)
             bad = clients[~good].tolist()
-            fit = map_leaves(lambda leaf: leaf[good.to(leaf.device)].double(), fit)
+            pick = lambda leaf: leaf[good.to(leaf.device)].double()  # noqa: E731
+            fit = replace(fit, delta=map_leaves(pick, fit.delta), loss=pick(fit.loss))
             clients, weight, rows = clients[good], weight[good], rows[good]
             total = _sum_of(fit, weight, rows, squares=work.squares) if len(clients) else None
         return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), bad
