@@ -106,7 +106,9 @@ def test_the_choice_is_written_down_and_resume_reads_it(wide, monkeypatch, tmp_p
     assert digest_of(settings, settings.method[0], 0) != digest_of(one, one.method[0], 0)  # threads are in it
 
 
-@pytest.mark.parametrize(("fleet", "line"), [("stacked", "cannot train 'cfl'"), ("ray-gun", "--fleet")])
+@pytest.mark.parametrize(
+    ("fleet", "line"), [("stacked", "method 'toy': fleet.kind: found 'stacked'"), ("ray-gun", "--fleet")]
+)
 def test_a_fleet_that_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, fleet, line):
     file, root = tmp_path / "study.toml", tmp_path / "run"
     file.write_text(to_toml(toy("cfl")), encoding="utf-8")
