@@ -160,6 +160,8 @@ class Rows:
     def earlier(self) -> dict[str, Tensor]:
         """Positions of the rows of the same client a day and a week before each row (rows,); -1 where there is none.
 
+        The row nearest to that time, not more than half of the usual time between rows away: clocks are a little off.
+
         Of the same domain, too, where rows of several domains have the same time. Empty where rows have no time, or two
         rows of a client and a domain have the same.
         """
@@ -172,8 +174,11 @@ class Rows:
         span = int(since.max()) + 1
         for series in (client, client * len(self.domain_names) + domain):
             keys, order = (series * span + since).sort()
-            if not bool((keys[1:] == keys[:-1]).any()):
-                return {name: _before(series * span, since - each.seconds, keys, order)
+            gaps = keys.diff()
+            if not bool((gaps == 0).any()):
+                usual = gaps[keys[1:] // span == keys[:-1] // span]
+                half = float(usual.double().median()) / 2 if len(usual) else 0.0
+                return {name: _before(series, since - each.seconds, span, min(half, each.seconds / 2), keys, order)
                         for name, each in BASELINES.items()}  # fmt: skip
         return {}
 
@@ -202,10 +207,22 @@ class Rows:
         return replace(self, **picked)
 
 
-def _before(begin: Tensor, then: Tensor, keys: Tensor, order: Tensor) -> Tensor:
-    """Return positions of the rows at times `then` of series that begin at `begin`, -1 for none; `keys` are sorted."""
-    place = torch.searchsorted(keys, begin + then).clamp(max=len(keys) - 1)
-    return torch.where((then >= 0) & (keys[place] == begin + then), order[place], -1)
+def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor, order: Tensor) -> Tensor:
+    """Return positions of the rows nearest to times `then` of their series, -1 for none within `reach` seconds.
+
+    Args:
+        series: (rows,) number of each row's series.
+        then: (rows,) seconds since the first row of all; of two rows that are as near, the earlier one is taken.
+        span: seconds of all rows; a time belongs to a key series * span + seconds.
+        reach: how far from `then` a row may be.
+        keys: (rows,) of all rows, sorted.
+        order: (rows,) positions of the keys' rows.
+    """
+    place = torch.searchsorted(keys, series * span + then)
+    near = torch.stack([place - 1, place]).clamp(0, len(keys) - 1)
+    off = (keys[near] % span - then).abs().masked_fill(keys[near] // span != series, span + reach)
+    best, off = torch.where(off[1] < off[0], near[1], near[0]), off.amin(0)
+    return torch.where(off <= reach, order[best], -1)
 
 
 def known_rows(rows: Rows) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,22 @@ def test_there_is_no_yesterday_without_a_clock_or_where_times_come_twice():
     twice = torch.zeros(48, dtype=torch.float64)
     people = build(with_target(Rows("twice", rows.x, rows.y * 0, 1, time=twice, value=rows.value), Number()), IID(2))
     assert people.baselines(people.clients, NOW, "train") == {}
+
+
+def test_yesterday_is_the_nearest_row_where_clocks_are_a_little_off():
+    """Times are seconds off by up to 10 minutes; hour 30 is missing, so hour 54 has no yesterday."""
+    late = (torch.arange(72.0, dtype=torch.float64) * 397) % 1200 - 600
+    rows = hours(3, np.arange(72.0))
+    kept = torch.tensor([hour for hour in range(72) if hour != 30])
+    found = replace(rows, time=rows.time + late).pick(kept).earlier["yesterday"]
+    assert kept[found[found >= 0]].tolist() == [hour - 24 for hour in kept.tolist() if hour >= 24 and hour != 54]
+
+
+def test_a_row_a_week_apart_is_not_its_own_yesterday():
+    weekly = hours(4, np.arange(96.0))
+    weekly = replace(weekly, time=weekly.time * 24 * 7)
+    assert weekly.earlier["yesterday"].tolist() == [-1] * 96
+    assert weekly.earlier["last_week"].tolist() == [-1, *range(95)]
 
 
 def test_domains_at_the_same_time_are_series_of_their_own():
