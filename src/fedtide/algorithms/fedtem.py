@@ -191,7 +191,7 @@ def fedtem(
         # Line 7: the branch, by the received network (Eq. 5).
         received = yield Features(task, weights, shard.x)
         k = choose_branch(selection, received, *mixture, rng)
-        parts, inference = sketch(shard), {**payload, "pi": uniform}
+        parts, inference = (yield from sketch(shard)), {**payload, "pi": uniform}
         parts |= yield from beside.train(by_branch, inference, None, shard, moment, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, k, lam, eps)

@@ -181,7 +181,7 @@ def fedtkm(
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
         received = yield Features(task, weights, shard.x)
         k = nearest(distances(received, payload).mean(0))
-        parts = sketch(shard)
+        parts = yield from sketch(shard)
         parts |= yield from beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
         # Line 9: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, int(k), lam, eps)

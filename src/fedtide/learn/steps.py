@@ -18,6 +18,7 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
 from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
+from fedtide.learn.gradients import layer_gradients
 from fedtide.learn.judging import finite_losses, mean_losses
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.loss import Loss
@@ -152,6 +153,29 @@ class Features:
         """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
         samples = [other.x for other in others]
         return replace(self, x=joined(samples)).alone().split([len(x) for x in samples])
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGradient:
+    """Gradient of the mean training loss on a client's samples by some parameters, by name, in evaluation mode."""
+
+    task: Task
+    weights: Weights
+    shard: Shard
+    names: tuple[str, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """The model and the parameters; samples with a mask and without go apart."""
+        return LayerGradient, id(self.task), _same([self.weights]), self.names, self.shard.mask is None
+
+    def alone(self) -> dict[str, Tensor]:
+        """Compute it for one client."""
+        return self.task.gradient(self.weights, self.shard, train=False, names=self.names)[0]
+
+    def together(self, others: Sequence[LayerGradient]) -> list[dict[str, Tensor]]:
+        """Compute it for several clients, of one layer from a pass over all of their samples; this one among them."""
+        return layer_gradients(self.task, self.weights, [other.shard for other in others], self.names)
 
 
 @dataclass(frozen=True, eq=False)

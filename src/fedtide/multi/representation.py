@@ -19,6 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
+from fedtide.learn.steps import LayerGradient, Steps, alone
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.multi.features import FrozenInputs, feature_width
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
@@ -171,19 +172,24 @@ class Gradient(Representing):
 
     def of(self, task: Task, key: str = "representation") -> Represent:
         """Return the representation for a task; `key` is where it stands, for errors."""
+        steps = self.steps(task, key)
+        return lambda model, shard: alone(steps(model, shard))
+
+    def steps(self, task: Task, key: str) -> Callable[[Weights | None, Shard], Steps[Tensor]]:
+        """Return the same for works in steps, which may take the gradients of several clients together."""
         rng = Rng(self.seed).at("gradients")
         frozen = task.init_random(rng)
         if self.weights is not None:
             frozen = weights_of(Path(self.weights), frozen, f"{key}.weights")
-        names = list(self._parts(frozen))
+        names = tuple(self._parts(frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None
         if self.sketch is not None and self.sketch < size:
             project = hashing(size, self.sketch, rng.at("sketch"))
 
-        def represent(model: Weights | None, shard: Shard) -> Tensor:
+        def represent(model: Weights | None, shard: Shard) -> Steps[Tensor]:
             at = model if self.needs_model and model is not None else frozen
-            gradient, _ = task.gradient(at, shard, train=False, names=names)
+            gradient = yield LayerGradient(task, at, shard, names)
             vector = flat(gradient).double()
             vector = vector if project is None else project(vector)
             return unit(vector[None])[0]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtide.core.types import Shard, Weighted
+from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient
 from fedtide.parts.prior import Prior
 
 
-def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]]:
+def sketching(prior: Prior, task: Task) -> Callable[[Shard], Steps[dict[str, Weighted]]]:
     """Return what clients add to their sums for a prior: the leaf "sketch", or nothing for all priors but "learned".
 
     A sketch is the direction of the gradient of the last layer of a network that is never trained, in a few random
@@ -22,6 +23,15 @@ def sketching(prior: Prior, task: Task) -> Callable[[Shard], dict[str, Weighted]
         task: the task of a single model.
     """
     if prior.sketch is None:
-        return lambda shard: {}
-    represent = Gradient(last_layer=True, sketch=prior.sketch).of(task, "prior")
-    return lambda shard: {"sketch": Weighted(represent(None, shard), 1.0)}
+        return _nothing
+    represent = Gradient(last_layer=True, sketch=prior.sketch).steps(task, "prior")
+
+    def sketch(shard: Shard) -> Steps[dict[str, Weighted]]:
+        return {"sketch": Weighted((yield from represent(None, shard)), 1.0)}
+
+    return sketch
+
+
+def _nothing(shard: Shard) -> Steps[dict[str, Weighted]]:
+    yield from ()
+    return {}

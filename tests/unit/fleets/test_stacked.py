@@ -126,6 +126,8 @@ WORKING = {
     "fedtem of outputs": {"feature": "branches"},
     "fedtem of whole models": {"feature": "branches", "branch_layer": "*"},
     "fedtkm": {},
+    "fedtem of a learned prior": {"prior": {"kind": "learned", "sketch": 8}},
+    "fedtkm of a learned prior": {"prior": {"kind": "learned", "sketch": 8}},
     "fedem": {},
     "fedgmm": {},
     "pfedem": {},
