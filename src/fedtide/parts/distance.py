@@ -60,7 +60,7 @@ CELLS = 1 << 20
 LEAST = 1e-12
 """Smallest norm of a vector that has a direction."""
 TINY = np.finfo(np.float64).tiny
-"""Constant added before a logarithm: it changes only zero, and is faster than a maximum."""
+"""Constant added to halves before a logarithm: it changes only zero, and is faster than a maximum."""
 
 
 def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
@@ -113,7 +113,7 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
 
 
 def pairs(
-    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance, entropies: tuple[Tensor, Tensor] | None = None
+    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance, halves: tuple[Halves, Halves] | None = None
 ) -> Tensor:
     """Return the distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
 
@@ -123,7 +123,7 @@ def pairs(
         y: (others, d).
         others: (pairs,) int64.
         kind: the distance.
-        entropies: for "js", the entropies of the rows of x and y if known; see `entropy`.
+        halves: for "js", those of the rows of x and y if known.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> pairs(x, torch.tensor([0, 1]), x, torch.tensor([1, 1]), "l1").tolist()
@@ -134,15 +134,16 @@ def pairs(
         for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
             total += pairs(x[:, columns], rows, y[:, columns], others, one) / scale
         return total.sqrt_() if kind.root else total
-    left, right, i, j = x.numpy(), y.to(x.dtype).numpy(), rows.numpy(), others.numpy()
-    out = np.empty(len(i), left.dtype)
+    y, i, j = y.to(x.dtype), rows.numpy(), others.numpy()
+    out = np.empty(len(i), x.numpy().dtype)
     if kind == "js":
-        mine, theirs = (each.numpy() for each in entropies or (entropy(x), entropy(y)))
+        mine, theirs = halves or (Halves.of(x), Halves.of(y))
         for block in blocks(len(i), x.shape[1]):
-            mixed = np.add(left.take(i[block], 0), right.take(j[block], 0), dtype=np.float64)
-            mixed *= 0.5
-            out[block] = _root(_entropy(mixed), mine[i[block]], theirs[j[block]])
+            mixed = mine.half.take(i[block], 0)
+            mixed += theirs.half.take(j[block], 0)
+            out[block] = _root(_entropy(mixed), mine.entropy[i[block]], theirs.entropy[j[block]])
     else:
+        left, right = x.numpy(), y.numpy()
         for block in blocks(len(i), x.shape[1]):
             out[block] = _paired(left.take(i[block], 0), right.take(j[block], 0), kind)
     return torch.from_numpy(out)
@@ -182,29 +183,40 @@ def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
     return np.sqrt(square) if kind == "l2" else square
 
 
-def entropy(x: Tensor) -> Tensor:
-    """Return the entropy of each row, in nats (rows,) float64; 0 log 0 is 0.
+@dataclass(frozen=True)
+class Halves:
+    """What the Jensen-Shannon distance needs of rows: half of each (rows, d), and its entropy in nats (rows,).
 
-    >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).exp().tolist()
-    [1.0, 2.0]
+    Both are float64, since the difference of entropies is small for rows that are near each other. To halve is exact,
+    so two halves have the sum that is the mean of their rows.
+
+    >>> Halves.of(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).entropy.round(4).tolist()
+    [0.0, 0.6931]
     """
-    out = np.empty(len(x))
-    for rows in blocks(len(x), x.shape[1]):
-        out[rows] = _entropy(x.numpy()[rows].astype(np.float64))
-    return torch.from_numpy(out)
+
+    half: np.ndarray
+    entropy: np.ndarray
+
+    @classmethod
+    def of(cls, x: Tensor) -> Halves:
+        """Halve rows."""
+        half = x.numpy().astype(np.float64)
+        half *= 0.5
+        half += TINY
+        out = np.empty(len(half))
+        for rows in blocks(len(half), half.shape[1]):
+            out[rows] = _entropy(2 * half[rows])
+        return cls(half, out)
 
 
 def _divergent(x: Tensor, centers: Tensor) -> Tensor:
-    """Return Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies, square root.
-
-    Computed in float64, since the difference of the entropies is small for rows that are near each other.
-    """
-    left, right = (0.5 * z.numpy().astype(np.float64) for z in (x, centers))
-    mine, theirs = entropy(x).numpy(), entropy(centers).numpy()
-    out = np.empty((len(left), len(right)), x.numpy().dtype)
-    for rows in blocks(len(left), x.shape[1] * min(len(right), 64)):
-        for some in blocks(len(right), x.shape[1] * (rows.stop - rows.start)):
-            out[rows, some] = _root(_entropy(left[rows, None] + right[some]), mine[rows, None], theirs[some])
+    """Return Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies, square root."""
+    left, right = Halves.of(x), Halves.of(centers)
+    out = np.empty((len(x), len(centers)), x.numpy().dtype)
+    for rows in blocks(len(x), x.shape[1] * min(len(centers), 64)):
+        for some in blocks(len(centers), x.shape[1] * (rows.stop - rows.start)):
+            mixed = left.half[rows, None] + right.half[some]
+            out[rows, some] = _root(_entropy(mixed), left.entropy[rows, None], right.entropy[some])
     return torch.from_numpy(out)
 
 
@@ -213,9 +225,7 @@ def _root(mixed: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    logs = p + TINY
-    np.log(logs, out=logs)
-    return -np.einsum("...j,...j->...", p, logs)
+    return -np.einsum("...j,...j->...", p, np.log(p))
 
 
 def unit(x: Tensor) -> Tensor:

@@ -28,10 +28,10 @@ from fedtide.parts.distance import (
     CELLS,
     Center,
     Distance,
+    Halves,
     Joint,
     between,
     blocks,
-    entropy,
     means,
     median,
     pairs,
@@ -289,7 +289,7 @@ def lloyd(
         bound = between(x, centers.flatten(0, 1), metric).T.reshape(starts, top, len(x))
     used = bound[:, :, 0].isfinite()
     slack = 256 * torch.finfo(x.dtype).eps * float(bound.where(used[:, :, None], 0).max())
-    mine = entropy(x) if kind == "js" else None
+    mine = Halves.of(x) if kind == "js" else None
     # The used clusters of all starts are numbered through.
     at = _Runs.of(used.sum(1))
     own, label = bound.min(1)
@@ -406,7 +406,7 @@ def _reassign(
     at: _Runs,
     slack: float,
     metric: Distance,
-    mine: Tensor | None,
+    mine: Halves | None,
 ) -> None:
     """Move each row to the nearest center, in place.
 
@@ -415,20 +415,20 @@ def _reassign(
     """
     n = bound.shape[1]
     its_own, its_bound, its_label = own.view(-1), bound.view(-1), label.view(-1)
-    entropies = None if mine is None else (mine, entropy(centers))
+    halves = None if mine is None else (mine, Halves.of(centers))
     doubt = bound <= (own + slack)[at.owner]
     doubt.view(-1)[label * n + torch.arange(n)] = False
     place = _true(doubt)  # of (cluster, row)
     cell = _cells(place, at, n)  # of (start, row)
     near = _distinct(cell, len(its_own))
     row, its = near % n, its_label.index_select(0, near)
-    exact = pairs(x, row, centers, its, metric, entropies)
+    exact = pairs(x, row, centers, its, metric, halves)
     its_own.index_copy_(0, near, exact)
     its_bound.index_copy_(0, its * n + row, exact)
     still = _true(its_bound.index_select(0, place) <= its_own.index_select(0, cell) + slack)
     place, cell = place.index_select(0, still), cell.index_select(0, still)
     cluster = place // n
-    exact = pairs(x, place % n, centers, cluster, metric, entropies)
+    exact = pairs(x, place % n, centers, cluster, metric, halves)
     its_bound.index_copy_(0, place, exact)
     # The least of them and the row's own; of several the first.
     least = its_own.scatter_reduce(0, cell, exact, "amin")
