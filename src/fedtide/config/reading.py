@@ -119,6 +119,8 @@ def from_dict(
     except ValidationError as error:
         raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
     _check(experiment, where)
+    claims = tuple(claim.about(experiment.score) for claim in experiment.claim)
+    experiment = experiment.model_copy(update={"claim": claims})
     experiment._imports = imports
     return experiment
 

@@ -238,7 +238,8 @@ class Claim(Strict):
         method: whose number it is about.
         versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
             the lowest; None compares the number itself with `bound`.
-        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
+        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... Left out, it is the
+            headline score: accuracy, or skill where labels are no classes.
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.
@@ -257,6 +258,10 @@ class Claim(Strict):
     within: Positive | None = None
     at: str | None = None
     beyond: str | None = None
+
+    def about(self, score: str) -> Claim:
+        """Return the claim, about a score where it says no measure."""
+        return self if "measure" in self.model_fields_set else self.model_copy(update={"measure": score})
 
     @property
     def below(self) -> bool:

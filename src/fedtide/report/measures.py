@@ -239,6 +239,9 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         own += metric.units
     own += experiment.metric_units
     for place, claim in enumerate(experiment.claim):
+        if claim.measure in {"accuracy", "skill"} - {experiment.score}:
+            wanted = f"{experiment.score}, the score of this target"
+            raise refused(f"{where}: claim[{place}].measure", claim.measure, wanted)
         if unit_of(claim.measure) is None and claim.measure not in own:
             known = [*UNITS, *own, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
             raise unknown(f"{where}: claim[{place}].measure", claim.measure, known)

@@ -320,7 +320,18 @@ def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
 
 @pytest.mark.parametrize("measure", [*UNITS, "accuracy_day", "swing_night", "forgetting_late shift"])
 def test_every_measure_may_be_claimed(measure):
-    check_measures(study(A, claim=[{"text": "x", "method": "A", "measure": measure}]))
+    target = "number" if measure == "skill" else "classes"
+    check_measures(study(A, claim=[{"text": "x", "method": "A", "measure": measure}], data={"target": target}))
+
+
+def test_a_claim_is_about_the_score_of_the_target_and_not_about_that_of_another():
+    claim = {"text": "x", "method": "A"}
+    for target, score, other in (("classes", "accuracy", "skill"), ("number", "skill", "accuracy")):
+        made = study(A, claim=[claim], data={"target": target})
+        assert made.claim[0].measure == score
+        check_measures(made)
+        with pytest.raises(FedtideError, match=rf"claim\[0\].measure: found '{other}', allowed: {score}, the score"):
+            check_measures(study(A, claim=[{**claim, "measure": other}], data={"target": target}))
 
 
 def test_a_measure_that_there_is_not_is_told_before_anything_runs():
