@@ -238,8 +238,8 @@ class Claim(Strict):
         method: whose number it is about.
         versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
             the lowest; None compares the number itself with `bound`.
-        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... Left out, it is the
-            headline score: accuracy, or skill where labels are no classes.
+        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... Left out, it is
+            the headline score: accuracy, or skill where labels are no classes.
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.
