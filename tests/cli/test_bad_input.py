@@ -298,6 +298,13 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
     assert re.search(said, run(capsys, here))
 
 
+def test_a_gpu_that_is_not_there(capsys, here, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    written(here / "study.toml", A)
+    said = "fleet.device: found 'cuda', but torch finds no GPU on this machine; allowed: cpu, auto"
+    assert said in run(capsys, here, "--set", "fleet.device=cuda")
+
+
 @pytest.mark.parametrize(("what", "said"), [
     ({"kind": "change-points", "when": {"kind": "file", "path": "x.csv", "every": 5}}, "when.every: unknown key"),
     ({"kind": "change-points", "when": {"kind": "file", "path": "x.csv", "fraction": 0.5}},

@@ -133,8 +133,8 @@ class LocalTrainer:
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
-        *_, fitted = self.iter_epochs(task, loss, weights, shard, moment, rng, extra=extra)
-        return fitted
+        *_, fitted = self._epochs(task, loss, weights, shard, moment, rng, extra)
+        return fitted()  # the losses of all epochs are read at once
 
     def iter_epochs(
         self,
@@ -151,6 +151,12 @@ class LocalTrainer:
 
         The caller may read and evaluate `fitted.weights`, but must not load other weights into the task.
         """
+        return (fitted() for fitted in self._epochs(task, loss, weights, shard, moment, rng, extra))
+
+    def _epochs(
+        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, extra: Term | None
+    ) -> Iterator[Callable[[], Fitted]]:
+        """Train, and yield after each epoch, and at the end, what returns the result so far."""
         scratch = task.scratch
         self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training continues from fitted weights: keep a copy of the start
@@ -182,7 +188,7 @@ class LocalTrainer:
         for epoch, (x, y, *rest) in batches:
             if epoch > done:
                 done = epoch
-                yield fitted()
+                yield fitted
                 scratch.set_mode(True)  # the caller may have evaluated
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
@@ -199,7 +205,7 @@ class LocalTrainer:
             unread.append((value.detach(), labels))
             seen += labels
             steps += 1
-        yield fitted()
+        yield fitted
 
     def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
         """Raise if the settings, written at `key`, do not fit the model or samples of this shape."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -49,6 +50,17 @@ ENTRIES = {
     "auxo": {},
     "local": {},
     "centralized": {},
+    "fedgmm": {},
+    "pfedem": {},
+    "cfl-released": {},
+    "fedadagrad": {},
+    "fedadam": {},
+    "fedavgm": {},
+    "fedbuff": {},
+    "fedyogi": {},
+    "oracle": {},
+    "scsgd": {},
+    "vanilla": {},
 }
 
 
@@ -85,9 +97,23 @@ OTHERS = (
     "cfl",
     "flexcfl",
     "auxo",
+    "cfl-released",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
+    "fedbuff",
+    "fedgmm",
+    "fedyogi",
+    "oracle",
+    "scsgd",
+    "vanilla",
 )
 """Whose works compute as others do."""
 NAMES = [pytest.param(name, marks=pytest.mark.thorough if name in OTHERS else ()) for name in ENTRIES]
+
+
+def test_no_registered_algorithm_is_left_out():
+    assert {name.partition(" ")[0] for name in ENTRIES} == set(REGISTRY)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,6 +168,25 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
     made = stack.stack_of(there, torch.device(name), (2, 8, 8))
     fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [shard] * 2, now, keys)
     assert fit.delta.params["0.weight"].device == torch.device(name) or name == "cpu:0"
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_device_is_waited_for_once_a_training(epochs, monkeypatch):
+    read = []
+    monkeypatch.setattr(local, "home", lambda value: read.append(len(value)) or value)
+    task, trainer = Task(network, device="cpu:0"), LocalTrainer(batch_size=4, epochs=epochs)
+    given = task, task.loss, task.init(Rng(0)), pictures(), Moment(0, 1), Rng(0)
+    whole = trainer(*given).loss
+    assert read == [3 * epochs]
+    assert [fitted.loss for fitted in trainer.iter_epochs(*given)][-1] == whole
+
+
+def test_dropout_draws_on_the_device_from_the_clients_key(elsewhere):
+    experiment = toy("fedavg", model="python:helpers.toys:dropping")
+    here = played(experiment, rounds=1)
+    elsewhere("cpu:0")
+    torch.manual_seed(7)  # what others draw does not matter
+    assert same(here.state, played(experiment, rounds=1).state)
 
 
 def test_the_devices_name_is_part_of_the_digest(monkeypatch):
