@@ -61,7 +61,7 @@ def recipe(path: Path) -> str:
         return "\n\n".join(part for part in parts if part)
     methods = list(points[0]["accuracy"])
     rows = [[name, *(_cell(point, name, kept["chosen"]) for point in points)] for name in methods]
-    parts.append(as_markdown(["accuracy", *(point["point"] for point in points)], rows))
+    parts.append(as_markdown([kept.get("score", "accuracy"), *(point["point"] for point in points)], rows))
     said = [row[0] for row in points[0]["claims"]["rows"]]
     verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))

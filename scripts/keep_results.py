@@ -34,12 +34,13 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
         "seeds": max(len(method.seeds) for method in study.summaries[0].methods),
         "rounds": study.summaries[0].rounds,
         "note": note,
+        "score": study.summaries[0].methods[0].score,
         "points": [
             {
                 "point": summary.point,
-                "accuracy": {m.name: m.measures["accuracy"].mean for m in summary.methods},
-                "error": {m.name: m.measures["accuracy"].error for m in summary.methods},
-                "values": {m.name: dict(zip(m.seeds, m.measures["accuracy"].values, strict=True))
+                "accuracy": {m.name: m.measures[m.score].mean for m in summary.methods},
+                "error": {m.name: m.measures[m.score].error for m in summary.methods},
+                "values": {m.name: dict(zip(m.seeds, m.measures[m.score].values, strict=True))
                            for m in summary.methods},
                 "results": vars(brief_table(summary)),
                 "claims": claims(summary.claims),
