@@ -61,12 +61,12 @@ def claims(judged: list[Judged]) -> dict[str, Any]:
 
 
 def options(command: list[str]) -> list[str]:
-    """What a reader has to add to `fedtide run recipe:NAME`: not where the run folder went."""
+    """What a reader has to add to `fedtide run recipe:NAME`: not where the run folder went, nor what was shown."""
     said, rest = [], iter(command[3:])
     for word in rest:
         if word == "--out":
             next(rest)
-        else:
+        elif word != "--quiet":
             said.append(word)
     return said
 
