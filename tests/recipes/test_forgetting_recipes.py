@@ -18,7 +18,8 @@ SIX = [
     for name in ("FedAvg", "FedProx", "SCAFFOLD")
     for more, loss in (("", "cross-entropy"), (", WSM", "wsm"))
 ]
-BLENDED = [*PLAIN, ("FedAvg, WSM blended", "fedavg", "wsm")]
+OURS = ("FedAvg, WSM blended", "fedavg", "wsm")
+BLENDED = [*PLAIN, OURS]
 RATES = [0.007, 0.01, 0.03, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7]
 NORMED = [{"kind": "resnet18", "form": "cifar", "norm": norm} for norm in ("group", "batch", "mixed")]
 # Clients, cohort, rounds; the methods, and what is swept: Tables 3.1 to 3.3, Figures 2.2 and 3.3.
@@ -30,7 +31,7 @@ THESIS = {
         20,
         2,
         1500,
-        SIX,
+        [*SIX, OURS],
         {"data.source.path, data.source.classes": [["cifar-10-batches-bin", 10], ["cifar-100-binary", 100]]},
     ),
     "norms": (100, 10, 8000, PLAIN, {"model": NORMED, "method.local.lr": [0.005, *RATES[:-2]]}),
