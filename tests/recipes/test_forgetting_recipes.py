@@ -19,7 +19,6 @@ SIX = [
     for more, loss in (("", "cross-entropy"), (", WSM", "wsm"))
 ]
 OURS = ("FedAvg, WSM blended", "fedavg", "wsm")
-BLENDED = [*PLAIN, OURS]
 RATES = [0.007, 0.01, 0.03, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7]
 NORMED = [{"kind": "resnet18", "form": "cifar", "norm": norm} for norm in ("group", "batch", "mixed")]
 # Clients, cohort, rounds; the methods, and what is swept: Tables 3.1 to 3.3, Figures 2.2 and 3.3.
@@ -36,8 +35,8 @@ THESIS = {
     ),
     "norms": (100, 10, 8000, PLAIN, {"model": NORMED, "method.local.lr": [0.005, *RATES[:-2]]}),
     "forgetting": (100, 10, 4000, PLAIN, {"method.cohort": [10]}),
-    "heterogeneity": (100, 10, 4000, BLENDED, {"data.partition.alpha": [0.01, 0.1, 0.2, 0.5, 1.0, 10.0, 100.0]}),
-    "participation": (100, None, 4000, BLENDED, {"method.cohort": [1, 2, 5, 10, 30, 60]}),
+    "heterogeneity": (100, 10, 4000, PLAIN, {"data.partition.alpha": [0.01, 0.1, 0.2, 0.5, 1.0, 10.0, 100.0]}),
+    "participation": (100, None, 4000, PLAIN, {"method.cohort": [1, 2, 5, 10, 30, 60]}),
     "local-work": (100, 10, 4000, PLAIN, {"method.local.epochs": [1, 3, 5, 10, 20]}),
 }
 
