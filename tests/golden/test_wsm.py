@@ -88,6 +88,20 @@ def test_smoothed_labels_leave_absent_classes_alone():
     assert gradient[:, 2].tolist() == [0.0, 0.0]
 
 
+def test_two_clients_at_once():
+    """z = 0, y = 1 of the first client: log 4 and (3/4, 1/4 - 1, 0), smoothed as above; the other has one class."""
+    loss, other = WSM(blend=0.0), Shard(torch.zeros(2, 1), torch.tensor([2, 2]), torch.arange(2))
+    counts = loss.stacked([loss.prepare(shard)[0] for shard in (SHARD, other)])
+    z, y = torch.zeros(2, 1, 3, dtype=torch.float64), torch.tensor([[1], [2]])
+    found, gradient = loss.graded(z, y, counts)
+    assert found.flatten().tolist() == pytest.approx([math.log(4), 0.0], abs=1e-14)
+    assert gradient.flatten().tolist() == pytest.approx([3 / 4, -3 / 4, 0.0, 0.0, 0.0, 0.0], abs=1e-14)
+    found, gradient = loss.graded(z, y, counts, torch.full((2, 1), 0.2, dtype=torch.float64))
+    second = -0.1 * math.log(3 / 4) - 0.9 * math.log(1 / 4)
+    assert found.flatten().tolist() == pytest.approx([second, 0.0], abs=1e-14)
+    assert gradient.flatten().tolist() == pytest.approx([0.65, -0.65, 0.0, 0.0, 0.0, 0.0], abs=1e-14)
+
+
 def test_validation_rows_may_count_too():
     """Labels 1, 1, 2, 2 beside: counts (3, 3, 2), z = 0: the loss of y = 2 is log 4, of y = 0 log 8/3."""
     both = Shard(SHARD.x, SHARD.y, SHARD.ids, fetch_val=lambda: Shard(SHARD.x, torch.tensor([1, 1, 2, 2]), SHARD.ids))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtide.core.config_types import Flag, Fraction, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Shard
-from fedtide.learn.loss import Columns, each, keep_counted, mask_of
+from fedtide.learn.loss import Columns, CrossEntropy, each, keep_counted, mask_of
 
 
 @ingredient
@@ -85,6 +85,25 @@ class WSM:
         others = (outputs + shift).log_softmax(-1).masked_fill(~has, 0.0).sum(-1) / has.sum()
         return (1 - eps) * found - eps * others
 
+    def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the loss of every label of several clients, and its gradient by the outputs.
+
+        Args:
+            outputs: logits (clients, ..., classes).
+            y: labels (clients, ...).
+            shared: counts of the clients (clients, classes), up to the largest label of all.
+            eps: label smoothing of each label over only the classes that its client has, in a shape that fits `y`.
+        """
+        shift = self._shift(shared, outputs).view(len(shared), *(1,) * (y.dim() - 1), -1)
+        if eps is None:
+            return CrossEntropy().graded(outputs + shift, y, None)
+        has, at = shift.isfinite(), y[..., None]
+        logp = F.log_softmax(outputs + shift, -1)
+        found, others = -logp.gather(-1, at)[..., 0], logp.masked_fill(~has, 0.0).sum(-1) / has.sum(-1)
+        gradient = logp.exp_().sub_(eps[..., None] * has / has.sum(-1, keepdim=True))
+        off = (eps - 1)[..., None].expand(at.shape)
+        return (1 - eps) * found - eps * others, gradient.scatter_add_(-1, at, off)
+
     def stacked(self, shared: Sequence[Tensor]) -> Tensor:
         """Stack the counts of several clients (clients, classes), up to the largest label of all."""
         longest = max(len(counts) for counts in shared)
@@ -98,16 +117,16 @@ class WSM:
         return F.cross_entropy((outputs + shift)[:, has], place[y], label_smoothing=eps)
 
     def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
-        """Return the logarithm of the fractions (classes,), minus that of the largest.
+        """Return the logarithm of the fractions (..., classes), minus that of the largest.
 
         A constant for all logits changes nothing, and with this one the shift of equal fractions is exactly zero. For a
         class without samples it is minus infinity: its probability and its gradient are exactly zero.
         """
         classes = outputs.shape[-1]
-        if len(counts) > classes:
-            raise refused("loss: 'wsm': label", len(counts) - 1, f"0 to {classes - 1}, the model's")
-        held = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum() / classes
-        return (held / held.max()).log().to(outputs.dtype)
+        if counts.shape[-1] > classes:
+            raise refused("loss: 'wsm': label", counts.shape[-1] - 1, f"0 to {classes - 1}, the model's")
+        held = (1 - self.blend) * _padded(counts, classes) + self.blend * counts.sum(-1, keepdim=True) / classes
+        return (held / held.amax(-1, keepdim=True)).log().to(outputs.dtype)
 
 
 def _counts(shard: Shard) -> Tensor:
@@ -115,4 +134,4 @@ def _counts(shard: Shard) -> Tensor:
 
 
 def _padded(counts: Tensor, length: int) -> Tensor:
-    return F.pad(counts, (0, length - len(counts)))
+    return F.pad(counts, (0, length - counts.shape[-1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -58,10 +60,15 @@ def some_shards(ties=False):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("case", [*SETTINGS, "proximal", "correction"])
+@pytest.mark.parametrize("case", [*SETTINGS, "proximal", "correction", "wsm"])
 def test_clients_are_trained_as_alone(model, case):
-    task, local = Task(MODELS[model], dtype=torch.float64), LocalTrainer(lr=0.1, batch_size=4, **SETTINGS.get(case, {}))
+    loss = WSM(blend=0.0) if case == "wsm" else CrossEntropy()
+    task, local = (
+        Task(MODELS[model], loss, dtype=torch.float64),
+        LocalTrainer(lr=0.1, batch_size=4, **SETTINGS.get(case, {})),
+    )
     shards, weights, rngs = list(some_shards(ties=True)), task.init(Rng(0)), [Rng(0).at(i) for i in range(3)]
+    shards[1] = replace(shards[1], y=shards[1].y % 2)  # a client without a class
     by = [torch.randn_like(each) for each in task.scratch.values]
     term = {"proximal": Proximal(0.5), "correction": Correction(by)}.get(case)
     terms = None if term is None else [term] * 3
@@ -100,7 +107,7 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
 @pytest.mark.parametrize(
     ("layer", "base", "kind"),
     [
-        ("6", CrossEntropy(), LayerStack), ("6", WSM(), Stack), ("6", WSM(blend=0.0), Stack),
+        ("6", CrossEntropy(), LayerStack), ("6", WSM(), LayerStack), ("6", WSM(blend=0.0), LayerStack),
         ("4", CrossEntropy(), Stack), ("0", CrossEntropy(), Stack), ("*", WSM(), Stack),
     ],
 )  # fmt: skip
