@@ -176,6 +176,13 @@ def test_a_client_without_labeled_rows_keeps_nothing(way):
     assert way.fit(NETS, MODELS, shard(0, 0), NOW, KEY) is None
 
 
+def test_a_network_of_its_own_begins_as_it_is_told():
+    """Glorot's weights come with biases of 0, torch's do not."""
+    for init, zero in (("glorot", True), ("torch", False)):
+        weights = NETS.of(MLP(hidden=(4,), init=init)).init(Rng(0))
+        assert all(not value.any() for name, value in weights.params.items() if name.endswith("bias")) == zero
+
+
 def test_a_network_of_its_own_has_as_many_classes():
     own = NETS.of(MLP(hidden=(5,)))
     assert own.logits(own.init(Rng(0)), X).shape == (12, 4)
