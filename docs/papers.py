@@ -106,6 +106,5 @@ def is_old(kept: dict[str, Any], recipe: dict[str, Any]) -> bool:
         said != {claim["text"] for claim in recipe.get("claim", [])}
         or not methods <= played <= methods | uses
         or len(kept["points"]) != points
-        or not swept
-        and kept["rounds"] != small.get("rounds", recipe.get("rounds"))
+        or (not swept and kept["rounds"] != small.get("rounds", recipe.get("rounds")))
     )

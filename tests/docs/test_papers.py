@@ -82,11 +82,12 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
         ["It helps (our claim)", "0", "not seen"],
     ]
     (tmp_path / "results").mkdir()
-    kept = {"points": [{"claims": {"rows": rows}}], "seeds": 5}
+    kept = {"points": [{"accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(papers, "DOCS", tmp_path)
     monkeypatch.setattr(papers, "RECIPES", tmp_path)
-    recipe = "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
+    recipe = "rounds = 4\n[scale.cpu]\n[[method]]\nname = 'A'\n"
+    recipe += "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
     (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
     assert papers.found({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
     assert papers.found({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
