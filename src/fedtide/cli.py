@@ -348,7 +348,8 @@ def predict(
     Args:
         run_folder: the run folder, with a sweep that of one point; or the folder of a node of real clients, which
             predicts as it was evaluated last.
-        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x.
+        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x; of a run of series a file
+            of series, which are forecast.
         method: name of the method, where there are several.
         seed: by default the first.
         client: as this client, with what it keeps and its own rows to adapt on; by default as a new client.
