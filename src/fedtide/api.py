@@ -587,8 +587,8 @@ def inspect(
     """Tell which shift data have: eight questions, each against the same data shuffled.
 
     Args:
-        data: a CSV or Parquet file, several with the same header, or an NPZ file; a data frame (pandas, polars,
-            pyarrow), or a mapping of columns.
+        data: a CSV, ARFF or Parquet file, several with the same header or a series each (a column of times and one of
+            numbers), or an NPZ file; a data frame (pandas, polars, pyarrow), or a mapping of columns.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.

@@ -109,7 +109,8 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
         for share in RATES:
             rate = share * usual["lr"]
             entry = f"{name}, lr {rate:g}"
-            local = {"solver" if algorithm == "local" else "local": {**usual, "lr": rate}}
-            values["method"].append({"name": entry, "algorithm": algorithm, **options, **local})
+            key = "solver" if algorithm == "local" else "local"
+            own = {**options.get(key, usual), "lr": rate}
+            values["method"].append({"name": entry, "algorithm": algorithm, **options, key: own})
             candidates.append(Candidate(entry, name, why))
     return from_dict(values, where=str(path)), candidates
