@@ -401,3 +401,12 @@ def test_the_world_of_a_study_is_inspected(tmp_path):
     assert [path.name for path in made.iterdir()] == ["inspection.html"]
     with pytest.raises(ft.FedtideError, match="--label: found 'y', allowed: with data"):
         ft.inspect(world, label="y")
+
+
+def test_a_file_without_a_header_is_one_line(tmp_path):
+    """Two of three names are numbers with a point; one of two are quantiles, which are names."""
+    (tmp_path / "bare.csv").write_text("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n")
+    with pytest.raises(ft.FedtideError, match=r"bare\.csv: first row: found 'a,0.5,-1.25', allowed: a header"):
+        read(tmp_path / "bare.csv")
+    (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")
+    assert read(tmp_path / "named.csv").columns["features"] == ("0.5",)
