@@ -491,7 +491,8 @@ def inspect(
     """Tell which shift your own data have: eight lines, a page with pictures, and a study that is ready to run.
 
     Args:
-        data: a CSV, ARFF or Parquet file, several with the same header or a series each, or an NPZ file.
+        data: a CSV, ARFF or Parquet file, several with the same header or a series each, or an NPZ file; or a study: a
+            TOML file, or recipe:NAME, of which the rows are looked at that its clients bring.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or those of a date divided by commas (year,month,day,hour); by default the one with

@@ -63,13 +63,13 @@ MOST = 3
 
 
 def study(found: Findings, folder: Path) -> str | None:
-    """Return an experiment file that `fedtide run` accepts; None where rows have no features, as there is no model.
+    """Return an experiment file that `fedtide run` accepts; None where rows have no features, or are of a study.
 
     Args:
         found: what was found.
         folder: where the file will lie; the rows of data that were in memory are beside it.
     """
-    if found.table.features is None:
+    if found.table.features is None or found.table.simulated:
         return None
     lines = [*_head(found), "", *_source(found, folder), "", *_shift(found), *_methods(found)]
     return "\n".join(lines) + "\n"

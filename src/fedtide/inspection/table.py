@@ -42,6 +42,7 @@ class Table:
     (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: which column is what, for people.
     columns: the same for a study, by role. source: the files that a study reads; () for what it cannot. calendar:
     positions of features that the time tells. zone: whose clocks, None for UTC. series: the source that they are of.
+    simulated: whether rows are those of a study, of which none is made.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Table:
     calendar: tuple[int, ...] = ()
     zone: str | None = None
     series: Series | None = None
+    simulated: bool = False
 
     @property
     def measured(self) -> bool:
