@@ -349,7 +349,8 @@ def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: Method
         return f"None of the others clearly gains on that{': too few seeds to tell' * few}." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
     rest = done[best].against(steady, done[best].score)
-    level = [name for name in clear if name != best and done[best].against(done[name], done[best].score).side() <= 0]
+    ahead = [name for name, gain in gains.items() if name != best and (gain.mean or 0.0) > 0]
+    level = [name for name in ahead if done[best].against(done[name], done[best].score).side() <= 0]
     said = f"{best} copes best: it wins back {points(clear[best])}"
     if level:
         both = f"{listed([best, *level])} cope best, without a clear difference between them"
