@@ -304,6 +304,7 @@ def fielding(
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
+                state = replace(state, trigger=trigger.after(state.trigger, True))
                 state = adopt(state, cluster_reports(state, clustering, rng), cluster_layer)
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
