@@ -502,13 +502,14 @@ def inspect(
     """
     from fedtide import api
     from fedtide.config import slug
+    from fedtide.core.atomic import check_new
     from fedtide.inspection.page import STUDY
     from fedtide.runs import folder
 
     if not data:
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if out is not None:
-        folder.free(out)
+        check_new(out)
     found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
     screen = console(output)
     for line in str(found).splitlines():
