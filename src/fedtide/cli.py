@@ -566,8 +566,7 @@ def recommend(
     roles = Roles(label, client, time, features, zone)
     what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
     root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, roles)
-    with api.whole_or_none(root):
-        return _recommend(root, workers, output)
+    return _recommend(root, workers, output)
 
 
 @app.command(name="recipes")
