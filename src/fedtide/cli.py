@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedtide.config.keys import Key
 
 FULL = "No space left on device"
+AGAIN = "; make room, and run the same command again"
 HELP = """Federated learning when the data will not hold still.
 
 Simulate a federation whose clients differ and come and go with the hour;
@@ -736,6 +737,10 @@ def _summarized(root: Path) -> dict[str, Any]:
     return {"folder": root, "summary": json.loads((root / "summary.json").read_text(encoding="utf-8"))}
 
 
+class NoRoom(FedtideError):
+    """The disk is full, and the line says how to go on."""
+
+
 def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     """Play what is left of a folder and return what it found; None where a person stopped it, told how to go on."""
     from fedtide.fleets.allocator import keep_freed
@@ -752,7 +757,7 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
         if FULL not in str(error) or not (root / "config.toml").is_file():
             raise
         said = f"{error.filename or root}: {FULL}" if isinstance(error, OSError) else str(error)
-        raise FedtideError(f"{said}; make room, and go on with: {again}") from None
+        raise NoRoom(f"{said}; make room, and go on with: {again}") from None
     if finished is None:
         say(f"stopped and saved; go on with: {again}", console(output))
     return finished
@@ -791,7 +796,7 @@ def main(arguments: list[str] | None = None) -> None:
         _check_text(sys.argv[1:] if arguments is None else arguments)
         status = app(arguments, console=Screen(), exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
-        status = _fail(str(error))
+        status = _fail(str(error), full="" if isinstance(error, NoRoom) else AGAIN)
     except CycloptsError as error:
         status = _fail(_of_option(error))
     except KeyboardInterrupt:
@@ -838,10 +843,10 @@ def _check_text(arguments: list[str]) -> None:
             raise FedtideError(f"{argument}: is not UTF-8, or no text in this locale; allowed: UTF-8") from None
 
 
-def _fail(line: str, status: int = 2) -> int:
+def _fail(line: str, status: int = 2, full: str = AGAIN) -> int:
+    """Print what is wrong, and of a full disk what to do, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    if FULL in line and "; make room" not in line:
-        line += "; make room, and run the same command again"
+    line += full if FULL in line else ""
     print(f"fedtide: {line}", file=sys.stderr)
     return status
