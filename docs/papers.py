@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import tomllib
 from collections import Counter
@@ -73,8 +74,7 @@ def command(row: dict[str, Any], scale: str) -> list[str]:
 def found(row: dict[str, Any]) -> str:
     """How many claims of a recipe, over all points of its sweep, came out how; with a link to them.
 
-    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone. Kept
-    claims that are not the recipe's are of an earlier form.
+    What a recipe claims of forms of ours says nothing of a paper: such claims count in rows of our own alone.
     """
     recipe = row.get("cpu_recipe", row["recipe"])
     kept_at = DOCS / "results" / f"{recipe}.json"
@@ -86,11 +86,25 @@ def found(row: dict[str, Any]) -> str:
     verdicts = Counter(said[-1] for table in tables for said in table["rows"] if ours or "(our " not in said[0])
     said = ", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common())
     seeds = f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}"
-    old = {line[0] for table in tables for line in table["rows"]} != claimed(recipe)
+    old = is_old(kept, tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8")))
     return f"[{said or 'tables'}](recipes.md#{recipe}), {seeds}{', of an earlier form of the recipe' * old}"
 
 
-def claimed(recipe: str) -> set[str]:
-    """The texts of a recipe's claims, as it stands."""
-    content = tomllib.loads((RECIPES / f"{recipe}.toml").read_text(encoding="utf-8"))
-    return {claim["text"] for claim in content.get("claim", [])}
+def is_old(kept: dict[str, Any], recipe: dict[str, Any]) -> bool:
+    """Tell whether kept results have other claims, methods, rounds or points than a recipe has by now."""
+    small = recipe["scale"].get("cpu", {})
+    tables = [*(point["claims"] for point in kept["points"]), kept.get("claims", {"rows": []})]
+    said = {line[0] for table in tables for line in table["rows"]}
+    methods = {method["name"] for method in recipe["method"]}
+    played = {name for point in kept["points"] for name in point["accuracy"]}
+    uses = {
+        name for name in played if any(name.startswith(f"{method}, ") for method in methods)
+    }  # of a method's models
+    points = math.prod(len(values) for values in small.get("sweep", recipe.get("sweep", {})).values())
+    swept = "rounds" in str([*small.get("sweep", recipe.get("sweep", {}))])
+    return (
+        said != {claim["text"] for claim in recipe.get("claim", [])}
+        or not methods <= played <= methods | uses
+        or len(kept["points"]) != points
+        or (not swept and kept["rounds"] != small.get("rounds", recipe.get("rounds")))
+    )

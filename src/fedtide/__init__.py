@@ -81,7 +81,8 @@ that `fedtide --help` and a worker process do not wait for what they do not need
 ELSEWHERE = {
     "client": "ft.population", "clientapp": "ft.population", "numpyclient": "ft.population", "dataset": "ft.population",
     "strategy": "ft.algorithms", "server": "ft.server", "serverapp": "ft.run", "history": "ft.simulate",
-    "report": "ft.write_report",
+    "report": "ft.write_report", "compare": "ft.run", "runfolder": "ft.results", "load": "ft.trained",
+    "predict": "ft.trained", "table": "ft.data.table", "tensorboard": "ft.track",
 }  # fmt: skip
 """What is meant by words of other libraries."""
 

@@ -586,8 +586,9 @@ def inspect(
     """Tell which shift data have: eight questions, each against the same data shuffled.
 
     Args:
-        data: a CSV or Parquet file, several with the same header, or an NPZ file; a data frame (pandas, polars,
-            pyarrow), or a mapping of columns.
+        data: a CSV, ARFF or Parquet file, several with the same header or a series each (a column of times and one of
+            numbers), or an NPZ file; a data frame (pandas, polars, pyarrow), or a mapping of columns. Or an experiment,
+            as `ft.run` takes it: the rows that its clients bring over its rounds are looked at, for its first seed.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.
@@ -609,7 +610,34 @@ def inspect(
     from fedtide.inspection.findings import found_in
     from fedtide.inspection.table import read as read_table
 
-    return found_in(read_table(data, _roles(label, client, time, features, zone)), seed)
+    roles = _roles(label, client, time, features, zone)
+    experiment = data[0] if isinstance(data, list) and len(data) == 1 else data
+    if is_study(experiment):
+        _no_roles(roles)
+        return _in_world(experiment)
+    return found_in(read_table(data, roles), seed)
+
+
+def _in_world(experiment: Spelled) -> Findings:
+    """Inspect the rows of an experiment.
+
+    Raises:
+        FedtideError: its rows are no single labels, or all of one.
+    """
+    from fedtide.tuning.nominate import found_in_world
+
+    settings, where, _ = _read(str(experiment) if isinstance(experiment, Path) else experiment, None, ())
+    if (found := found_in_world(settings, settings.seeds[0])) is None:
+        raise FedtideError(
+            f"{where}: inspect: rows are sequences, or all have one label, allowed: rows of several labels"
+        )
+    return found
+
+
+def _no_roles(roles: Roles) -> None:
+    """Raise where columns are named of a study."""
+    if given := [(name, value) for name, value in vars(roles).items() if value != getattr(Roles(), name)]:
+        raise refused(f"--{given[0][0]}", given[0][1], "with data (CSV, Parquet, NPZ), not with a study")
 
 
 def _roles(
@@ -765,8 +793,7 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
     if request.out is not None:
         folder.free(Path(request.out))
     if is_study(data):
-        if given := [(name, value) for name, value in vars(roles).items() if value != getattr(Roles(), name)]:
-            raise refused(f"--{given[0][0]}", given[0][1], "with data (CSV, Parquet, NPZ), not with a study")
+        _no_roles(roles)
         settings, where, name = _read(data, request.scale, request.sets)
         _workers(settings, request.workers)
         root = _folder(request, f"{slug(name)}-recommend")

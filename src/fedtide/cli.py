@@ -349,7 +349,8 @@ def predict(
     Args:
         run_folder: the run folder, with a sweep that of one point; or the folder of a node of real clients, which
             predicts as it was evaluated last.
-        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x.
+        rows: a CSV file with the features of the run's rows, or an NPZ file with them as x; of a run of series a file
+            of series, which are forecast.
         method: name of the method, where there are several.
         seed: by default the first.
         client: as this client, with what it keeps and its own rows to adapt on; by default as a new client.
@@ -491,7 +492,8 @@ def inspect(
     """Tell which shift your own data have: eight lines, a page with pictures, and a study that is ready to run.
 
     Args:
-        data: a CSV file, several with the same header, or an NPZ file.
+        data: a CSV, ARFF or Parquet file, several with the same header or a series each, or an NPZ file; or a study: a
+            TOML file, or recipe:NAME, of which the rows are looked at that its clients bring.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or those of a date divided by commas (year,month,day,hour); by default the one with
@@ -545,8 +547,8 @@ def recommend(
     """Recommend methods for your own data, or among those of a study: a tournament on validation rows within a budget.
 
     Args:
-        data: a CSV or Parquet file, several with the same header, or an NPZ file; or a study: a TOML file with two
-            methods or more, or recipe:NAME.
+        data: a file, or several, as of fedtide inspect; or a study: a TOML file with two methods or more, or
+            recipe:NAME.
         budget: how long it may take, e.g. 90s or 5m.
         label: column of the label, as of fedtide inspect; so are client, time, features and zone.
         client: column of the client; "" for none.

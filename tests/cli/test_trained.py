@@ -356,3 +356,23 @@ def test_pictures_are_read_as_bytes(here):
         found = [int(line["class"]) for line in csv.DictReader(file)]
     seen = torch.from_numpy(x[:5, None]).float() / 255
     assert found == trained.predict(seen).told.argmax(1).tolist()
+
+
+def test_a_series_is_forecast_in_its_own_units(here):
+    """Values are those of the model on the scale of each series: 100 + 10 z and 5 + z, z the model's."""
+    hours = [f"{3600 * k},{100 + 10 * (k % 2 * 2 - 1)},{5 + k % 2 * 2 - 1}" for k in range(60)]
+    (here / "old.csv").write_text("\n".join(["time,large,small", *hours]) + "\n")
+    source = {"kind": "series", "path": str(here / "old.csv"), "lags": ["1h", "2h"], "own_scale": True}
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, model="linear", data={
+        "source": source, "target": "number", "partition": "natural", "groups": {"by": "none"},
+        "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    ft.run("study.toml", "run", workers=1, quiet=True)
+    (here / "new.csv").write_text("time,large,small\n0,90,4\n3600,110,6\n7200,100,5\n")
+    assert done("predict", "run", "new.csv") == 0
+    with open("predictions.csv", encoding="utf-8") as file:
+        found = [(line["series"], line["time"], float(line["value"])) for line in csv.DictReader(file)]
+    said = ft.trained("run").predict(torch.tensor([[1.0, -1.0], [0.0, 1.0]])).told[:, 0].tolist()
+    assert [row[:2] for row in found] == [(name, at) for name in ("large", "small") for at in ("7200", "10800")]
+    wanted = [*(100 + 10 * z for z in said), *(5 + z for z in said)]
+    assert [row[2] for row in found] == pytest.approx(wanted, rel=1e-5)

@@ -82,13 +82,29 @@ def test_claims_on_forms_of_ours_say_nothing_of_a_paper(papers, tmp_path, monkey
         ["It helps (our claim)", "0", "not seen"],
     ]
     (tmp_path / "results").mkdir()
-    kept = {"points": [{"claims": {"rows": rows}}], "seeds": 5}
+    kept = {"points": [{"accuracy": {"A": 0.5}, "claims": {"rows": rows}}], "seeds": 5, "rounds": 4}
     (tmp_path / "results" / "one.json").write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(papers, "DOCS", tmp_path)
     monkeypatch.setattr(papers, "RECIPES", tmp_path)
-    recipe = "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
+    recipe = "rounds = 4\n[scale.cpu]\n[[method]]\nname = 'A'\n"
+    recipe += "\n".join(f'[[claim]]\ntext = "{text}"' for text, *_ in rows)
     (tmp_path / "one.toml").write_text(recipe, encoding="utf-8")
     assert papers.found({"item": "Figure 1", "recipe": "one"}) == "[holds: 1](recipes.md#one), 5 seeds"
     assert papers.found({"item": "Ours: a form", "recipe": "one"}).startswith("[holds: 2, not seen: 1]")
     (tmp_path / "one.toml").write_text(f'{recipe}\n[[claim]]\ntext = "It lasts"', encoding="utf-8")
     assert papers.found({"item": "Figure 1", "recipe": "one"}).endswith(", 5 seeds, of an earlier form of the recipe")
+
+
+def test_results_of_other_claims_methods_rounds_or_points_are_old(papers):
+    recipe = {
+        "rounds": 4, "method": [{"name": "A"}, {"name": "B"}], "claim": [{"text": "better"}],
+        "sweep": {"method.local.lr": [0.1, 0.3]}, "scale": {"cpu": {}},
+    }  # fmt: skip
+    point = {"accuracy": {"A": 0.5, "B": 0.5, "B, fine-tuned": 0.6}, "claims": {"rows": [["better", "+1", "holds"]]}}
+    kept = {"points": [point, point], "rounds": 4}
+    assert not papers.is_old(kept, recipe)
+    assert papers.is_old(kept, {**recipe, "claim": []})
+    assert papers.is_old(kept, {**recipe, "method": [*recipe["method"], {"name": "C"}]})
+    assert papers.is_old(kept, {**recipe, "method": recipe["method"][:1]})
+    assert papers.is_old(kept, {**recipe, "scale": {"cpu": {"rounds": 8}}})
+    assert papers.is_old(kept, {**recipe, "scale": {"cpu": {"sweep": {"method.local.lr": [0.1]}}}})

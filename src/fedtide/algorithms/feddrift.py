@@ -80,6 +80,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.learn.device import home
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
@@ -361,7 +362,7 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
     """Return the samples that a client keeps from now on: those of recent steps, and those of this step."""
     before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
-    return (*before, Kept(step, number, replace(shard, fetch_val=None)))
+    return (*before, Kept(step, number, replace(shard, x=home(shard.x), fetch_val=None)))
 
 
 def merge_shards(shards: Sequence[Shard]) -> Shard:
@@ -371,7 +372,7 @@ def merge_shards(shards: Sequence[Shard]) -> Shard:
         other = more.pick(~torch.isin(more.ids, first.ids))
         first = replace(
             first,
-            x=torch.cat([first.x, other.x]),
+            x=torch.cat([first.x, other.x.to(first.x.device)]),
             y=torch.cat([first.y, other.y]),
             ids=torch.cat([first.ids, other.ids]),
             time=joined(first.time, other.time),

@@ -41,6 +41,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
@@ -109,7 +110,7 @@ def tshot(
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        centers, counts, _ = summary(shard.x.flatten(1).double().numpy(), branches, rng.at("seeds"))
+        centers, counts, _ = summary(home(shard.x).flatten(1).double().numpy(), branches, rng.at("seeds"))
         rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
@@ -117,7 +118,7 @@ def tshot(
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        k = nearest(shard.x.flatten(1), payload["centers"])
+        k = nearest(home(shard.x).flatten(1), payload["centers"])
         loss = BranchLoss(task.loss, k, lam, eps)
         fitted = yield Train(task, local, payload["weights"], shard, moment, rng, loss=loss)
         if not fitted.steps:
@@ -152,7 +153,7 @@ def tshot(
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = logits_and_features(task, payload["weights"], x)
-        return predict_chosen(logits, nearest(x.flatten(1), payload["centers"]), task.target)
+        return predict_chosen(logits, nearest(home(x).flatten(1), payload["centers"]), task.target)
 
     works: dict[str, Work] = {"collect": collect, "train": train}
     reveals = ("centers", "counts")

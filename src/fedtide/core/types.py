@@ -79,7 +79,7 @@ class Shard:
     """The rows that one client holds at one moment, sorted by sample id.
 
     Args:
-        x: (rows, ...) features.
+        x: (rows, ...) features; with `fleet.device` in a simulation they may be on that device, all else is on the CPU.
         y: (rows,) labels, or (rows, steps) of sequences; of numbers their values (rows,), of several labels at once
             (rows, labels).
         ids: (rows,) stable sample ids.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtide.learn.device import CPU
 from fedtide.learn.target import CLASSES
 
 
@@ -53,8 +54,8 @@ class GeneratedRows:
     def __len__(self) -> int:
         return self.clients * self.each
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x and y of some rows; all rows of a client are made together."""
+    def take(self, rows: Tensor, device: str = CPU) -> tuple[Tensor, Tensor]:
+        """Return x and y of some rows, made on the CPU for any device; all rows of a client are made together."""
         rows = rows.long()
         owner, place = rows.div(self.each, rounding_mode="floor"), rows % self.each
         x, y = torch.empty(len(rows), *self.shape), torch.empty(len(rows), dtype=torch.int64)

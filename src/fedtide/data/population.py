@@ -25,6 +25,7 @@ from fedtide.data.shift.how import Reading, RowTransform
 from fedtide.data.shift.what import Holding, Plan, PopulationView, Window
 from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
+from fedtide.learn.device import CPU
 from fedtide.learn.target import Measured, Target
 
 
@@ -47,6 +48,7 @@ class Population:
         names: the source's name of each client (writer, user, station), or () where it has none.
         transforms: transforms of the rows that clients receive, in order.
         public: rows that are public without their labels and that no client holds, sorted.
+        device: where the features that clients are given lie.
     """
 
     rows: Rows | GeneratedRows
@@ -59,6 +61,7 @@ class Population:
     names: tuple[str, ...] = ()
     transforms: tuple[Prepare, ...] = ()
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    device: str = CPU
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -382,17 +385,21 @@ class Population:
             raise ValueError("on the clock of seconds, say since when")
         return replace(moment, round=moment.round - 1)
 
-    def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
-        """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them."""
-        x, y = self.rows.take(rows)
+    def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU) -> tuple[Tensor, Tensor]:
+        """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them.
+
+        On another device than the CPU x is gathered, scaled and turned there, where rows lie on it.
+        """
+        own_code = getattr(self._how, "kind", "python") == "python"  # which may expect to find x on the CPU
+        x, y = self.rows.take(rows, CPU if own_code else device)
         x = features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
         x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return apply_transforms(self.transforms, x), y
 
-    def shard_of(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> Shard:
-        """Return some rows as a model sees them at `moment`; `clients` (one, or one per row) hold them."""
-        x, labels = self.fetch(rows, clients, moment)
+    def shard_of(self, rows: Tensor, clients: int | Tensor, moment: Moment, device: str = CPU) -> Shard:
+        """Return some rows as a model sees them at `moment`; arguments are those of `fetch`."""
+        x, labels = self.fetch(rows, clients, moment, device)
         y, bins = self.rows.targets(rows, labels)
         time = None if self.rows.time is None else self.rows.time[rows.long()]
         return Shard(x, y, rows, time, self.rows.mask(y), bins=bins)
@@ -412,12 +419,12 @@ class Population:
         fetch_val = None
         if part == "train" and self.has_val:
             fetch_val = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
-        return replace(self.shard_of(rows, client, moment), fetch_val=fetch_val)
+        return replace(self.shard_of(rows, client, moment, self.device), fetch_val=fetch_val)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
         """Return the training rows of several clients at `moment`, fetched at once: equal to `shard` of each client."""
         rows, owner = self.pooled(clients, moment, "train")
-        joined = self.shard_of(rows, clients[owner], moment)
+        joined = self.shard_of(rows, clients[owner], moment, self.device)
         sizes = torch.bincount(owner, minlength=len(clients)).tolist()
         columns = (joined.x, joined.y, joined.ids, joined.time, joined.mask, joined.bins)
         *parts, bins = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
@@ -434,7 +441,7 @@ class Population:
     def pool(self, clients: Tensor, moment: Moment, part: str) -> tuple[Shard, Tensor]:
         """Return the rows of several clients with their owners, as `pooled`; a mask tells which steps are scored."""
         rows, owner = self.pooled(clients, moment, part)
-        x, y = self.fetch(rows, clients[owner], moment)
+        x, y = self.fetch(rows, clients[owner], moment, self.device)
         y, bins = self.rows.targets(rows, y)
         return Shard(x, y, rows, mask=self.rows.scored(y), bins=bins), owner
 

@@ -15,6 +15,7 @@ from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
 from fedtide.data.targets import Labels, Setting
+from fedtide.learn.device import CPU, resident
 from fedtide.learn.target import CLASSES, Classes, Target
 
 
@@ -148,9 +149,17 @@ class Rows:
         of = "" if self.client is None else f", of client '{self.client_names[int(self.client[row])]}'"
         return f"{self.name}: row {row}{of}"
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x and y of some rows, by position."""
-        return torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)
+    def take(self, rows: Tensor, device: str = CPU) -> tuple[Tensor, Tensor]:
+        """Return x and y of some rows, by position; x is gathered on a device where all rows fit on it."""
+        if device not in self._held:
+            self._held[device] = resident(self.x, device)
+        x = self._held[device]
+        return torch.index_select(x, 0, rows.to(x.device)), torch.index_select(self.y, 0, rows)
+
+    @cached_property
+    def _held(self) -> dict[str, Tensor]:
+        """Features of all rows by the device that asks for them."""
+        return {}
 
     def labels(self, rows: Tensor) -> Tensor:
         """Return y of some rows, by position."""

@@ -126,7 +126,7 @@ class Normalize:
 
     def apply(self, x: Tensor) -> Tensor:
         """Normalize images (rows, channels, height, width)."""
-        mean, std = (torch.tensor(numbers, dtype=x.dtype).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
+        mean, std = (x.new_tensor(numbers).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
         return (x - mean).div_(std)
 
 

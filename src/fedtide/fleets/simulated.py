@@ -212,7 +212,7 @@ class SimulatedFleet:
         self._refuse_on_real("all_rows", "all clients' rows are")
         clients = self.reachable
         rows, owner = self.population.pooled(clients, self.moment, "train")
-        return self.population.shard_of(rows, clients[owner], self.moment)
+        return self.population.shard_of(rows, clients[owner], self.moment, self.population.device)
 
     def _refuse_on_real(self, name: str, what: str) -> None:
         if self.reveals is not None and name not in self.reveals:

@@ -202,8 +202,9 @@ def _sum_of(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
     """Return the partial sum of several clients' answers, as of `fedtide.learn.training.sum_update`."""
 
     def add(leaf: Tensor) -> Tensor:
-        shares = weight.to(leaf.device, leaf.dtype)
-        return home((shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double())
+        kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # which costs a GPU little beside its training
+        shares = weight.to(leaf.device, kind)
+        return home((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
 
     delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
     total = {"delta": delta}

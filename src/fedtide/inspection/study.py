@@ -14,8 +14,10 @@ from fedtide.config.overrides import as_toml
 from fedtide.core.durations import LONGEST, seconds_of
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
+from fedtide.data.sources.series import Series
 from fedtide.inspection.advice import reasons
 from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
+from fedtide.inspection.table import Table
 
 ROWS = "rows.npz"
 """Name of the file beside the study, of rows that were in memory."""
@@ -32,6 +34,9 @@ SIMULATED = 20
 
 STEPS, BATCH = 200, 20
 """Local steps of clients whose two epochs would be more, so that a round takes no longer, and the rows of a step."""
+
+LONG_ALONE = {"solver": {"lr": 0.001, "optimizer": "adamw", "local_steps": 5 * STEPS}}
+"""Training of such clients alone, which begins anew whenever their rows change: it ends by itself only where few."""
 
 Method = tuple[str, str, dict[str, Any], str]
 """Name, algorithm, options, and why it is in a study."""
@@ -58,13 +63,13 @@ MOST = 3
 
 
 def study(found: Findings, folder: Path) -> str | None:
-    """Return an experiment file that `fedtide run` accepts; None where rows have no features, as there is no model.
+    """Return an experiment file that `fedtide run` accepts; None where rows have no features, or are of a study.
 
     Args:
         found: what was found.
         folder: where the file will lie; the rows of data that were in memory are beside it.
     """
-    if found.table.features is None:
+    if found.table.features is None or found.table.simulated:
         return None
     lines = [*_head(found), "", *_source(found, folder), "", *_shift(found), *_methods(found)]
     return "\n".join(lines) + "\n"
@@ -83,6 +88,37 @@ def _head(found: Findings) -> Iterator[str]:
 
 
 def _source(found: Findings, folder: Path) -> Iterator[str]:
+    table = found.table
+    if table.series is not None:
+        yield from _series(table.series)
+    else:
+        yield from _table(found, folder)
+    yield ""
+    yield "[data.partition]"
+    if found.rows.clients > 1:
+        yield 'kind = "natural"'
+        if found.clients is not None and found["labels"].found and table.series is None:
+            alpha = max(found.clients.alpha, LEAST_ALPHA)
+            yield f'# To deal rows to clients of equal kind: kind = "dirichlet", alpha = {alpha:.2g}'
+    else:
+        yield 'kind = "iid"  # rows name no clients'
+        yield f"clients = {SIMULATED}"
+
+
+def _series(source: Series) -> Iterator[str]:
+    yield "[data]"
+    yield 'target = "number"  # or "quantiles"'
+    yield ""
+    yield "[data.source]"
+    yield 'kind = "series"'
+    yield f"path = {as_toml(list(source.path))}"
+    yield f"time = {as_toml(source.time)}"
+    yield f"lags = {as_toml(list(source.lags))}  # values before, which tell of the next; the shortest is how far ahead"
+    yield f"clock = {as_toml(list(source.clock))}"
+    yield "own_scale = true  # each series by its own mean and deviation"
+
+
+def _table(found: Findings, folder: Path) -> Iterator[str]:
     table, columns = found.table, found.table.columns
     if table.measured:
         cuts = sorted({float(f"{cut:.6g}") for cut in np.quantile(table.label, CUTS)})
@@ -110,57 +146,58 @@ def _source(found: Findings, folder: Path) -> Iterator[str]:
         if columns["gaps"]:
             yield 'missing = "drop"  # or "mean": that of the column, and of no category'
         yield "scaled = true"
-    yield ""
-    yield "[data.partition]"
-    if found.rows.clients > 1:
-        yield 'kind = "natural"'
-        if found.clients is not None and found["labels"].found:
-            alpha = max(found.clients.alpha, LEAST_ALPHA)
-            yield f'# To deal rows to clients of equal kind: kind = "dirichlet", alpha = {alpha:.2g}'
-    else:
-        yield 'kind = "iid"  # rows name no clients'
-        yield f"clients = {SIMULATED}"
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """What changes with time: windows, how many of them rows are held, None for all; who comes, rounds, and why."""
+    """What changes with time: windows, how many of them rows are held, None for all; who comes, rounds, why, and
+    when the first begins, None for after the earliest tenth of the rows."""
 
     window: str
     hold: int | None
     who: str
     rounds: int
     why: str
+    begin: str | None = None
 
 
 def _windows(found: Findings) -> _Windows | None:
     """Return the windows of a study; None where nothing comes and goes, or the time is too short for any."""
     mix, drift, matter = found["mix"], found["drift"], found["matter"]
-    seconds = found.table.time
-    others = mix.found and "others" in mix.why
-    if seconds is None or not (others or drift.found or matter.found):
+    seconds, series = found.table.time, found.table.series is not None
+    others = mix.found and "others" in mix.why and not series
+    if seconds is None or not (others or drift.found or matter.found or series):
         return None
+    begin = _begin(found.table)
     if others:
         window = {"day": "6h", "week": "1d", "year": "28d"}[mix.cycle]
         why = f"windows of {window}, so that a {mix.cycle} has several: clients with rows in them take part"
         held = 1
     else:
-        fitting = [each for each in WINDOWS if _count(each, seconds) >= ROUNDS]
+        fitting = [each for each in WINDOWS if _count(each, seconds, begin) >= ROUNDS]
         window = fitting[-1] if fitting else WINDOWS[0]
         recent = "recent" in matter.what
         why = "a model of recent rows is better than one of all the past" if recent else "the past helps, so rows stay"
         held = 5 if recent else 0
-    rounds = min(_count(window, seconds), MOST_ROUNDS)
+    rounds = min(_count(window, seconds, begin), MOST_ROUNDS)
     if rounds < 2:
         return None
     return _Windows(window, max(held, _enough(window, seconds)) if held else None, "data" if others else "always",
-                    rounds, why)  # fmt: skip
+                    rounds, why, begin)  # fmt: skip
 
 
-def _count(window: str, seconds: np.ndarray) -> int:
+def _begin(table: Table) -> str | None:
+    """Return the day after the earliest tenth of each of several series, by which they are scaled; else None."""
+    if table.series is None or table.time is None or table.client is None:
+        return None
+    ends = [np.quantile(table.time[table.client == client], 0.1) for client in np.unique(table.client)]
+    return str(np.datetime64(int(max(ends)), "s").astype("datetime64[D]") + 1) if len(ends) > 1 else None
+
+
+def _count(window: str, seconds: np.ndarray, begin: str | None = None) -> int:
     """Return the number of rounds that there can be: windows that have a next one, but for one, as clocks are set."""
     try:
-        return len(Calendar(window).edges(seconds)) - 3
+        return len(Calendar(window, begin=begin).edges(seconds)) - 3
     except FedtideError:  # too many windows, or none
         return 0
 
@@ -189,6 +226,8 @@ def _shift(found: Findings) -> Iterator[str]:
         yield 'kind = "calendar"'
         yield f"window = {as_toml(windows.window)}  # a round"
         yield f"hold = {as_toml(hold)}"
+        if windows.begin is not None:
+            yield f"begin = {as_toml(windows.begin)}  # after the rows by which series are scaled"
         if found.table.zone is not None:
             yield f"zone = {as_toml(found.table.zone)}"
         yield ""
@@ -196,16 +235,18 @@ def _shift(found: Findings) -> Iterator[str]:
     yield 'kind = "mlp"'
     yield ""
     yield "[defaults]"
-    yield f"cohort = {min(10, max(found.rows.clients if found.rows.clients > 1 else SIMULATED, 2) // 2)}"
+    several = found.rows.clients if found.rows.clients > 1 else SIMULATED
+    yield f"cohort = {as_toml(min(10, several if found.table.series is not None else max(several, 2) // 2))}"
     rate = 0.01 if found.table.measured else 0.1  # gradients of squared errors are as large as the errors
-    many = _held(found, windows) > STEPS * BATCH / 2
-    yield f"local = {{ lr = {rate}, {f'local_steps = {STEPS}' if many else 'epochs = 2'} }}"
+    yield f"local = {{ lr = {rate}, {f'local_steps = {STEPS}' if _large(found) else 'epochs = 2'} }}"
 
 
-def _held(found: Findings, windows: _Windows | None) -> float:
-    """Return how many rows a client holds at most at a time, in the mean over clients."""
+def _large(found: Findings) -> bool:
+    """Tell whether two epochs of the most that a client holds at a time, in the mean, are more steps than `STEPS`."""
+    windows = _windows(found)
     share = 1.0 if windows is None or windows.hold is None else min(windows.hold / windows.rounds, 1.0)
-    return share * len(found.table.label) / (found.rows.clients if found.rows.clients > 1 else SIMULATED)
+    held = share * len(found.table.label) / (found.rows.clients if found.rows.clients > 1 else SIMULATED)
+    return held > STEPS * BATCH / 2
 
 
 def _times(count: int, window: str) -> str:
@@ -234,7 +275,8 @@ def methods(found: Findings) -> list[Method]:
         named = f"{name}, K = {count}" if counted else name
         chosen.append((max(said.values()), (named, algorithm, options, "; ".join(said))))
     chosen.sort(key=lambda pair: -pair[0])
-    return [*ALWAYS, *(method for _, method in chosen)]
+    first, (name, algorithm, options, why) = ALWAYS
+    return [first, (name, algorithm, LONG_ALONE if _large(found) else options, why), *(method for _, method in chosen)]
 
 
 def _of_classes(algorithm: str, given: Mapping[str, Any]) -> bool:

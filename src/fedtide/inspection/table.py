@@ -27,7 +27,9 @@ from fedtide.data.sources.guesses import (
     when_of,
     words_of,
 )
+from fedtide.data.sources.series import Series
 from fedtide.data.sources.when import spanned
+from fedtide.inspection.series import series_in
 
 MOST_CATEGORIES = 30
 """Different texts up to which a column is offered as categories: each becomes a feature."""
@@ -40,7 +42,8 @@ class Table:
     features: (rows, ...) numbers; None without any. label: (rows,) names, whole numbers, or a measure (floats). client:
     (rows,) names. time: (rows,) seconds since 1970, on the clock of `zone`. said: which column is what, for people.
     columns: the same for a study, by role. source: the files that a study reads; () for what it cannot. calendar:
-    positions of features that the time tells. zone: whose clocks, None for UTC.
+    positions of features that the time tells. zone: whose clocks, None for UTC. series: the source that they are of.
+    simulated: whether rows are those of a study, of which none is made.
     """
 
     name: str
@@ -53,6 +56,8 @@ class Table:
     source: tuple[Path, ...] = ()
     calendar: tuple[int, ...] = ()
     zone: str | None = None
+    series: Series | None = None
+    simulated: bool = False
 
     @property
     def measured(self) -> bool:
@@ -79,6 +84,8 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
             if len(found) > 1:
                 raise refused(asked, len(found), "one NPZ file, or CSV files with the same header")
             return replace(of_rows(NPZ(str(found[0])).load(None, 0), roles), name=name, source=found)
+        if (series := series_in(found, roles)) is not None:
+            return of_series(name, series, found, roles.zone)
         return of_columns(name, read_columns(found), roles, found)
     return of_columns("table", columns_of(data, asked), roles)
 
@@ -151,6 +158,28 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
                "categories": ()}  # fmt: skip
     table = replace(table, columns=columns)
     return replace(table, said=tuple(_said(table, len(rows), False, {}, roles.zone)))
+
+
+def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | None) -> Table:
+    """Return the table of the rows that a source makes of files of series."""
+    rows = source.load_values(None, 0)
+    assert rows.time is not None
+    assert rows.client is not None
+    assert rows.value is not None
+    time = local(rows.time.numpy(), zone)
+    said = (
+        *rows.said[:2],
+        f"label: the value, in deviations of the earliest tenth of its series; client: the series "
+        f"({len(rows.client_names)}); time: {source.time} ({spanned(time, '')}); features: the values "
+        f"{', '.join(source.lags)} before, {' and '.join(source.clock)}",
+    )
+    columns = {"label": "value", "client": "series", "time": (source.time,), "features": source.lags, "missing": 0,
+               "gaps": False, "categories": ()}  # fmt: skip
+    client = np.array(rows.client_names)[rows.client.numpy()]
+    clocks = tuple(range(len(source.lags), rows.x.shape[1]))
+    return Table(
+        name, rows.value.double().numpy(), rows.x.numpy(), client, time, said, columns, paths, clocks, zone, source
+    )
 
 
 def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:

@@ -1,7 +1,8 @@
 """The device that models compute on: what goes there, and what comes home.
 
-Weights, answers and sums stay on the CPU. A task has its module on its device, moves rows there, and brings results
-home; nothing else knows of it.
+Weights, answers, memory and sums stay on the CPU. A task has its module on its device, moves there what it is given,
+and brings results home. Features of a simulation's rows lie there (`resident`), and a client's `Shard.x` is gathered
+from them: whoever computes with these other than by the task, or keeps them, brings them home.
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ def home(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(home(each) for each in value)
     return value.cpu() if isinstance(value, Tensor) else value
+
+
+def resident(rows: Tensor, device: str) -> Tensor:
+    """Return rows on a device, as they are stored; where they take more than an eighth of a GPU, as they are.
+
+    Those that stay on the CPU go there whenever they are used. The limit is of the whole GPU, not of what is free: it
+    must not depend on who else computes.
+    """
+    if device == "cuda" and rows.nbytes > torch.cuda.get_device_properties(device).total_memory // 8:
+        return rows
+    return there(rows, device)
 
 
 Drawing = tuple[Tensor, ...]

@@ -23,6 +23,8 @@ from fedtide.learn.loss import Columns, CrossEntropy
 
 LOG_SPREAD = 7.0
 """Largest size of the logarithm of a standard deviation that a model says, in standard deviations of the data."""
+DEVIATION = "standard deviation"
+"""What a column of predictions is called that is no value but how far these may be off."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class NumberTarget(Measured):
 
     def columns(self, told: Tensor) -> dict[str, Tensor]:
         """Return the number, and its standard deviation where the model says it."""
-        return super().columns(told) | ({"standard deviation": told[..., 1].exp()} if self.likelihood else {})
+        return super().columns(told) | ({DEVIATION: told[..., 1].exp()} if self.likelihood else {})
 
     def errors(self, said: Tensor, y: Tensor) -> Tensor:
         """Return squared errors, or Huber's in units of the data."""

@@ -29,11 +29,11 @@ def train_early_stopping(
     every: int = 5,
     patience: int = 10,
 ) -> Weights:
-    """Return the weights with the lowest validation loss, among the initial ones and those after every few epochs.
+    """Return the weights with the lowest validation loss: the initial ones, those after every few epochs, and the last.
 
     Args:
         task: the model.
-        solver: local training; its epochs are an upper bound.
+        solver: local training; its epochs, or steps, are an upper bound.
         loss: the loss to minimize, also used for validation.
         weights: the initial weights.
         shard: training samples; without samples there is no training.
@@ -61,7 +61,9 @@ def train_early_stopping(
         if judged is None:
             best = fitted.weights
             continue
-        if number % every and number != solver.epochs:
+        steps = solver.local_steps
+        last = number == (solver.epochs or 1) if steps is None else fitted.steps >= steps
+        if number % every and not last:
             continue
         value = _loss(task, loss, fitted.weights, *judged)
         if value < least:

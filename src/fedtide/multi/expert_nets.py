@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
+from fedtide.models.init import initialize
 from fedtide.multi.early_stopping import train_early_stopping
 
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
@@ -55,10 +58,11 @@ class Networks:
         example = example_of(task, "networks of a client's own")
         shape = tuple(example.shape[1:])
         outputs = task.logits(task.init(Rng(0)), example).shape[-1] if classes is None else classes
+        init: Any = getattr(model, "init", "torch")
         made = Task(
             lambda: model.build(shape, outputs), task.loss if classes is None else CrossEntropy(), task.dtype,
-            task.channels_last, example, bfloat=task.bfloat, target=task.target if classes is None else CLASSES,
-            device=task.device,
+            task.channels_last, example, init_layers=partial(initialize, init=init), bfloat=task.bfloat,
+            target=task.target if classes is None else CLASSES, device=task.device,
         )  # fmt: skip
         with within("personal"):  # a network refuses rows as the federation's model
             try:

@@ -18,6 +18,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.learn.begin import weights_of
+from fedtide.learn.device import home
 from fedtide.learn.task import Task
 from fedtide.multi.branches import logits_and_features, width, with_branches
 from fedtide.multi.clusters import join_models
@@ -43,7 +44,7 @@ class PCA:
     def of(self, task: Task, key: str = "features") -> Extract:
         """Return the feature extractor of a task; `key` is where it stands, for errors."""
         public = _public(task, f"{key}.kind: 'pca'", "features = 'network'")
-        return _projected(lambda model, x: x.flatten(1).double(), public, self.width, key)
+        return _projected(lambda model, x: home(x).flatten(1).double(), public, self.width, key)
 
 
 @ingredient

@@ -311,7 +311,10 @@ def lloyd(
             fewer = _Runs.of(at.size[kept])
             label = label[kept] + (fewer.first - at.first[kept])[:, None]
             at, alive, own = fewer, alive[kept], own[kept]
-            numbers, bound, centers, anew, sums = (each[~ended] for each in (numbers, bound, centers, anew, sums))
+            left = _true(~ended)
+            numbers, bound, centers, anew, sums = (
+                each.index_select(0, left) for each in (numbers, bound, centers, anew, sums)
+            )
         before = label.clone()
         if iteration == 0:  # centers were rows, and are means now: few bounds would spare a distance
             bound = _all_distances(x, anew, metric)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fedtide.config import Experiment
+from fedtide.config import Experiment, matching
+from fedtide.config import points as points_of
 from fedtide.core.errors import refused, unknown
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, metrics_for
@@ -242,6 +243,15 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         if claim.measure in {"accuracy", "skill"} - {experiment.score}:
             wanted = f"{experiment.score}, the score of this target"
             raise refused(f"{where}: claim[{place}].measure", claim.measure, wanted)
-        if unit_of(claim.measure) is None and claim.measure not in own:
-            known = [*UNITS, *own, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
+        if unit_of(claim.measure) is not None or claim.measure in own:
+            continue
+        there = own if claim.at is None else [*own, *_metrics_at(experiment, claim.at, where)]
+        if claim.measure not in there:
+            known = [*UNITS, *there, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
             raise unknown(f"{where}: claim[{place}].measure", claim.measure, known)
+
+
+def _metrics_at(experiment: Experiment, part: str, where: str) -> list[str]:
+    """Return the metrics of the targets at a part of a sweep."""
+    targets = {point.name: point.experiment.data.target.about for point in points_of(experiment, where)}
+    return [metric.name for name in matching(part, list(targets)) for metric in metrics_for(targets[name])]

@@ -151,7 +151,7 @@ def verdict(stand: Standing, rung: Rung, last: Rung | None, made: Tournament) ->
         return stand.verdict
     if stand.verdict == "behind" and rung.rounds == made.rungs[-1]:
         return "behind"
-    return f"dropped after {rung.rounds} rounds"
+    return f"dropped after {rung.rounds} round{'s' * (rung.rounds != 1)}"
 
 
 def left_out(made: Tournament) -> Table:

@@ -200,6 +200,8 @@ def host_of(
     if population is None:
         population = population_of(experiment, experiment.shift_of(method), seed)
     task = task_in(experiment, method, population)
+    if population.device != task.device:
+        population = replace(population, device=task.device)
     algorithm = algorithm_of(method, task, experiment.data.directory)
     _fits(method, population)
     if algorithm.check is not None:

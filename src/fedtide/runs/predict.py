@@ -21,9 +21,11 @@ from fedtide.data.rows import Rows, known_rows
 from fedtide.data.sources.arrays import standardize
 from fedtide.data.sources.cells import read_cells, read_header
 from fedtide.data.sources.files import reading
+from fedtide.data.sources.series import Series
 from fedtide.data.sources.table import CSV
+from fedtide.data.sources.when import written
 from fedtide.data.transforms import Prepare, apply_transforms
-from fedtide.learn.target import CLASSES
+from fedtide.learn.target import CLASSES, DEVIATION
 from fedtide.runs.trained import Trained
 
 LABEL = "label"
@@ -35,7 +37,8 @@ def predict_file(
 ) -> int:
     """Predict the rows of a CSV, Parquet or NPZ file, write their classes and probabilities as CSV, count them.
 
-    Of other targets what the model tells is written: a number in the units of the data, quantiles, or labels.
+    Of other targets what the model tells is written: a number in the units of the data, quantiles, or labels. Where the
+    run is of series, so is the file, and its times are forecast, and those after its end.
 
     Args:
         trained: the run.
@@ -48,18 +51,42 @@ def predict_file(
         FedtideError: the rows are not like those of the run, or there is no such client or network.
     """
     check_free(out)
+    target, source = trained.host.population.target, trained.run.experiment.data.source
+    if isinstance(source, Series):
+        return _forecast(trained, source, path, out, client, cluster)
     x = seen_rows(trained, path)
-    if cluster is not None:
-        ((weights, _),) = trained.parts(client, cluster)
-        said = trained.predict_with(weights, x)
-    else:
-        said = trained.predict(x, client)
-    target = trained.host.population.target
+    told = _told(trained, x, client, cluster)
     if target == CLASSES:
-        write_table(out, said.told, names_of_classes(trained))
+        write_table(out, told, names_of_classes(trained))
     else:
-        write_text(out, table_of(target.columns(said.told)))
+        write_text(out, table_of(target.columns(told)))
     return len(x)
+
+
+def _told(trained: Trained, x: Tensor, client: int | None, cluster: int | None) -> Tensor:
+    """Return what is predicted of rows as the model sees them."""
+    if cluster is None:
+        return trained.predict(x, client).told
+    ((weights, _),) = trained.parts(client, cluster)
+    return trained.predict_with(weights, x).told
+
+
+def _forecast(trained: Trained, source: Series, path: Path, out: Path, client: int | None, cluster: int | None) -> int:
+    """Forecast the series of a file, each by itself, and write name, time and values in the units of the file."""
+    check_there(path)
+    data, target = trained.run.experiment.data, trained.host.population.target
+    found = source.ahead(path, Path(data.directory) if data.directory else None)
+    said = []
+    for series in found:
+        x = prepared(torch.from_numpy(series.x), torch.float32, data.transforms)
+        columns = target.columns(_told(trained, x, client, cluster))
+        begin = {column: 0.0 if column == DEVIATION else series.center for column in columns}
+        said.append({column: begin[column] + series.spread * of.double() for column, of in columns.items()})
+    names = [series.name for series in found for _ in series.time]
+    times = written(np.concatenate([series.time for series in found]))
+    values = {column: torch.cat([each[column] for each in said]) for column in said[0]}
+    write_text(out, table_of(values, {"series": names, "time": times}))
+    return len(names)
 
 
 def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
@@ -163,8 +190,8 @@ def names_of_classes(trained: Trained) -> list[str]:
     return [str(name) for name in (rows.label_names if isinstance(rows, Rows) else ()) or range(rows.classes)]
 
 
-def table_of(columns: Mapping[str, Tensor]) -> str:
-    """Return columns of numbers as CSV.
+def table_of(columns: Mapping[str, Tensor], first: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return columns of numbers as CSV, behind those of texts that are given.
 
     >>> print(table_of({"value": torch.tensor([1.5, 2.0])}), end="")
     value
@@ -173,9 +200,10 @@ def table_of(columns: Mapping[str, Tensor]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for numbers in zip(*(column.tolist() for column in columns.values()), strict=True):
-        writer.writerow([f"{number:.6g}" for number in numbers])
+    texts = first or {}
+    writer.writerow([*texts, *columns])
+    numbers = ([f"{number:.6g}" for number in column.tolist()] for column in columns.values())
+    writer.writerows(zip(*texts.values(), *numbers, strict=True))
     return text.getvalue()
 
 

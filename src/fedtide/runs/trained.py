@@ -24,6 +24,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.fleets.schema import made_up
 from fedtide.fleets.tally import decision_units
+from fedtide.learn.device import home
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.runs.build import host_of, task_in
@@ -151,7 +152,7 @@ class Models:
         population = self.host.population
         some, _ = population.pool(population.clients[:most], self.moment, "train")
         made = made_up(*population.few(), rows=most).x
-        return self.task.inputs(torch.cat([some.x[:most], made.to(some.x.dtype)]))
+        return self.task.inputs(torch.cat([home(some.x[:most]), made.to(some.x.dtype)]))
 
     def model(self, client: int | None = None, cluster: int | None = None) -> nn.Module:
         """Return a module, for use without this package, that predicts as the run does; see `parts`.

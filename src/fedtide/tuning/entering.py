@@ -106,10 +106,11 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     del values["baseline"]
     values["method"], candidates, usual = [], [], values["defaults"]["local"]
     for name, algorithm, options, why in methods(found):
+        key = "solver" if algorithm == "local" else "local"
+        own = options.get(key, usual)
         for share in RATES:
-            rate = share * usual["lr"]
+            rate = share * own["lr"]
             entry = f"{name}, lr {rate:g}"
-            local = {"solver" if algorithm == "local" else "local": {**usual, "lr": rate}}
-            values["method"].append({"name": entry, "algorithm": algorithm, **options, **local})
+            values["method"].append({"name": entry, "algorithm": algorithm, **options, key: {**own, "lr": rate}})
             candidates.append(Candidate(entry, name, why))
     return from_dict(values, where=str(path)), candidates

@@ -81,7 +81,7 @@ def found_in_world(experiment: Experiment, seed: int) -> Findings | None:
         return None
     x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
     names = np.array([f"client {client}" for client in owner])
-    table = Table("the study", y.numpy(), x.reshape(len(x), -1).float().numpy(), names, np.array(times))
+    table = Table("the study", y.numpy(), x.reshape(len(x), -1).float().numpy(), names, np.array(times), simulated=True)
     try:
         return found_in(table, seed)
     except FedtideError:  # all labels are the same

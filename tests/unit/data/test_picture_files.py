@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -272,6 +273,41 @@ def test_cifar_100_reads_the_fine_labels(tmp_path):
     assert np.array_equal(rows.x.numpy(), x)
     assert rows.held_out is None
     assert rows.classes == 100
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "key"),
+    [(10, ["data_batch_1", "data_batch_2", "test_batch"], b"labels"), (100, ["train", "test"], b"fine_labels")],
+)
+def test_cifar_for_python_comes_back_as_written(tmp_path, classes, names, key):
+    """Two pictures in each file: those to train on come first, whose first label is the file's number."""
+    x = np.random.default_rng(0).integers(0, 256, (2 * len(names), 3072), dtype=np.uint8)
+    for k, name in enumerate(names):
+        made = {b"batch_label": b"?", key: [k, 9], b"data": x[2 * k : 2 * k + 2], b"filenames": [b"a.png", b"b.png"]}
+        (tmp_path / name).write_bytes(pickle.dumps(made, protocol=3))
+    (tmp_path / "batches.meta").write_bytes(b"not looked at")
+    rows = CIFAR(str(tmp_path), classes=classes).load(None, 0)
+    assert np.array_equal(rows.x.numpy().reshape(-1, 3072), x)
+    assert rows.y.tolist() == [label for k in range(len(names)) for label in (k, 9)]
+    assert rows.held_out.tolist() == [False] * (2 * len(names) - 2) + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({b"labels": [1], b"data": print}, "(it calls builtins.print)"),
+        ({b"labels": [1], b"data": np.zeros((1, 3072))}, "(it has an array of 'f8')"),
+        ({b"labels": [1], b"data": np.zeros((1, 9), np.uint8)}, "(labels (1,) and data (1, 9))"),
+        ({b"labels": [10], b"data": np.zeros((1, 3072), np.uint8)}, "label: found 10, allowed: 0 to 9"),
+        ({b"fine_labels": [1]}, "damaged or not CIFAR for Python (b'labels')"),
+    ],
+)
+def test_another_pickle_is_one_line_and_runs_nothing(tmp_path, content, said):
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(content, protocol=3))
+    with pytest.raises(FedtideError) as caught:
+        CIFAR(str(tmp_path)).load(None, 0)
+    assert said in str(caught.value)
+    assert "data_batch_1" in str(caught.value)
 
 
 @pytest.mark.parametrize("lost", [1, 3072, 2 * 3073])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,28 @@ def test_an_own_scale_is_that_of_the_earliest_tenth_of_each_series(tmp_path):
     torch.testing.assert_close(small, torch.tensor(values[1:]).float() - 2)
     torch.testing.assert_close(large, small)
     torch.testing.assert_close(rows.x[:19, 0], torch.tensor(values[:-1]).float() - 2)
+
+
+def test_what_is_ahead_of_a_series_goes_as_far_as_the_shortest_lag(tmp_path):
+    """The run knows `a` as 1, 3, 5, ... with mean 2 and deviation 1 in the earliest tenth of 20 values.
+
+    In the new file `a` has hours 0 to 3, of which the last has values two and three hours before, and so have the two
+    hours after the end. The earliest tenth of `b`, which is new, is its first value and has no scale.
+    """
+    old = table(tmp_path / "old.csv", "time,a", *(f"{3600 * k},{1 + 2 * k}" for k in range(20)))
+    new = table(tmp_path / "new.csv", "time,a", "0,2", "3600,3", "7200,5", "10800,4")
+    source = Series(old, lags=("2h", "3h"), clock=("hour",), own_scale=True)
+    (found,) = source.ahead(Path(new), None)
+    assert (found.name, found.center, found.spread) == ("a", 2.0, 1.0)
+    assert found.time.tolist() == [3 * HOUR, 4 * HOUR, 5 * HOUR]
+    assert found.x[:, :2].tolist() == [[1, 0], [3, 1], [2, 3]]
+    assert found.x[:, 2:].argmax(1).tolist() == [3, 4, 5]
+    flat = table(tmp_path / "flat.csv", "time,b", "0,2", "3600,3", "7200,5", "10800,4")
+    with pytest.raises(FedtideError, match=r"flat\.csv: column 'b': its earliest tenth is always 2"):
+        source.ahead(Path(flat), None)
+    short = table(tmp_path / "short.csv", "time,a", "0,2")
+    with pytest.raises(FedtideError, match=r"short\.csv: column 'a': no time has values 2h, 3h before it"):
+        source.ahead(Path(short), None)
 
 
 def test_the_value_of_yesterday_is_known_of_each_series(tmp_path):

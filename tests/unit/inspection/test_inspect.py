@@ -383,3 +383,30 @@ def test_names_in_a_picture_cover_none_of_each_other():
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     whole = axes.get_window_extent()
     assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 for box in boxes)
+
+
+def test_the_world_of_a_study_is_inspected(tmp_path):
+    """Two groups in blobs of their own come in turn: their looks differ, and the mix follows the period."""
+    world = {
+        "rounds": 64,
+        "data": {"source": {"kind": "gaussians", "samples": 3000, "domains": 2, "classes": 3},
+                 "groups": {"by": "domain"}, "partition": {"kind": "iid", "clients": 12}},
+        "shift": {"who": {"kind": "periodic", "period": 8}}, "model": "linear",
+        "method": [{"algorithm": "fedavg", "cohort": 4}],
+    }  # fmt: skip
+    found = ft.inspect(world)
+    assert found["features"].level == "strong"
+    assert found["mix"].why == ("others",)
+    made = found.write(tmp_path / "made").parent
+    assert [path.name for path in made.iterdir()] == ["inspection.html"]
+    with pytest.raises(ft.FedtideError, match="--label: found 'y', allowed: with data"):
+        ft.inspect(world, label="y")
+
+
+def test_a_file_without_a_header_is_one_line(tmp_path):
+    """Two of three names are numbers with a point; one of two are quantiles, which are names."""
+    (tmp_path / "bare.csv").write_text("a,0.5,-1.25\nb,0.7,2.5\na,0.1,3.5\n")
+    with pytest.raises(ft.FedtideError, match=r"bare\.csv: first row: found 'a,0.5,-1.25', allowed: a header"):
+        read(tmp_path / "bare.csv")
+    (tmp_path / "named.csv").write_text("label,0.5\n0,1.5\n1,2.5\n0,3.5\n")
+    assert read(tmp_path / "named.csv").columns["features"] == ("0.5",)

@@ -8,6 +8,8 @@ home is zeros.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -15,15 +17,19 @@ from torch import nn
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
+from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard
-from fedtide.fleets import stacked
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Reading, Rotation
+from fedtide.data.transforms import Normalize
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.every import judged
-from fedtide.learn import device, judging, local, stack, task
+from fedtide.learn import device, local, stack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi import early_stopping
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
 from helpers.toys import played, toy
@@ -66,10 +72,7 @@ ENTRIES = {
 
 def zeros(value):
     """What comes home from the meta device."""
-    if isinstance(value, tuple):
-        return tuple(map(zeros, value))
-    there = isinstance(value, torch.Tensor) and value.device.type == "meta"
-    return torch.zeros(value.shape, dtype=value.dtype) if there else value
+    return torch.zeros(value.shape, dtype=value.dtype) if value.device.type == "meta" else value
 
 
 @pytest.fixture
@@ -79,8 +82,7 @@ def elsewhere(monkeypatch):
     def on(name):
         monkeypatch.setattr(build, "find_device", lambda wanted: name)
         if name == "meta":
-            for module in (early_stopping, judging, local, stack, stacked, task):
-                monkeypatch.setattr(module, "home", zeros)
+            monkeypatch.setattr(torch.Tensor, "cpu", zeros)
 
     return on
 
@@ -129,7 +131,57 @@ def test_every_work_gives_the_same_bits_on_a_device_of_another_name(name, elsewh
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_a_model_computes_with_is_left_behind(name, elsewhere):
     elsewhere("meta")
-    judged(played(toy(name.partition(" ")[0], ENTRIES[name]), rounds=1))
+    run = played(toy(name.partition(" ")[0], ENTRIES[name]), rounds=2)
+    judged(run)
+    kept = [run.host.memory.read(client, (9, 0)) for client in range(8)]
+    assert {leaf.device.type for leaf in leaves([run.state, kept]) if isinstance(leaf, torch.Tensor)} == {"cpu"}
+
+
+def turned(where="cpu"):
+    """Two clients with four pictures of bytes each."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (8, 1, 4, 4), generator=draw, dtype=torch.uint8)
+    parts = {"train": Ragged.of([[0, 2, 4], [1, 3, 5]]), "val": Ragged.of([[6], []]), "test": Ragged.of([[], [7]])}
+    rows, shift = Rows("p", x, torch.arange(8) % 2, 2), Shift(how=Rotation(angles=(0, 90)))
+    steps = (Normalize((0.5,), (0.25,)),)
+    return Population(rows, parts, torch.arange(2), ("a", "b"), 2, shift, transforms=steps, device=where)
+
+
+class OwnReading(Reading):
+    """A reading that does nothing."""
+
+
+def read(people):
+    """All that clients are given."""
+    clients, now = people.clients, Moment(0, 1)
+    shards = [*people.shards(clients, now), people.shard(1, now), people.shard(0, now).val]
+    return [*shards, people.pool(clients, now, "test")[0]]
+
+
+def test_rows_lie_on_the_device_as_they_are_stored_and_are_turned_there():
+    here = read(turned())
+    for where in ("cpu:0", "meta"):
+        there, people = read(turned(where)), turned(where)
+        assert [shard.x.shape for shard in there] == [shard.x.shape for shard in here]
+        assert {shard.x.device.type for shard in there} == {where.partition(":")[0]}
+        assert {shard.y.device.type for shard in there} == {people.few()[0].x.device.type} == {"cpu"}
+        assert people.rows.take(torch.tensor([1]), where)[0].dtype == torch.uint8
+        if where == "cpu:0":
+            assert same([shard.x for shard in here], [shard.x for shard in there])
+
+
+def test_a_shift_of_the_users_own_finds_rows_on_the_cpu():
+    people = turned("meta")
+    vars(people)["_how"] = OwnReading()
+    assert {shard.x.device.type for shard in read(people)} == {"cpu"}
+
+
+def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
+    rows = torch.zeros(100, 10)
+    monkeypatch.setattr(device, "there", lambda value, where: where)
+    for memory, where in ((8 * rows.nbytes, "cuda"), (8 * rows.nbytes - 1, rows)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, m=memory: SimpleNamespace(total_memory=m))
+        assert device.resident(rows, "cuda") is where
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca", "fedtem"])

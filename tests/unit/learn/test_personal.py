@@ -19,6 +19,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models import MLP, Linear
+from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.mixture import Mixed, Mixture, merge_networks, split_for_gate, split_networks
 from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned
@@ -176,6 +177,13 @@ def test_a_client_without_labeled_rows_keeps_nothing(way):
     assert way.fit(NETS, MODELS, shard(0, 0), NOW, KEY) is None
 
 
+def test_a_network_of_its_own_begins_as_it_is_told():
+    """Glorot's weights come with biases of 0, torch's do not."""
+    for init, zero in (("glorot", True), ("torch", False)):
+        weights = NETS.of(MLP(hidden=(4,), init=init)).init(Rng(0))
+        assert all(not value.any() for name, value in weights.params.items() if name.endswith("bias")) == zero
+
+
 def test_a_network_of_its_own_has_as_many_classes():
     own = NETS.of(MLP(hidden=(5,)))
     assert own.logits(own.init(Rng(0)), X).shape == (12, 4)
@@ -213,3 +221,12 @@ def test_a_gate_leaves_the_clients_own_expert_as_it_was_trained_alone():
     rows = shard()
     alone = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
     assert same(Mixture(solver=FEW, gating=FEW, gate=Linear()).fit(NETS, MODELS, rows, NOW, KEY)["own"], alone)
+
+
+@pytest.mark.parametrize("upper", [{}, {"epochs": 7}, {"local_steps": 2}, {"local_steps": 33}])
+def test_training_that_ends_between_two_looks_is_judged_at_its_end(upper):
+    """Three steps are an epoch, and validation rows are looked at every five epochs: 1, 7, 2/3 and 11 end between."""
+    rows = Shard(X, torch.arange(12) % 4, torch.arange(12))
+    solver = LocalTrainer(lr=0.05, batch_size=4, **upper)
+    found = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, rows, NOW, KEY)
+    assert same(found, solver(TASK, TASK.loss, MODELS[0], rows, NOW, KEY).weights)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from contextlib import nullcontext
 
 import pytest
 
@@ -332,6 +333,15 @@ def test_a_claim_is_about_the_score_of_the_target_and_not_about_that_of_another(
         check_measures(made)
         with pytest.raises(FedtideError, match=rf"claim\[0\].measure: found '{other}', allowed: {score}, the score"):
             check_measures(study(A, claim=[{**claim, "measure": other}], data={"target": target}))
+
+
+def test_a_claim_about_a_part_of_a_sweep_is_about_the_metrics_of_its_target():
+    claim = {"text": "x", "method": "A", "measure": "coverage", "bound": 0.5}
+    for part, there in (("target quantiles", True), ("target counts", False)):
+        sweep = {"data.target": ["counts", "quantiles"]}
+        made = study(A, claim=[{**claim, "at": part}], data={"target": "counts"}, sweep=sweep)
+        with nullcontext() if there else pytest.raises(FedtideError, match=r"claim\[0\].measure: found 'coverage'"):
+            check_measures(made)
 
 
 def test_a_measure_that_there_is_not_is_told_before_anything_runs():

@@ -14,7 +14,7 @@ import numpy as np
 from fedtide.core.config_types import LARGEST
 from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
-from fedtide.data.sources.cells import NotANumber, numeric_columns, read_cells
+from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
 from fedtide.data.sources.column import Column
 from fedtide.data.sources.when import seconds_of
 
@@ -134,8 +134,14 @@ def assign(
 
 
 def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
-    """Read the columns of files with the same header, one below the other; those of numbers as numbers."""
+    """Read the columns of files with the same header, one below the other; those of numbers as numbers.
+
+    Raises:
+        FedtideError: most of the names are numbers with a point, as where there is no header, or a file is damaged.
+    """
     numbers, header = numeric_columns(paths[0])
+    if 2 * sum("." in name and is_number(name) for name in header) > len(header):
+        raise refused(f"{paths[0]}: first row", ",".join(header[:3]), "a header, the names of the columns")
     while True:
         texts = [name for name in header if name not in numbers]
         try:

@@ -27,6 +27,9 @@ CLOCKS: Mapping[str, tuple[int, Callable[[np.ndarray], np.ndarray]]] = {
 }  # fmt: skip
 """Places of a clock, and the one of a time; 1 January 1970 was a Thursday, and Monday is 0."""
 
+UNITS = 0.0, 1.0
+"""Center and spread of a series in the units of its file."""
+
 
 @ingredient
 class Series(Loading):
@@ -44,8 +47,8 @@ class Series(Loading):
         clock: what else a row is told, a feature of 0 or 1 for each "hour" or "weekday", as the times are written (UTC
             where they name a zone).
         own_scale: each series less the mean of its earliest tenth, in standard deviations there. So series of different
-            size are alike, and values to come decide nothing. Predictions are on that scale, too; both numbers of
-            each series are among what is said of the rows.
+            size are alike, and values to come decide nothing. Errors are on that scale, too; both numbers of each
+            series are among what is said of the rows, and `fedtide predict` turns values back by them.
     """
 
     path: str | tuple[str, ...]
@@ -77,28 +80,60 @@ class Series(Loading):
         name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
         lags = [seconds_of(lag) for lag in self.lags]
         before = f"{', '.join(self.lags)} before it"
-        made = [series.scaled(name) if self.own_scale else (series, "") for series in found]
-        x, y, time = zip(*(scaled.rows(lags) for scaled, _ in made), strict=True)
-        for series, values in zip(found, y, strict=True):
-            if not len(values):
+        scales = {series.name: series.scale(name) for series in found} if self.own_scale else {}
+        made = [series.on(*scales.get(series.name, UNITS)) for series in found]
+        kept = [series.before(series.time, lags) for series in made]
+        for series, (whole, _) in zip(found, kept, strict=True):
+            if not whole.any():
                 raise FedtideError(
                     f"{name}: column '{series.name}': no value has others {before}, allowed: other lags, or times at "
                     "even steps"
                 )
-        every = sum(len(series.values) for series in found)
-        left = every - sum(map(len, y))
+        every, rows_of = sum(len(series.values) for series in found), [int(whole.sum()) for whole, _ in kept]
         said = [
             f"{name}: {len(found)} series",
-            f"{left:,} of {every:,} values lack one {before} and are no rows",
-        ]
-        at = np.concatenate(time)
-        clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
-        client = np.repeat([series.name for series in found], [*map(len, y)])
+            f"{every - sum(rows_of):,} of {every:,} values lack one {before} and are no rows",
+            *(f"{of}: a prediction p is {center:.9g} + {spread:.9g} p in the units of the file"
+              for of, (center, spread) in scales.items()),
+        ]  # fmt: skip
+        at = np.concatenate([series.time[whole] for series, (whole, _) in zip(made, kept, strict=True)])
+        client = np.repeat([series.name for series in found], rows_of)
         with np.errstate(over="ignore"):  # of numbers that are too large, which are refused below
-            features = np.concatenate([np.concatenate(x), *clocks], 1).astype(np.float32)
-            label = np.concatenate(y).astype(np.float32)
+            features = self._features(np.concatenate([x for _, x in kept]), at)
+            values = [series.values[whole] for series, (whole, _) in zip(made, kept, strict=True)]
+            label = np.concatenate(values).astype(np.float32)
         rows = from_arrays(name, features, label, client, measured=True)
-        return replace(rows, time=torch.from_numpy(at), said=(*said, *filter(None, (words for _, words in made))))
+        return replace(rows, time=torch.from_numpy(at), said=tuple(said))
+
+    def ahead(self, path: Path, directory: Path | None) -> list[Ahead]:
+        """Return what may be forecast of the series in a file: rows of its times, and after its end as far as lags go.
+
+        With `own_scale` a series of these names has the scale that it has in the files of this source, another one that
+        of its own earliest tenth.
+
+        Raises:
+            FedtideError: a series has no time of which all lags are known.
+        """
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        known = [find(own, directory) for own in paths] if self.own_scale else []
+        scales = {series.name: series.scale(own.name) for own in known for series in self._read(own)}
+        lags = [seconds_of(lag) for lag in self.lags]
+        made = []
+        for series in self._read(path):
+            new = series.scale(path.name) if self.own_scale and series.name not in scales else UNITS
+            center, spread = scales.get(series.name, new)
+            time = np.concatenate([series.time, series.after(min(lags))])
+            whole, x = series.on(center, spread).before(time, lags)
+            if not whole.any():
+                but = f"no time has values {', '.join(self.lags)} before it, as the run's rows have"
+                raise FedtideError(f"{path}: column '{series.name}': {but}")
+            made.append(Ahead(series.name, time[whole], self._features(x, time[whole]), center, spread))
+        return made
+
+    def _features(self, before: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return values before (rows, lags) and the places of clocks at times (rows,) beside each other."""
+        clocks = [np.eye(many)[place(at).astype(int)] for many, place in (CLOCKS[each] for each in self.clock)]
+        return np.concatenate([before, *clocks], 1).astype(np.float32)
 
     def _read(self, path: Path) -> Iterator[_Series]:
         header = [column.strip() for column in read_header(path)]
@@ -119,6 +154,20 @@ class Series(Loading):
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """What may be forecast of a series: times (rows,) in seconds and features (rows, ...).
+
+    A value v that is predicted is center + spread * v in the units of the file.
+    """
+
+    name: str
+    time: np.ndarray
+    x: np.ndarray
+    center: float
+    spread: float
+
+
+@dataclass(frozen=True)
 class _Series:
     """Values (values,) at rising times in seconds."""
 
@@ -126,8 +175,13 @@ class _Series:
     time: np.ndarray
     values: np.ndarray
 
-    def scaled(self, file: str) -> tuple[_Series, str]:
-        """Return the series in standard deviations of its earliest tenth, from the mean there, and both in words."""
+    @property
+    def step(self) -> float:
+        """The usual time between values."""
+        return float(np.median(np.diff(self.time))) if len(self.time) > 1 else 0.0
+
+    def scale(self, file: str) -> tuple[float, float]:
+        """Return mean and standard deviation of its earliest tenth."""
         earliest = self.values[: ceil(len(self.values) / 10), None]
         if not np.ptp(earliest):
             allowed = "values that differ, or own_scale = false"
@@ -135,14 +189,21 @@ class _Series:
                 f"{file}: column '{self.name}': its earliest tenth is always {earliest[0, 0]:g}, allowed: {allowed}"
             )
         center, spread = center_and_spread(earliest)
-        words = f"{self.name}: a prediction p is {center[0]:.9g} + {spread[0]:.9g} p in the units of the file"
-        return replace(self, values=(self.values - center) / spread), words
+        return float(center[0]), float(spread[0])
 
-    def rows(self, lags: list[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what was before (rows, lags), values (rows,) and times (rows,) of those that have all of it."""
-        wanted = self.time[:, None] - np.array(lags)
+    def on(self, center: float, spread: float) -> _Series:
+        """Return the series on another scale."""
+        return replace(self, values=(self.values - center) / spread)
+
+    def after(self, ahead: float) -> np.ndarray:
+        """Return the times that follow its last one at even steps, up to so many seconds."""
+        count = int(ahead / self.step + 0.1) if self.step else 0
+        return self.time[-1] + self.step * np.arange(1, count + 1)
+
+    def before(self, at: np.ndarray, lags: list[float]) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of some times (times,) have values before them, and these (rows, lags)."""
+        wanted = at[:, None] - np.array(lags)
         place = np.searchsorted((self.time[1:] + self.time[:-1]) / 2, wanted)  # of the nearest
-        step = float(np.median(np.diff(self.time))) if len(self.time) > 1 else 0.0
-        near = np.minimum(step, lags) / 10
+        near = np.minimum(self.step, lags) / 10
         whole = (np.abs(self.time[place] - wanted) <= near).all(1)
-        return self.values[place[whole]], self.values[whole], self.time[whole]
+        return whole, self.values[place[whole]]

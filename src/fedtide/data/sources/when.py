@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,6 +49,19 @@ def spanned(time: np.ndarray, unit: str) -> str:
     except (OverflowError, OSError, ValueError):
         return f"{first:g} to {last:g} seconds since 1970"
     return f"{ends[0]} to {ends[1]}" + (f", as {unit} since 1970" if unit else "")
+
+
+def written(time: np.ndarray) -> list[str]:
+    """Return times in seconds as ISO 8601 without a zone, or as the numbers that they are where these are no dates.
+
+    >>> written(np.array([1.7e9, 1.7e9 + 0.5])), written(np.array([3600.0]))
+    (['2023-11-14T22:13:20.000', '2023-11-14T22:13:20.500'], ['3600'])
+    """
+    if np.abs(time).max() < YEAR_1973:
+        return [f"{at:.15g}" for at in time]
+    unit: Literal["s", "ms"] = "s" if (time == np.round(time)).all() else "ms"
+    texts: list[str] = np.datetime_as_string(np.round(time * 1e3).astype("datetime64[ms]"), unit=unit).tolist()
+    return texts
 
 
 def seconds(where: str, value: str) -> float:
