@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time as clock
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
@@ -820,18 +819,12 @@ def play_recommendation(
     return Recommendation(root, root / tournament.STUDY, page, tournament.read_tournament(root))
 
 
-@contextmanager
-def whole_or_none(root: Path) -> Iterator[None]:
-    """Remove the folder of a tournament whose budget was over before it said anything."""
-    try:
-        yield
-    except tournament.TooShort:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
-
-
 def recommendation_shown(root: Path, workers: int | None, output: Output = Output()) -> Recommendation | None:
-    """Play what is left of a tournament as `play_recommendation` does, and print its rungs and how methods stand."""
+    """Play what is left of a tournament as `play_recommendation` does, and print its rungs and how methods stand.
+
+    Raises:
+        TooShort: the budget was over before anything could be said; the folder is removed.
+    """
     from fedtide.report.recommendation import headline, standings_table
     from fedtide.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTournament
@@ -841,7 +834,11 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
     _say_code(folder.load(root), root, screen)
     for line in tournament.read_tournament(root).said:
         say(line, screen)
-    finished = play_recommendation(root, workers=workers, display=LiveTournament(screen))
+    try:
+        finished = play_recommendation(root, workers=workers, display=LiveTournament(screen))
+    except tournament.TooShort:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
     if finished is not None:
         print_table(standings_table(finished.made), screen)
         say(headline(finished.made), screen)
@@ -891,5 +888,4 @@ def recommend(
     """
     roles = _roles(label, client, time, features, zone)
     root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, roles)
-    with whole_or_none(root):
-        return _done(recommendation_shown(root, workers, Output(quiet)), root)
+    return _done(recommendation_shown(root, workers, Output(quiet)), root)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedtide.config.keys import Key
 
 FULL = "No space left on device"
+AGAIN = "; make room, and run the same command again"
 HELP = """Federated learning when the data will not hold still.
 
 Simulate a federation whose clients differ and come and go with the hour;
@@ -504,13 +505,14 @@ def inspect(
     """
     from fedtide import api
     from fedtide.config import slug
+    from fedtide.core.atomic import check_new
     from fedtide.inspection.page import STUDY
     from fedtide.runs import folder
 
     if not data:
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if out is not None:
-        folder.free(out)
+        check_new(out)
     found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
     screen = console(output)
     for line in str(found).splitlines():
@@ -567,8 +569,7 @@ def recommend(
     roles = Roles(label, client, time, features, zone)
     what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
     root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, roles)
-    with api.whole_or_none(root):
-        return _recommend(root, workers, output)
+    return _recommend(root, workers, output)
 
 
 @app.command(name="recipes")
@@ -738,6 +739,10 @@ def _summarized(root: Path) -> dict[str, Any]:
     return {"folder": root, "summary": json.loads((root / "summary.json").read_text(encoding="utf-8"))}
 
 
+class NoRoom(FedtideError):
+    """The disk is full, and the line says how to go on."""
+
+
 def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     """Play what is left of a folder and return what it found; None where a person stopped it, told how to go on."""
     from fedtide.fleets.allocator import keep_freed
@@ -754,7 +759,7 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
         if FULL not in str(error) or not (root / "config.toml").is_file():
             raise
         said = f"{error.filename or root}: {FULL}" if isinstance(error, OSError) else str(error)
-        raise FedtideError(f"{said}; make room, and go on with: {again}") from None
+        raise NoRoom(f"{said}; make room, and go on with: {again}") from None
     if finished is None:
         say(f"stopped and saved; go on with: {again}", console(output))
     return finished
@@ -793,7 +798,7 @@ def main(arguments: list[str] | None = None) -> None:
         _check_text(sys.argv[1:] if arguments is None else arguments)
         status = app(arguments, console=Screen(), exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
-        status = _fail(str(error))
+        status = _fail(str(error), full="" if isinstance(error, NoRoom) else AGAIN)
     except CycloptsError as error:
         status = _fail(_of_option(error))
     except KeyboardInterrupt:
@@ -840,10 +845,10 @@ def _check_text(arguments: list[str]) -> None:
             raise FedtideError(f"{argument}: is not UTF-8, or no text in this locale; allowed: UTF-8") from None
 
 
-def _fail(line: str, status: int = 2) -> int:
+def _fail(line: str, status: int = 2, full: str = AGAIN) -> int:
+    """Print what is wrong, and of a full disk what to do, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    if FULL in line and "; make room" not in line:
-        line += "; make room, and run the same command again"
+    line += full if FULL in line else ""
     print(f"fedtide: {line}", file=sys.stderr)
     return status

@@ -838,7 +838,7 @@ def half(here):
 def test_a_run_folder_that_exists_is_left_alone(capsys, here, half):
     written(here / "study.toml", A)
     said = run(capsys, here, "--out", "x")
-    assert said == "x: already exists, and a run needs a new folder; go on with: fedtide resume x"
+    assert said == "x: already exists, allowed: a new folder; go on with: fedtide resume x"
     (here / "file").write_text("mine")
     assert "file: already exists" in run(capsys, here, "--out", "file")
 

@@ -80,7 +80,7 @@ def test_smoothed_labels_leave_absent_classes_alone():
     """
     z = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     shared, _ = WSM(blend=0.0).prepare(SHARD)
-    both = WSM(blend=0.0).smoothed(z, torch.tensor([0, 1]), shared, 0.2)
+    both = WSM(blend=0.0).each(z, torch.tensor([0, 1]), shared, 0.2).mean()
     first, second = -0.9 * math.log(3 / 4) - 0.1 * math.log(1 / 4), -0.1 * math.log(3 / 4) - 0.9 * math.log(1 / 4)
     assert both.item() == pytest.approx((first + second) / 2)
     (gradient,) = torch.autograd.grad(2 * both, z)

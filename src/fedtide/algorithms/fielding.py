@@ -61,8 +61,8 @@ Choices:
     up to 16.2 (recipe never-worse).
 
     If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
-    which that of a cluster counts for all of its members, times the mean weight of those that answered, as equally many
-    are drawn in each. With "none" all train one model, as in Table 3, where clusters are made by gradients of a global
+    which that of a cluster counts for all of its members, whatever the cohort, times the mean weight of those that
+    answered. With "none" all train one model, as in Table 3, where clusters are made by gradients of a global
     model and none trains.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
@@ -288,7 +288,7 @@ def fielding(
         state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = pick_participants(state, fleet, rng) if participants is None else participants
         members = torch.bincount(state.trains_with, minlength=len(state.weights))
-        # Algorithm 1, lines 10 to 15.
+        # Algorithm 1, lines 10 to 15. In shared layers a cluster counts for all of its members, whatever the cohort.
         state, reply, trained = average(fleet, state, clients, state.trains_with[clients], members=members)
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
@@ -304,6 +304,7 @@ def fielding(
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
+                state = replace(state, trigger=trigger.after(state.trigger, True))
                 state = adopt(state, cluster_reports(state, clustering, rng), cluster_layer)
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:

@@ -231,6 +231,7 @@ def fielding_by_sums(
         facts |= {"reclustered": 0}
         if drifted := facts["drifted"]:
             if one and by_means.k_max > 1 and trigger.splits_one:
+                state = replace(state, trigger=trigger.after(state.trigger, True))
                 state, _ = adopted(state, fleet, find_clusters(state, fleet, rng))
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:

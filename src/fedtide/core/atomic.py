@@ -21,6 +21,12 @@ def check_free(out: Path) -> None:
         raise FedtideError(f"{out}: no such folder: {out.parent}; allowed: a file in a folder that is there")
 
 
+def check_new(root: Path, hint: str = "") -> None:
+    """Raise where something is at the place of a new folder, which may be there if it is empty; it is left as it is."""
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise FedtideError(f"{root}: already exists, allowed: a new folder{hint}")
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Name a file or folder in system errors that name none, such as that of a full disk."""

@@ -37,7 +37,7 @@ def _held_by_weights(value: float) -> float:
 
 
 LARGEST = 3.4e38
-"""About the largest number that weights hold."""
+"""About the largest number that weights, and models, compute with: above it they have infinity."""
 ForWeights = AfterValidator(_held_by_weights)
 """Mark of a number that weights are multiplied by."""
 

@@ -56,8 +56,8 @@ class Python:
         return found
 
 
-def of_two(part: Any, key: str) -> Callable[..., Any] | None:
-    """Return a function that a person names and that is called with two things itself; None if it makes another."""
+def called_itself(part: Any, key: str) -> Callable[..., Any] | None:
+    """Return a person's function of two arguments, which is itself the part; None if it makes the part from options."""
     if not isinstance(part, Python) or part.options or inspect.isclass(function := part.find(key)):
         return None
     return function if _takes(function, 2) and not _takes(function, 0) else None

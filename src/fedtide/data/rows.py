@@ -264,11 +264,11 @@ def with_target(rows: Rows, setting: Setting) -> Rows:
     known = known_rows(rows)
     target, bins = setting.fitted(rows.value, known, seen, rows.place)
     made = replace(rows, y=bins, classes=max(target.bins, 1), target=target)
-    return made if isinstance(setting, Labels) else learning(made, known)
+    return made if isinstance(setting, Labels) else with_learned(made, known)
 
 
-def learning(rows: Rows, known: Tensor) -> Rows:
-    """Return rows that say until when some of them, by position, have decided what all share."""
+def with_learned(rows: Rows, known: Tensor) -> Rows:
+    """Return rows that note the latest time of those that decided scales, categories or bins."""
     if rows.time is None:
         return rows
     latest = float(rows.time[known].max())

@@ -166,7 +166,7 @@ class StackedEngine(LocalEngine):
     ) -> tuple[Tree, dict[int, Tensor], list[int]]:
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
         shards = self.host.population.shards(clients, ask.moment)
-        rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
+        rngs = [self.host.clients.key(ask, client) for client in clients.tolist()]
         stack, terms = self._stack(work.task), _terms(work, shards)
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)

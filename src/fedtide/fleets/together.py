@@ -146,7 +146,7 @@ class Together:
         """Return what trains several copies of a model; None if that cannot be."""
         if unstackable(request.task, request.local, request.term, request.objective) is not None:
             return None
-        if request.loss is not None and not hasattr(request.loss, "alike"):  # a stack for this client alone
+        if request.loss is not None and getattr(request.loss, "alike", None) is None:  # a stack for this client alone
             return None
         if request.stack not in self.stacks:
             self.stacks[request.stack] = tried_stack(request)

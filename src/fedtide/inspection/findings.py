@@ -74,7 +74,8 @@ class Finding:
 
     question: its name. level: by the size of the effect; "not asked" where a column is missing. said: one line, without
     the level. what: what differs or changes: "labels", "features", "meaning" or "groups". why: of the mix of the hour
-    and of drift, "others" where other clients are there, "same" where the same clients hold other things.
+    and of drift, "others" where other clients are there, "same" where the same clients hold other things. cycle: of the
+    mix of the hour, over which the mix changes most: "day", "week" or "year".
     """
 
     question: Question
@@ -82,6 +83,7 @@ class Finding:
     said: str
     what: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
+    cycle: str = ""
 
     @property
     def found(self) -> bool:
@@ -407,7 +409,7 @@ def _mix(cycle: Cycle, *, several: bool) -> Finding:
             "mix", "no", f"labels change by {percent(seen)} over the {cycle.name}, by chance {percent(chance)}"
         )
     said = f"over the {cycle.name} {_sizes(changes, what)}" + f": {listed([WHY[each] for each in why])}" * several
-    return Finding("mix", strongest(*found.values()), said, what, why)
+    return Finding("mix", strongest(*found.values()), said, what, why, cycle.name)
 
 
 def _sizes(changes: Changes, what: Sequence[str]) -> str:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtide.core.atomic import making
+from fedtide.core.atomic import check_new, making
 from fedtide.inspection.findings import QUESTIONS, Findings
 from fedtide.inspection.pictures import pictures
 from fedtide.inspection.study import ROWS, methods, study
 from fedtide.report.render import render, to_pictures
-from fedtide.runs.folder import free
 
 PAGE, STUDY = "inspection.html", "study.toml"
 
@@ -23,7 +22,7 @@ def write(found: Findings, folder: Path) -> Path:
     Raises:
         FedtideError: the folder exists.
     """
-    free(folder)
+    check_new(folder)
     ready = study(found, folder)
     text = page(found, ready)
     with making(folder) as temporary:

@@ -380,17 +380,17 @@ def cycles_of(rows: Sample, clients: Clients | None) -> dict[str, Cycle]:
     for name, (length, many, few) in CYCLES.items():
         slots = many if len(rows.label) >= 200 * many else few
         if name == "day":
-            slots = told_apart(local_slots(rows.seconds, length, slots)[0], slots)
+            slots = distinct_slots(local_slots(rows.seconds, length, slots)[0], slots)
         slot, cycle = local_slots(rows.seconds, length, slots)
         if span >= 2 * length and len(np.unique(slot)) >= 3:
             found[name] = cycle_of(rows, name, slot, cycle, slots, clients)
     return found
 
 
-def told_apart(slot: np.ndarray, slots: int) -> int:
-    """Return how many slots there are for rows that come in every second, third, ... of some slots alone.
+def distinct_slots(slot: np.ndarray, slots: int) -> int:
+    """Return how many slots a day has where all rows lie a multiple of some slots apart.
 
-    >>> told_apart(np.array([0, 3, 9, 21]), 24), told_apart(np.array([8, 9, 17]), 24)
+    >>> distinct_slots(np.array([0, 3, 9, 21]), 24), distinct_slots(np.array([8, 9, 17]), 24)
     (8, 24)
     """
     return slots // int(np.gcd.reduce(np.diff(np.unique(slot)), initial=slots))

@@ -170,9 +170,8 @@ def _windows(found: Findings) -> _Windows | None:
         return None
     begin = _begin(found.table)
     if others:
-        name = next(name for name in found.cycles if name in mix.said)
-        window = {"day": "6h", "week": "1d", "year": "28d"}[name]
-        why = f"windows of {window}, so that a {name} has several: clients with rows in them take part"
+        window = {"day": "6h", "week": "1d", "year": "28d"}[mix.cycle]
+        why = f"windows of {window}, so that a {mix.cycle} has several: clients with rows in them take part"
         held = 1
     else:
         fitting = [each for each in WINDOWS if _count(each, seconds, begin) >= ROUNDS]

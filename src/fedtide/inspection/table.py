@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fedtide.core.config_types import LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import listed
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
-from fedtide.data.sources.column import VAST, Column, columns_of
+from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import (
     CALENDAR,
@@ -103,8 +104,8 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         raise FedtideError(f"{name}: something is missing in every row of {', '.join((*found.features, *taken))}")
     places = np.flatnonzero(whole) + begin
     for column in (*found.features, found.label):
-        if (worst := columns[column].largest) > VAST:
-            raise refused(f"{name}: {column}", worst, f"numbers below {VAST:.2g}; divide them")
+        if (worst := columns[column].largest) > LARGEST:
+            raise refused(f"{name}: {column}", worst, f"numbers below {LARGEST:.2g}; divide them")
     times = {column: columns[column].values[whole] for column in found.time}
     numbered = [numbers for feature in found.features if (numbers := columns[feature].numbers) is not None]
     labels, measured = _label(columns[found.label], whole)

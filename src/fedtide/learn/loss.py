@@ -3,11 +3,10 @@
 A loss has `prepare(shard) -> (shared, columns)`, called once per client: a value shared by all of its samples (class
 fractions), and a tuple of tensors with an entry for each sample (posteriors, masks). `value(outputs, y, shared,
 columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
-`each(outputs, y, shared, eps)`, for methods that weight samples; one that supports label smoothing has
-`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches; one whose gradient
-is known in closed form has `graded(outputs, y, shared, eps)`, for small networks that are trained together. Decisions
-(best model, posteriors, utilities) use plain cross-entropy, whatever the training loss; those of numbers are in
-`fedtide.learn.target`.
+`each(outputs, y, shared, eps)` with label smoothing, for methods that weight samples, idle branches, and clients that
+are trained together; one whose gradient is known in closed form has `graded(outputs, y, shared, eps)`, for small
+networks that are. Decisions (best model, posteriors, utilities) use plain cross-entropy, whatever the training loss;
+those of numbers are in `fedtide.learn.target`.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class StackedLoss(Loss, Protocol):
     Where `prepare` has columns beside the mask, `shared` is a tuple of what is shared and those columns of the batch.
     """
 
-    def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
-        """Return the loss of every label, in the shape of `y`."""
+    def each(self, outputs: Any, y: Tensor, shared: Any, eps: float = 0.0) -> Tensor:
+        """Return the loss of every label, in the shape of `y`, with label smoothing `eps` (of idle branches)."""
 
     def stacked(self, shared: Sequence[Any]) -> Tensor | tuple[Any, ...] | None:
         """Stack the shared values of several clients along the first dimension; None if there are none."""
@@ -125,10 +124,6 @@ class CrossEntropy:
 
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""
-
-    def smoothed(self, outputs: Tensor, y: Tensor, shared: Any, eps: float) -> Tensor:
-        """Return the mean over labels (labels,) with label smoothing `eps` over all classes."""
-        return F.cross_entropy(outputs, y, label_smoothing=eps)
 
 
 def each(outputs: Tensor, y: Tensor, eps: float = 0.0) -> Tensor:

@@ -82,7 +82,8 @@ def _same(weights: Sequence[Weights]) -> Hashable:
 
 def _kind(part: Any) -> Hashable:
     """Return what is equal for losses, or gradient terms, of clients that can be trained together."""
-    return None if part is None else (type(part), getattr(part, "alike", id(part)))
+    alike = getattr(part, "alike", None)
+    return None if part is None else (type(part), id(part) if alike is None else alike)
 
 
 def stack_key(task: Task, loss: Loss) -> Hashable:

@@ -141,10 +141,6 @@ class OfTarget:
     def stacked(self, shared: Sequence[None]) -> None:
         """Return None, as nothing is prepared."""
 
-    def smoothed(self, outputs: Tensor, y: Tensor, shared: None, eps: float) -> Tensor:
-        """Return the mean over rows."""
-        return self.each(outputs, y, shared).mean()
-
 
 # -- classes -----------------------------------------------------------------------------------------------------------
 

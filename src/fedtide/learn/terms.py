@@ -58,8 +58,9 @@ class Correction:
     by: list[Tensor]
 
     @property
-    def alike(self) -> None:
-        """Return None, as any corrections can be stacked."""
+    def alike(self) -> bool:
+        """Return True, as any corrections can be stacked."""
+        return True
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
         """Return the correction, which does not depend on the parameters."""

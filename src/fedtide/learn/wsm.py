@@ -109,13 +109,6 @@ class WSM:
         longest = max(len(counts) for counts in shared)
         return torch.stack([_padded(counts, longest) for counts in shared])
 
-    def smoothed(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float) -> Tensor:
-        """Return the mean over labels with label smoothing `eps` over only the classes that the client has."""
-        shift = self._shift(shared, outputs)
-        has = shift.isfinite()
-        place = has.cumsum(0) - 1  # of each class among those
-        return F.cross_entropy((outputs + shift)[:, has], place[y], label_smoothing=eps)
-
     def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
         """Return the logarithm of the fractions (..., classes), minus that of the largest.
 

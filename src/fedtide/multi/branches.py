@@ -98,7 +98,7 @@ class BranchLoss:
 
     `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`, so that the other
     branches follow the moving trunk; its gradient reaches the trunk too (no stop-gradient). With K = 1 there are no
-    others. A base loss with its own label smoothing, such as the re-weighted softmax, replaces CE.
+    others. A base loss that is defined per label (`StackedLoss`), such as the re-weighted softmax, replaces CE.
 
     Args:
         base: the loss of the chosen branch.
@@ -130,15 +130,16 @@ class BranchLoss:
         value = self.base.value(own, y, shared, columns)
         if self.lam == 0 or not others:
             return value
-        smoothed = getattr(self.base, "smoothed", CrossEntropy().smoothed)
-        parts = [smoothed(*keep_counted(z, y, rest), shared, self.eps) for z in others]
+        # Columns of its own beside the mask, which `each` would take one by one, are not there for other branches.
+        base: Any = self.base if isinstance(self.base, StackedLoss) and count <= len(rest) else CrossEntropy()
+        parts = [base.each(*keep_counted(z, y, rest), shared, self.eps).mean() for z in others]
         return value + self.lam * torch.stack(parts).mean()
 
     @property
     def alike(self) -> Hashable:
-        """Losses of several clients are of one kind if this is equal, whatever the branch of each."""
+        """Losses of several clients are of one kind if this is equal, whatever the branches; None: they are not."""
         if not isinstance(self.base, StackedLoss):
-            raise AttributeError("alike")
+            return None
         return id(self.base), self.lam, self.eps, isinstance(self.choice, int)
 
     def stacked(self, shared: Sequence[Any]) -> Any:

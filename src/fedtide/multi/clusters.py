@@ -84,8 +84,8 @@ def train_clusters(
         server: the optimizer.
         cohort: the cohort that picked `clients`; it learns from the reply.
         own_layer: the only layer in which the models differ; "*" means all.
-        members: (K,) number of clients in each cluster, if participants were picked in each: in shared layers their
-            mean update then counts for all of these. None: participants count for themselves.
+        members: (K,) number of clients in each cluster: in shared layers the mean update of its participants counts
+            for all of these, however they were picked. None: participants count for themselves.
         pooling: draw updates toward that of all clusters (`fedtide.multi.pooling`); the state has `evidence`, and the
             clients' sums "squares".
         reveal: further values revealed per client.

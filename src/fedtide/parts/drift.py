@@ -274,8 +274,8 @@ class Gain(Trigger):
     """Re-cluster if that makes clusters tighter by `least` or more; our own.
 
     At every event the server clusters the last reports anew, and compares the mean distance of clients from the other
-    members of their clusters. A ratio of two such means has no unit, so that one threshold is right for every distance,
-    and as clients are where they were if the new clusters are no better, it is quiet where there are no groups.
+    members of their clusters; the ratio of two such means has no unit. As clients are where they were if the new
+    clusters are no better, it is quiet where there are no groups.
 
     Args:
         least: smallest part by which that mean distance has to fall.

@@ -24,7 +24,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, ComputeCost, Scores
-from fedtide.core.user_code import call, imported, of_two, own
+from fedtide.core.user_code import call, called_itself, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -102,7 +102,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     bfloat = experiment.precision == "bf16"
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
     key = f"method '{method.name}'.loss"
-    loss = of_two(method.loss, key) or own(method.loss, key, ())
+    loss = called_itself(method.loss, key) or own(method.loss, key, ())
     if not (callable(loss) or hasattr(loss, "prepare")):
         raise refused(f"{key}.function", loss, "a loss, or a function of outputs and labels")
     init: Any = getattr(experiment.model, "init", "torch")

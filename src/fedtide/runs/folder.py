@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fedtide.config import Experiment, Method, Point, is_own, points, read, slug, to_toml
 from fedtide.config.overrides import seed_list
-from fedtide.core.atomic import making, naming, write_text
+from fedtide.core.atomic import check_new, making, naming, write_text
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 from fedtide.runs.own_code import code_of
@@ -124,10 +124,8 @@ def go_on(root: Path) -> str:
 
 
 def free(root: Path) -> None:
-    """Raise if there is already something at `root`; it is left as it is."""
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        hint = f"; go on with: {go_on(root)}" if (root / "config.toml").is_file() else ""
-        raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
+    """Raise if there is already something at `root`, and say how to go on with a run; it is left as it is."""
+    check_new(root, f"; go on with: {go_on(root)}" if (root / "config.toml").is_file() else "")
 
 
 def create(experiment: Experiment, root: Path, where: str = "experiment", scale: str | None = None) -> None:

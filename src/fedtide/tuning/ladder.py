@@ -43,10 +43,10 @@ class Cost:
         return self.setup + rounds * self.round
 
 
-def loaded(costs: Mapping[str, Cost], first: int) -> dict[str, Cost]:
+def without_loading(costs: Mapping[str, Cost], first: int) -> dict[str, Cost]:
     """Return costs without that of loading the data, which the `first` of them had: a process does so once.
 
-    >>> loaded({"A": Cost(60.0, 5.0), "B": Cost(4.0, 7.0)}, 1)["A"]
+    >>> without_loading({"A": Cost(60.0, 5.0), "B": Cost(4.0, 7.0)}, 1)["A"]
     Cost(setup=4.0, round=5.0)
     """
     later = max((cost.setup for cost in [*costs.values()][first:]), default=math.inf)

@@ -40,11 +40,11 @@ from fedtide.tuning.ladder import (
     Standing,
     climbing,
     half,
-    loaded,
     planned,
     standings,
     value_at,
     window,
+    without_loading,
 )
 
 LADDER = "ladder.jsonl"
@@ -444,7 +444,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     failed: dict[str, str] = {}
     many = len({each.method for each in candidates})
     playing.display.begin(f"how long {many} methods take", many * rounds)
-    together, loading = max(playing.processes, 1), 0
+    together, measured_first = max(playing.processes, 1), 0
     while waiting and not (len(taken) > 2 and begins - playing.left > MEASURED * begins):
         some, waiting = waiting[:together], waiting[together:]
         came = playing.runs([each.entry for each in some], experiment.seeds[:1], rounds, playing.until)
@@ -455,10 +455,10 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
                 taken[each.method] = playing.cost(each.entry, experiment.seeds[0], of_it)
         if playing.stop.asked:
             return made
-        if not loading:  # every process has loaded the data now, and does so once
-            loading, begins = len(taken), playing.left
+        if not measured_first:  # every process has loaded the data now, and does so once
+            measured_first, begins = len(taken), playing.left
         waiting = [each for each in waiting if each.method not in taken]
-    taken = loaded(taken, loading)
+    taken = without_loading(taken, measured_first)
     methods = {
         method: [each.entry for each in candidates if each.method == method and each.entry not in failed]
         for method in dict.fromkeys(each.method for each in candidates)

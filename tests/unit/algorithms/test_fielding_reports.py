@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.fielding_by_sums import Nothing, Reports
 from fedtide.cohorts import Everyone, Nearest
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -310,6 +311,25 @@ def test_where_nobody_was_told_apart_yet_everybody_is_clustered_as_soon_as_there
     assert facts["reclustered"] == 1
     assert torch.equal(three.cluster, two.cluster)
     assert still["reclustered"] == 0
+
+
+@pytest.mark.parametrize("reveal", [Reports(), Nothing(2)])
+def test_a_trigger_counts_what_makes_clusters_of_one(reveal):
+    """Six are alike, then of three kinds, then stay: one event, which clusters everybody whatever the trigger."""
+
+    class Counted(FixedFraction):
+        def start(self):
+            return ()
+
+        def after(self, kept, fired):
+            return *kept, fired
+
+    algorithm = fielding(
+        TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, trigger=Counted(tau=float("inf")), reveal=reveal
+    )
+    later = stage([0, 0], [1, 1], [2, 2], [0, 0], [1, 1], [2, 2], before=100)
+    followed = rounds(algorithm, [stage(*[[2, 2]] * 6, before=1), later, later])
+    assert [state.trigger for state, _, _ in followed] == [(), (True,), (True,)]
 
 
 def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():

@@ -16,7 +16,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import IID
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows, learning
+from fedtide.data.rows import Rows, with_learned
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Calendar, Stream
 from fedtide.data.shift.who import Data
@@ -57,7 +57,7 @@ REFUSED = [
         "1970-01-01 00:00 to 1970-01-10 23:00",
     ),
     (
-        lambda: people(Calendar(begin="1970-01-01T23:00"), learning(rows(), torch.arange(24))),
+        lambda: people(Calendar(begin="1970-01-01T23:00"), with_learned(rows(), torch.arange(24))),
         "shift.what.begin: found '1970-01-01 23:00', but scales, categories and bins are those of the rows until then; "
         "allowed: a time after 1970-01-01 23:00",
     ),
@@ -231,6 +231,6 @@ def test_a_client_that_has_nothing_yet_is_judged_on_what_it_will_have():
 
 
 def test_a_beginning_after_what_was_learned_will_do():
-    source = learning(rows(), torch.arange(24))
+    source = with_learned(rows(), torch.arange(24))
     assert people(Calendar(begin="1970-01-01T23:01"), source).plan.windows == 9
     assert people(Calendar(), source).window(Moment(0, 8)).begin == "1970-01-02T00:00:00+00:00"

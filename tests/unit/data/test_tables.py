@@ -526,6 +526,19 @@ def test_an_arff_file_is_read_as_a_table(tmp_path):
     with pytest.raises(FedtideError, match=r"walks.arff: row 12: B: found '', allowed: a finite number"):
         replace(source, missing="error").load(None, 0)
 
+    other = "%\n \n" + ARFF.replace("@relation ", "@RELATION\t").replace("@attribute ", "@Attribute\t")
+    (tmp_path / "walks.arff").write_text(other.replace("' numeric", "'\tnumeric").replace("user {", "user\t{"))
+    assert torch.equal(source.load(None, 0).x, rows.x)
+    assert source.feature_names(None) == ("a mean", "B")
+
+
+@pytest.mark.parametrize("header", ["% fat", "%"])
+def test_a_csv_file_may_begin_with_a_percent_sign(tmp_path, header):
+    (tmp_path / "milk.csv").write_text(f"{header},label\n1.5,a\n3.5,b\n")
+    source = CSV(str(tmp_path / "milk.csv"), label="label")
+    assert source.load(None, 0).x.tolist() == [[1.5], [3.5]]
+    assert source.feature_names(None) == (header,)
+
 
 @pytest.mark.parametrize(("text", "line"), [
     ("@relation a\n@attribute x numeric\n@attribute z real\n@data\n1,2,3\n", "number of cells: found 3, allowed: 2"),

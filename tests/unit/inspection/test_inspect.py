@@ -228,7 +228,7 @@ def test_a_study_of_the_hour_has_rows_in_all_of_its_rounds(tmp_path):
     when = 86_400 * (20_000 + draw.integers(40, size=1200)) + 3_600 * hour
     label = np.where(user < 12, x, -x) + y > 0
     found = ft.inspect({"x": x, "y": y, "user": user, "time": when, "label": label})
-    assert found["mix"].found
+    assert (found["mix"].found, found["mix"].cycle) == (True, "day")
     folder = found.write(tmp_path / "made").parent
     made = prepare(folder / STUDY).settings
     assert (made.shift.who.kind, made.shift.what.window, made.rounds > 100) == ("data", "6h", True)
@@ -258,7 +258,7 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
     study = tmp_path / "made" / STUDY
     assert prepare(study).settings.title == "shop.csv"
     assert done("inspect", data, "--out", tmp_path / "made") == 2
-    assert "already exists" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"fedtide: {tmp_path / 'made'}: already exists, allowed: a new folder\n"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,23 @@ SETTINGS = {
 }
 
 
+class Squared:
+    """A person's own loss, by what `StackedLoss` asks for and no more."""
+
+    def prepare(self, shard):
+        return None, ()
+
+    def value(self, outputs, y, shared, columns):
+        return self.each(outputs, y, shared).mean()
+
+    def each(self, outputs, y, shared, eps=0.0):
+        wanted = (1 - eps) * (y[..., None] == torch.arange(3)) + eps / 3
+        return (outputs.softmax(-1) - wanted).square().sum(-1)
+
+    def stacked(self, shared):
+        return None
+
+
 def some_shards(ties=False):
     draw = torch.Generator().manual_seed(0)
     for rows in (9, 8, 3):
@@ -108,7 +125,7 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
     ("layer", "base", "kind"),
     [
         ("6", CrossEntropy(), LayerStack), ("6", WSM(), LayerStack), ("6", WSM(blend=0.0), LayerStack),
-        ("4", CrossEntropy(), Stack), ("0", CrossEntropy(), Stack), ("*", WSM(), Stack),
+        ("4", CrossEntropy(), Stack), ("0", CrossEntropy(), Stack), ("*", WSM(), Stack), ("6", Squared(), Stack),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("count", "lam", "eps"), [(1, 0.25, 0.5), (2, 0.25, 0.5), (3, 0.5, 0.0), (3, 0.0, 0.5)])
@@ -141,8 +158,8 @@ def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, cou
 
 def test_losses_of_whole_batches_are_not_alike():
     whole = as_loss(nn.CrossEntropyLoss())
-    assert not hasattr(BranchLoss(whole, 0), "alike")
-    assert not hasattr(Blended(torch.ones(1, 2), whole), "alike")
+    assert BranchLoss(whole, 0).alike is None
+    assert Blended(torch.ones(1, 2), whole).alike is None
 
 
 def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():

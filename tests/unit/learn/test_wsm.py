@@ -236,7 +236,7 @@ def test_the_chosen_branch_minimizes_it_and_the_others_follow_by_its_smoothed_fo
         loss = BranchLoss(WSM(blend=0.0), choice, lam, eps=0.2)
         expected = WSM(blend=0.0).value(z[choice], held.y, shared, ())
         if lam:
-            expected = expected + lam * WSM(blend=0.0).smoothed(z[1 - choice], held.y, shared, 0.2)
+            expected = expected + lam * WSM(blend=0.0).each(z[1 - choice], held.y, shared, 0.2).mean()
         torch.testing.assert_close(loss.value(outputs, held.y, *loss.prepare(held)), expected)
     rows = torch.tensor([0, 1, 0])
     loss = BranchLoss(WSM(blend=0.0), rows)

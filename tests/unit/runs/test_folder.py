@@ -55,7 +55,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
 @pytest.mark.parametrize("content", ["config.toml", "anything"])
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
     (tmp_path / content).write_text("mine")
-    with pytest.raises(FedtideError, match="already exists, and a run needs a new folder") as error:
+    with pytest.raises(FedtideError, match="already exists, allowed: a new folder") as error:
         folder.create(study(), tmp_path)
     assert ("fedtide resume" in str(error.value)) == (content == "config.toml")
     assert names(tmp_path) == [content]

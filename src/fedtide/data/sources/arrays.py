@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.core import user_code
 from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.data.rows import Rows, known_rows, learning
+from fedtide.data.rows import Rows, known_rows, with_learned
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.data.sources.when import seconds_of
 
@@ -160,7 +160,7 @@ def _scaled(rows: Rows) -> Rows:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
     known = known_rows(rows)
     x = standardize(rows.x.numpy(), rows.x[known].numpy().astype(np.float64))
-    return learning(replace(rows, x=torch.from_numpy(x).to(rows.x.dtype)), known)
+    return with_learned(replace(rows, x=torch.from_numpy(x).to(rows.x.dtype)), known)
 
 
 def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:

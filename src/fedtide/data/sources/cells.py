@@ -45,8 +45,12 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Open a file, packed or not, as rows with their numbers; blank ones are left out."""
     with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         lines = ((row, line) for row, line in enumerate(csv.reader(file), start=1) if line)
-        ahead = list(islice(lines, 1))
-        weka = ahead and ahead[0][1][0].lstrip().lower().startswith(("@relation", "%"))
+        ahead: list[tuple[int, list[str]]] = []
+        for at in lines:
+            ahead.append(at)
+            if (first := "".join(at[1]).strip().lower()) and not first.startswith("%"):
+                break
+        weka = ahead and first.startswith("@relation")
         yield _of_arff(path, lines) if weka else chain(ahead, lines)
 
 
@@ -54,7 +58,7 @@ def _of_arff(path: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tup
     """Yield the names of an ARFF file, as Weka writes them, and its rows; what is missing there is a question mark."""
     names: list[str] = []
     for row, line in lines:
-        word, _, rest = ",".join(line).strip().partition(" ")
+        word, rest = [*",".join(line).split(None, 1), "", ""][:2]
         if word.lower() == "@data":
             yield row, names
             break

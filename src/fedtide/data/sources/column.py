@@ -17,8 +17,6 @@ MARKS = frozenset(("", "na", "nan", "null"))
 """Cells in which something is missing, in lower case."""
 MOSTLY = 0.9
 """Share of numbers from which a column seems to be one of numbers with mistakes."""
-VAST = float(np.finfo(np.float32).max)
-"""Numbers above which models do not compute: they are infinite there."""
 MISSING = MARKS | {"none", "nat", "?", "<na>"}
 """The same with what sources of a study do not know."""
 

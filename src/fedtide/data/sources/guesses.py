@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtide.core.config_types import LARGEST
 from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
-from fedtide.data.sources.column import VAST, Column
+from fedtide.data.sources.column import Column
 from fedtide.data.sources.when import seconds_of
 
 MOST_CLASSES = 100
@@ -245,8 +246,8 @@ def guess_features(
             left[name] = "numbers the rows"
         elif column.whole and "id" in words_of(name):
             left[name] = "an identifier by its name"
-        elif column.largest > VAST:
-            left[name] = f"numbers beyond {VAST:.2g}, with which no model computes"
+        elif column.largest > LARGEST:
+            left[name] = f"numbers beyond {LARGEST:.2g}, with which no model computes"
     return tuple(name for name in columns if name not in left), left
 
 

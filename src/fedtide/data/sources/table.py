@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.rows import Rows, earliest, known_rows, learning
+from fedtide.data.rows import Rows, earliest, known_rows, with_learned
 from fedtide.data.sources.arrays import check_filled, from_arrays
 from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
@@ -95,7 +95,7 @@ class Columns:
             rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.said(name)
         )
         if scaled or self.texts or np.isnan(self.numbers).any():
-            rows = learning(rows, known_rows(rows))
+            rows = with_learned(rows, known_rows(rows))
         return replace(rows, x=torch.from_numpy(encoder(self.numbers, self.texts))) if scaled else rows
 
 
