@@ -163,3 +163,9 @@ def test_a_budget_that_is_too_short_says_which_would_do_and_leaves_nothing(here,
 
     monkeypatch.setattr(tournament, "execute", over)
     assert refused(capsys, here, "recommend", data, "--budget", "10m") == "over"
+    monkeypatch.setattr(tournament, "execute", lambda *_, **__: False)
+    assert done("recommend", data, "--budget", "10m") == 130
+    (left,) = Path("runs").iterdir()
+    monkeypatch.setattr(tournament, "execute", over)
+    assert done("resume", left) == 2
+    assert not left.exists()
