@@ -78,12 +78,12 @@ class WSM:
     def each(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float = 0.0) -> Tensor:
         """Return the loss of every label, in the shape of `y`, smoothed over only the classes that the client has."""
         shift = self._shift(shared, outputs)
-        found = each(outputs + shift, y)
         if not eps:
-            return found
-        has = shift.isfinite()
-        others = (outputs + shift).log_softmax(-1).masked_fill(~has, 0.0).sum(-1) / has.sum()
-        return (1 - eps) * found - eps * others
+            return each(outputs + shift, y)
+        logp, has = F.log_softmax(outputs + shift, -1), shift.isfinite()
+        found = F.nll_loss(logp.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+        others = -logp.masked_fill(~has, 0.0).sum(-1)  # as in torch, so that equal fractions give the same bits
+        return (1 - eps) * found + others * (eps / has.sum().double())
 
     def graded(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss of every label of several clients, and its gradient by the outputs.
