@@ -2,7 +2,7 @@
 
 Weights, answers, memory and sums stay on the CPU. A task has its module on its device, moves there what it is given,
 and brings results home. Features of a simulation's rows lie there (`resident`), and a client's `Shard.x` is gathered
-from them: whoever computes with these other than by the task, or keeps them, brings them home.
+from them. Code that computes with it other than by the task, or keeps it, brings it home first.
 """
 
 from __future__ import annotations
