@@ -312,7 +312,8 @@ class Adaptive(Trigger):
     below c.
 
     Args:
-        c: initial threshold and decrement.
+        c: initial threshold and decrement, in the unit of the representation's distance: of embeddings and gradients
+            that is a square.
 
     >>> trigger = Adaptive()
     >>> kept = trigger.start()

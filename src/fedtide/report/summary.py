@@ -420,7 +420,8 @@ def across(summaries: list[Summary], claim: Claim) -> Judged:
         difference = {
             seed: here.by_seed[seed] - beyond.by_seed[seed] for seed in here.by_seed if seed in beyond.by_seed
         }
-        here = _Claimed(difference, True, here.same_run and beyond.same_run, [*here.reached, *beyond.reached])
+        reached = [*here.reached, *beyond.reached]
+        here = _Claimed(difference, True, here.same_run and beyond.same_run, reached, here.open or beyond.open)
     return _verdict(claim, here, summaries[0].units)
 
 
@@ -433,12 +434,16 @@ def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """What a claim is about: the number of each seed, whether it is a difference, and of two methods that are one."""
+    """What a claim is about: the number of each seed, whether it is a difference, and of two methods that are one.
+
+    open: tells that a seed, of a run that ended too early, may speak against the claim by more than its number.
+    """
 
     by_seed: dict[int, float]
     paired: bool
     same_run: bool
     reached: list[int]
+    open: bool = False
 
 
 def _verdict(claim: Claim, found: _Claimed, units: Mapping[str, Unit] | None) -> Judged:
@@ -454,8 +459,10 @@ def _said(claim: Claim, number: Measure, found: _Claimed) -> Verdict:
     clarity = number.clarity(gap)
     if found.same_run and not (clarity == "clear" and gap > 0):
         return "the same run"
+    if clarity == "clear" and gap > 0:
+        return "not seen" if found.open else "holds"
     if clarity == "clear":
-        return "holds" if gap > 0 else "does not hold"
+        return "does not hold"
     return "not seen" if clarity == "unclear" else clarity
 
 
@@ -476,11 +483,19 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
     ours = methods[0]
     if paired:
         by_seed, same = ours.minus(methods[1], claim.measure), ours.same_run(methods[1])
-        return _Claimed(by_seed, True, same, reached)
+        return _Claimed(by_seed, True, same, reached, short and _is_open(claim, *arrived))
     by_seed = ours.by_seed(claim.measure)
     if short and (claim.below or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
     return _Claimed(by_seed, False, False, reached)
+
+
+def _is_open(claim: Claim, ours: Mapping[int, float], theirs: Mapping[int, float]) -> bool:
+    """Tell whether at some seed only that method arrived which by the claim arrives later."""
+    if claim.within is not None:
+        return any(ours[seed] != theirs[seed] for seed in ours if seed in theirs)
+    sooner, later = (ours, theirs) if claim.below else (theirs, ours)
+    return any(later[seed] and not sooner[seed] for seed in later if seed in sooner)
 
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:

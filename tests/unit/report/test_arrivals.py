@@ -24,9 +24,9 @@ CURVES = {
 """Accuracies after 2, 4, 6, 8 and 10 rounds of each seed; the targets are 0.55, 0.8 and 0.4."""
 
 
-def record(tmp_path, *, seconds=None, clock=None, average_last=10, rounds=10) -> ExperimentRecord:
+def record(tmp_path, *, seconds=None, average_last=10, rounds=10, seeds=3) -> ExperimentRecord:
     """Runs with these curves; `seconds` is how long a round of each method takes."""
-    settings = {"rounds": rounds, "seeds": [0, 1, 2], "baseline": "Base", "average_last": average_last}
+    settings = {"rounds": rounds, "seeds": list(range(seeds)), "baseline": "Base", "average_last": average_last}
     settings |= {} if seconds is None else {"devices": "log-normal"}
     experiment = from_dict(raw(*({**A, "name": name} for name in CURVES), **settings))
     methods = []
@@ -86,6 +86,26 @@ def test_the_difference_of_times_by_hand(tmp_path):
     assert found.number.values == [-2.0, 2.0, -8.0]
     assert (found.reached, found.verdict) == ([2, 1], "not seen")
     assert tables.found(found) == "-2.7 ± 2.9 rounds; 2 and 1 of 3 seeds arrive"
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(0.4, "not seen"), (0.4001, "holds")])
+def test_a_seed_at_which_only_the_rival_arrives_is_open_so_the_claim_to_be_sooner_does_not_hold(
+    tmp_path, monkeypatch, ours, verdict
+):
+    """Ours minus Late is 2 - 10 at six seeds. At the seventh it is 2 - 8 if ours gets to .4001; if not it is 10 - 8.
+
+    Both means are clear, but the run that ended too early may arrive after a thousand rounds.
+    """
+    base = [[0.2, 0.3, 0.4, 0.4, 0.4001]] * 7
+    late = [[0.1] * 5] * 6 + [[0.1, 0.1, 0.1, 0.5, 0.5]]
+    mine = [[0.5] * 5] * 6 + [[ours] * 5]
+    for name, curves in {"Base": base, "Ours": mine, "Late": late}.items():
+        monkeypatch.setitem(CURVES, name, curves)
+    made = summarize(record(tmp_path, seeds=7))
+    sooner = Claim(text="sooner", method="Ours", versus="Late", measure="time_to_accuracy", less=True)
+    assert judged(made.methods, sooner, made.units).verdict == verdict
+    later = Claim(text="later", method="Late", versus="Ours", measure="time_to_accuracy", less=False)
+    assert judged(made.methods, later, made.units).verdict == verdict
 
 
 def test_with_a_clock_times_are_seconds_and_a_short_run_says_nothing_about_what_comes_after_it(tmp_path):
