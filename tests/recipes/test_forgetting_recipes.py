@@ -100,11 +100,11 @@ def test_forgetting_is_measured_when_the_released_code_does():
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "femnist", "baselines", "norms", "heterogeneity", "fmnist"])
 def test_at_small_scale_every_method_is_tuned_alike(name):
-    """Each method may choose among the same rates by validation rows, and seeds are five."""
+    """Each method may choose among the same rates by validation rows, and seeds are five or more."""
     experiment = recipe(name, "cpu")
     assert len(experiment.sweep["method.local.lr"]) >= 2
     assert experiment.data.split.val > 0
-    assert len(experiment.seeds) == 5
+    assert len(experiment.seeds) >= 5
     assert any(claim.at for claim in experiment.claim)
 
 
