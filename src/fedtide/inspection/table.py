@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedtide.core.config_types import LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.prose import listed
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.column import Column, columns_of
@@ -66,13 +69,15 @@ class Table:
 
 
 def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
-    """Return the table of one or several files, of a data frame, a mapping of arrays, or of rows.
+    """Return the table of one or several files, of a data frame, a mapping of arrays, of rows, or of a population.
 
     `asked` is what a person asked for, for messages.
 
     Raises:
         FedtideError: a file is missing or damaged, or a column is not there.
     """
+    if isinstance(data, Population):
+        return of_population(data, roles, asked)
     if isinstance(data, Rows):
         return of_rows(data, roles)
     paths = [Path(data)] if isinstance(data, str | Path) else data
@@ -158,6 +163,16 @@ def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
                "categories": ()}  # fmt: skip
     table = replace(table, columns=columns)
     return replace(table, said=tuple(_said(table, len(rows), False, {}, roles.zone)))
+
+
+def of_population(people: Population, roles: Roles, asked: str) -> Table:
+    """Return the table of all rows of all clients, as they are dealt; what a shift makes of them is left out."""
+    lists = [part for part in people.parts.values() if isinstance(part, Ragged)]
+    if not lists or not isinstance(people.rows, Rows):
+        raise refused(f"{asked}: data", "rows that are made when they are needed", "a population of rows")
+    clients, rows = torch.cat([part.owner for part in lists]), torch.cat([part.rows.long() for part in lists])
+    names = people.names or tuple(f"client {number}" for number in range(len(people.group)))
+    return of_rows(replace(people.rows.pick(rows), client=clients, client_names=names), roles)
 
 
 def of_series(name: str, source: Series, paths: tuple[Path, ...], zone: str | None) -> Table:

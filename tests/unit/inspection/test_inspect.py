@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import fedtide as ft
-from fedtide.api import prepare
+from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.types import Moment
 from fedtide.inspection import pictures
@@ -55,6 +56,22 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
     assert "400 rows, 1 left out as something is missing" in found.said[0]
     assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
+
+
+def test_all_rows_of_a_population_are_looked_at_as_they_are_dealt():
+    """Ten clients with a label of their own each: half of the rows are for testing, and all are looked at."""
+    y = torch.arange(10).repeat_interleave(60)
+    x = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
+    people = ft.population(x, y, ft.data.LabelShards(clients=10, per_client=1), split=ft.data.Split(test=0.5))
+    found = ft.inspect(people)
+    assert (found["labels"].level, found["features"].level) == ("strong", "no")
+    assert found.table.said[0] == "arrays: 600 rows"
+
+
+def test_generated_rows_are_refused():
+    made = prepare("recipe:million-clients", Request(scale="nano")).settings
+    with pytest.raises(ft.FedtideError, match="allowed: a population of rows"):
+        read(population_of(made, made.shift, 0))
 
 
 def test_a_date_in_several_columns_and_a_date_beside_an_hour():
