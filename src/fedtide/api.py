@@ -587,9 +587,9 @@ def inspect(
 
     Args:
         data: a CSV, ARFF or Parquet file, several with the same header or a series each (a column of times and one of
-            numbers), or an NPZ file; a data frame (pandas, polars, pyarrow), a mapping of columns, or a population, whose
-            rows are looked at as they are dealt. Or an experiment, as `ft.run` takes it: the rows that its clients bring
-            over its rounds are looked at, for its first seed.
+            numbers), or an NPZ file; a data frame (pandas, polars, pyarrow), a mapping of columns, or a population,
+            whose rows are looked at as they are dealt. Or an experiment, as `ft.run` takes it: the rows that its
+            clients bring over its rounds are looked at, for its first seed.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
         time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,26 +39,43 @@ STEPS, BATCH = 200, 20
 LONG_ALONE = {"solver": {"lr": 0.001, "optimizer": "adamw", "local_steps": 5 * STEPS}}
 """Training of such clients alone, which begins anew whenever their rows change: it ends by itself only where few."""
 
-Method = tuple[str, str, dict[str, Any], str]
-"""Name, algorithm, options, and why it is in a study."""
-ALWAYS: tuple[Method, ...] = (
-    ("FedAvg", "fedavg", {}, "one model for all"),
-    ("Each alone", "local", {}, "no federation: what it has to beat"),
+
+class Proposal(NamedTuple):
+    """A method of a study, with the reason why it is in it."""
+
+    name: str
+    algorithm: str
+    options: Mapping[str, Any]
+    why: str
+
+
+class Candidate(NamedTuple):
+    """A method that a study can have, with options for any data; `groups` is the option that is their number."""
+
+    name: str
+    algorithm: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    groups: str = ""
+
+
+ALWAYS = (
+    Proposal("FedAvg", "fedavg", {}, "one model for all"),
+    Proposal("Each alone", "local", {}, "no federation: what it has to beat"),
 )
 """What is in every study."""
-PROPOSED: tuple[tuple[str, str, Mapping[str, Any], str], ...] = (
-    ("IFCA", "ifca", {}, "clusters"),
-    ("FedEM", "fedem", {}, "components"),
-    ("SCAFFOLD", "scaffold", {}, ""),
-    ("WSM", "fedavg", {"loss": "wsm"}, ""),
-    ("FlexCFL", "flexcfl", {"clusters": "silhouette"}, ""),
-    ("Fielding", "fielding", {}, ""),
-    ("FedDrift", "feddrift", {}, ""),
-    ("Adaptive experts", "aem", {}, ""),
-    ("Min Loss", "min-loss", {}, "branches"),
-    ("FedAdam", "fedadam", {}, ""),
+CANDIDATES = (
+    Candidate("IFCA", "ifca", groups="clusters"),
+    Candidate("FedEM", "fedem", groups="components"),
+    Candidate("SCAFFOLD", "scaffold"),
+    Candidate("WSM", "fedavg", {"loss": "wsm"}),
+    Candidate("FlexCFL", "flexcfl", {"clusters": "silhouette"}),
+    Candidate("Fielding", "fielding"),
+    Candidate("FedDrift", "feddrift"),
+    Candidate("Adaptive experts", "aem"),
+    Candidate("Min Loss", "min-loss", groups="branches"),
+    Candidate("FedAdam", "fedadam"),
 )
-"""Methods that a study can have, with options for any data, and the option that is the number of groups."""
+"""Methods that a study can have, of which a finding speaks for some."""
 MOST = 3
 """Methods in a study that one finding speaks for."""
 
@@ -255,28 +273,29 @@ def _times(count: int, window: str) -> str:
     return f"{held:g}{window[-1]}" if count * seconds_of(window) <= LONGEST else "all"
 
 
-def methods(found: Findings) -> list[Method]:
-    """Return the methods that may help, those that most speaks for first: name, algorithm, options, and why.
+def methods(found: Findings) -> list[Proposal]:
+    """Return the methods that may help, those that most speaks for first.
 
-    Of those that a finding speaks for the first of `PROPOSED` are taken; of those that need classes none for a measure.
+    Of those that a finding speaks for the first of `CANDIDATES` are taken; of those that need classes none for a
+    measure.
     """
-    groups = found.clients.groups[1] if found.clients is not None and found["groups"].found else ()
-    count = max(groups, default=1) + 1
+    group = found.clients.groups[1] if found.clients is not None and found["groups"].found else ()
+    count = max(group, default=1) + 1
     taken: dict[str, int] = {}
     chosen = []
-    for name, algorithm, given, counted in PROPOSED:
+    for name, algorithm, given, groups in CANDIDATES:
         said = reasons(found, algorithm, given.get("loss", ""))
         classes = found.table.measured and _of_classes(algorithm, given)
         if classes or not any(taken.get(each, 0) < MOST for each in said):
             continue
         for each in said:
             taken[each] = taken.get(each, 0) + 1
-        options = {**given, **({counted: int(count)} if counted else {})}
-        named = f"{name}, K = {count}" if counted else name
-        chosen.append((max(said.values()), (named, algorithm, options, "; ".join(said))))
+        options = {**given, **({groups: int(count)} if groups else {})}
+        named = f"{name}, K = {count}" if groups else name
+        chosen.append((max(said.values()), Proposal(named, algorithm, options, "; ".join(said))))
     chosen.sort(key=lambda pair: -pair[0])
-    first, (name, algorithm, options, why) = ALWAYS
-    return [first, (name, algorithm, LONG_ALONE if _large(found) else options, why), *(method for _, method in chosen)]
+    one, alone = ALWAYS
+    return [one, alone._replace(options=LONG_ALONE) if _large(found) else alone, *(method for _, method in chosen)]
 
 
 def _of_classes(algorithm: str, given: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import found_in
 from fedtide.inspection.page import PAGE, STUDY
-from fedtide.inspection.study import PROPOSED, methods, study
+from fedtide.inspection.study import CANDIDATES, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
@@ -115,7 +115,7 @@ def test_a_measure_is_a_label_too(tmp_path):
 
 
 def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
-    assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in PROPOSED)
+    assert all(helps(algorithm, given.get("loss", "")) for _, algorithm, given, _ in CANDIDATES)
     found = found_in(planted("labels 0.3", 0))
     assert [name for name, _, _, _ in methods(found)] == ["FedAvg", "Each alone", "SCAFFOLD", "WSM", "FlexCFL"]
     found = found_in(planted("meaning", 0))
