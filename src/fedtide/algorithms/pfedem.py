@@ -25,10 +25,11 @@ arbitrary: check its purity, or the entropy of the posteriors.
 Choices:
     No code was found. f is frozen: `features = "pca"` takes principal components of public samples, as K networks that
     change have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round
-    0, as the first round's samples are of one distribution alone; `gaussian_init = "random"` draws them. The default of
-    `update` is `{ kind = "certainty", a0 = 0.3 }` (`"certainty"` by name has a0 = 1). It moves a component only as far
-    as its share is above 1/K, by `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12
-    and 13, after which both components describe the same distribution while the other one is away.
+    0, as the first round's samples are of one distribution alone, with K > 2 over a whole one;
+    `gaussian_init = "random"` draws them. The default of `update` is `{ kind = "certainty", a0 = 0.3 }` (`"certainty"`
+    by name has a0 = 1). It moves a component only as far as its share is above 1/K, by
+    `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which
+    both components describe the same distribution while the other one is away.
     `normalize_by = "members"` weights by n_ik, which is the stated objective (Eq. 6); "participants" is Eq. 5 as
     printed, with the n_i of the round. Predictions weight models by the sample's own posterior; `inference = "global"`
     is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported. The split is that of the last

@@ -243,7 +243,7 @@ def _method(
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
         if timed and isinstance(shift, dict):
-            own = _timed(own, model, _rhythm(shift, rounds, own.get("branches", 2)))
+            own = _timed(own, model, _rhythm(shift, rounds, own.get("branches", own.get("components", 2))))
         try:
             own = model.model_validate(own).model_dump()
         except ValidationError as error:
@@ -271,9 +271,9 @@ def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]
     return timed
 
 
-def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
+def _rhythm(shift: dict[str, Any], rounds: Any, models: Any) -> Rhythm:
     """Return a shift's rhythm; empty where it, or the number of rounds, will be refused."""
-    turns = branches if isinstance(branches, int) and branches > 0 else 2
+    turns = models if isinstance(models, int) and models > 0 else 2
     if not isinstance(rounds, int) or rounds < 1:
         return {}
     try:

@@ -88,10 +88,10 @@ class OfShift:
     Args:
         what: of a periodic shift the "period"; a round at which the first group "peak"s; the round at which its turn
             "start"s, which for a block-cyclic shift is half a turn earlier; the period in whole "rounds". Of a mixture
-            "half" a cycle, in whole rounds.
+            the rounds in which all domains are "seen" alike.
     """
 
-    what: Literal["period", "peak", "start", "rounds", "half"]
+    what: Literal["period", "peak", "start", "rounds", "seen"]
 
 
 @dataclasses.dataclass(frozen=True)

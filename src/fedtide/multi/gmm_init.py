@@ -41,11 +41,12 @@ class KMeansPlusPlus:
     """k-means++ over centers that clients send in rounds before round 0; the server sees these centers.
 
     Args:
-        rounds: number of these rounds. None is half a cycle of the experiment's mixture; from Python it is one round,
-            which suffices if that shows samples of all kinds.
+        rounds: number of these rounds. None is half a cycle of the experiment's mixture, of three components or more a
+            whole one: so all domains are seen alike. From Python it is one round, which suffices if that shows samples
+            of all kinds.
     """
 
-    rounds: Annotated[Count | None, OfShift("half")] = None
+    rounds: Annotated[Count | None, OfShift("seen")] = None
     kind: Literal["k-means++"] = "k-means++"
 
 

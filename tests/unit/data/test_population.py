@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
@@ -214,6 +216,25 @@ def test_taking_turns_needs_two_groups():
 def test_taking_turns_needs_clients_in_every_group():
     with pytest.raises(FedtideError, match="'night' has no clients"):
         build(replace(toy(), domain=toy().client.clamp(max=0)), Natural(), ByDomain(), shift=DAY_NIGHT)
+
+
+@pytest.mark.parametrize("domains", [2, 3, 4])
+@pytest.mark.parametrize("curve", ["linear", "cosine"])
+def test_the_rounds_before_round_0_show_all_domains_alike(domains, curve):
+    """With 120 rounds and three cycles: the 20 before round 0 for two domains, the 40 for more."""
+    mixture, seen = DomainMixture(curve=curve, cycles=3), 20 if domains == 2 else 40
+    assert mixture.rhythm(120, domains)["seen"] == seen
+    share = np.mean([mixture.shares(Moment(-number, 120), domains) for number in range(1, seen + 1)], axis=0)
+    assert share == pytest.approx(1 / domains, abs=0.03)
+
+
+def test_a_method_with_three_gaussians_collects_over_a_whole_cycle():
+    made = from_dict({
+        "rounds": 120, "data": {"source": "day-night-characters"},
+        "shift": {"what": {"kind": "domain-mixture", "cycles": 3}},
+        "method": [{"algorithm": "pfedem", "name": f"K = {k}", "components": k, "anchor": False} for k in (2, 3)],
+    })  # fmt: skip
+    assert [method.options["gaussian_init"]["rounds"] for method in made.method] == [20, 40]
 
 
 def test_a_mixture_needs_two_domains():

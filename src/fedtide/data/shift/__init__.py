@@ -55,7 +55,7 @@ class Shift:
 
         A period in seconds says nothing about rounds.
         """
-        return (self.who.rhythm(turns) if self.clock == "rounds" else {}) | self.what.rhythm(rounds)
+        return (self.who.rhythm(turns) if self.clock == "rounds" else {}) | self.what.rhythm(rounds, turns)
 
     def words(self, groups: Sequence[str], domains: Sequence[str], rounds: int) -> str:
         """Describe the change over time in sentences for a report."""

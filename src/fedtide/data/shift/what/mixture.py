@@ -82,9 +82,9 @@ class DomainMixture(Holding):
         """Build the plan of the rows that each client holds over time."""
         return MixturePlan(view, self)
 
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return the number of cycles, the rounds of a cycle, and the whole rounds of half a cycle, at most all."""
-        return {"cycles": self.cycles, "cycle": self.cycle(rounds), "half": min(self.half(rounds), rounds)}
+    def rhythm(self, rounds: int, turns: int = 2) -> Rhythm:
+        """Return the number of cycles, the rounds of a cycle, and those that show all domains alike, at most all."""
+        return {"cycles": self.cycles, "cycle": self.cycle(rounds), "seen": min(self.seen(rounds, turns), rounds)}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the mixture and its number of cycles."""
@@ -98,13 +98,15 @@ class DomainMixture(Holding):
         """Return T, the rounds of a cycle, in a run of `rounds`."""
         return rounds / self.cycles
 
-    def half(self, rounds: int) -> int:
-        """Return the whole rounds of half a cycle, in a run of `rounds`; at least 1.
+    def seen(self, rounds: int, domains: int = 2) -> int:
+        """Return the rounds before round 0 that show all domains alike, in a run of `rounds`; at least 1.
 
-        >>> DomainMixture(cycles=3).half(200), DomainMixture(cycles=200).half(200)
-        (34, 1)
+        Of two domains it is half a cycle, from where the second is alone to where the first is; of more all of it.
+
+        >>> DomainMixture(cycles=3).seen(200), DomainMixture(cycles=3).seen(200, 3), DomainMixture(cycles=200).seen(200)
+        (34, 67, 1)
         """
-        return max(math.ceil(self.cycle(rounds) / 2), 1)
+        return max(math.ceil(self.cycle(rounds) / (2 if domains <= 2 else 1)), 1)
 
     def shares(self, moment: Moment, domains: int, phase: float = 0.0) -> np.ndarray:
         """Return the share of each domain at a moment (domains,); the shares sum to 1.

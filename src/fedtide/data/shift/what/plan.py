@@ -105,8 +105,8 @@ class Holding(Protocol):
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that every client holds over time."""
 
-    def rhythm(self, rounds: int) -> Rhythm:
-        """Return the rhythm of cycles that a method may know, in a run of `rounds`."""
+    def rhythm(self, rounds: int, turns: int = 2) -> Rhythm:
+        """Return the rhythm of cycles that a method with `turns` models may know, in a run of `rounds`."""
         return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
