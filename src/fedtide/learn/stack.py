@@ -7,6 +7,7 @@ Only the order of summation in matrix products differs, and with it the last bit
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,9 @@ LARGE = 2**18
 
 CANNOT = (RuntimeError, ValueError, TypeError, IndexError)
 """What torch raises where several copies of a model cannot be trained at once."""
+
+LOOPED = "There is a performance drop because we have not yet implemented the batching rule"
+"""What torch says of layers that it takes model by model, such as an LSTM: that is for its own authors."""
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 """Modules that draw random numbers in training."""
@@ -242,7 +246,8 @@ class Stack:
             _, z = functional_call(self.task.scratch.module, _named(self, params, held), (x,))
             return z  # type: ignore[no-any-return]
 
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", LOOPED)
             return vmap(of_one)(params, held, x)  # type: ignore[no-any-return]
 
     def gradient(
@@ -259,7 +264,9 @@ class Stack:
         step = vmap(grad_and_value(partial(_loss, self), has_aux=True), in_dims=in_dims)
 
         def flat(*given: Any) -> tuple[Any, Any, Any]:
-            gradient, (value, moved) = step(*given)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", LOOPED)
+                gradient, (value, moved) = step(*given)
             return list(gradient), value, list(moved)
 
         if not self.moves and self.seen[key] >= TRACED_AFTER and len(self.traced) < TRACES:
