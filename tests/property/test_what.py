@@ -92,9 +92,9 @@ def test_every_domain_is_alone_once_in_a_cycle_and_they_come_in_order(curve, dom
 @given(curves, st.integers(2, 5), st.integers(1, 60), st.integers(1, 4))
 def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cycles):
     mixture, rounds = DomainMixture(curve, cycles), cycles * period
-    half = mixture.half(rounds)
-    assert half - 1 < period / 2 <= half
-    for r in range(-half, 0):
+    seen, span = mixture.seen(rounds, domains), period / 2 if domains == 2 else period
+    assert seen - 1 < span <= seen
+    for r in range(-seen, 0):
         before, after = (mixture.shares(Moment(at, rounds), domains) for at in (r, r + period))
         assert np.allclose(before, after, atol=1e-9)
 
