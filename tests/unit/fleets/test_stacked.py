@@ -115,13 +115,14 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 def test_networks_for_sequences_are_stacked_without_a_warning(algorithm, monkeypatch):
     """An LSTM on sentences, for as many steps as it takes to record them; torch warns of single precision alone."""
     monkeypatch.setattr(stack, "TRACED_AFTER", 2)
+    branches = {"branch_layer": "projection", "anchor": False, "prior": "em-only"}
     experiment = from_dict({
         "rounds": 2, "shift": ALWAYS,
         "data": {"source": {"kind": "play-roles", "vocabulary": 8, "length": 4, "max_samples": 12},
                  "partition": {"kind": "natural", "min_samples": 8}},
         "model": {"kind": "lstm", "embedding": 3, "hidden": 4},
         "method": [{"algorithm": algorithm, "cohort": 3, "local": {"lr": 0.5, "batch_size": 4},
-                    **({"branch_layer": "projection", "anchor": False, "prior": "em-only"} if algorithm == "fedtem" else {})}],
+                    **(branches if algorithm == "fedtem" else {})}],
     })  # fmt: skip
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     alone, together = both(experiment, host, rounds=2)
