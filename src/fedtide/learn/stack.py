@@ -415,14 +415,17 @@ def train_stacked(
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
     fused = rate if plain and stack.fuses else None
     values = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
+    cut, views = 0, (params, held, shared)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
-        now = [value[:active] for value in params]
+        if active != cut:  # views, which see what later steps write
+            cut, views = active, _some((params, held, shared), active, None)
+        now = views[0]
         extra = None if term is None else term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
-            these, beside, context = _some((params, held, shared), active, who)
+            these, beside, context = views if who is None else _some((params, held, shared), active, who)
             rows, beside_rows = steps.rows(number, active, who)
             context = (context, *beside_rows) if beside_rows else context
             part, value, moved = stack.gradient(these, beside, *rows, context, rate=fused)
@@ -496,6 +499,8 @@ class _Steps:
         # Batches are padded with their own first sample: one of another client may be non-finite.
         place = np.where(there, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
+        self.widths = self.sizes.max(1).tolist()
+        self.even = ((self.sizes == 0) | (self.sizes == self.sizes.max(1, keepdims=True))).all(1).tolist()
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
         self.x, self.y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
@@ -532,15 +537,13 @@ class _Steps:
         self, number: int, active: int, who: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
         """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
-        sizes = self.sizes[number, :active] if who is None else self.sizes[number, who.numpy()]
-        wide = int(sizes.max())
-        place, share, counted = (
-            _some(each[number], active, who)[:, :wide] for each in (self.place, self.share, self.counted)
-        )
+        wide = self.widths[number] if who is None else int(self.sizes[number, who[0]])
+        of = (self.place, self.share, self.counted)
+        place, share, counted = ((each[number, :active] if who is None else each[number, who])[:, :wide] for each in of)
         x, y, *columns = (
             each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y, *self.columns)
         )
-        whole = self.mask is None and int(sizes.min()) == wide
+        whole = self.mask is None and (who is not None or self.even[number])
         return (x, y, share, None if whole else counted), columns
 
 

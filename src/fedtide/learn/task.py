@@ -350,10 +350,12 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
     >>> joined(rows.split([2, 3])) is rows
     True
     """
-    whole = columns[0]._base
-    if whole is not None and len(whole) == sum(map(len, columns)) and whole.is_contiguous():
-        ends = [whole.data_ptr() + place * whole[:1].nbytes for place in accumulate(map(len, columns), initial=0)]
-        if all(c._base is whole and c.data_ptr() == at for c, at in zip(columns, ends, strict=False) if len(c)):
+    whole, sizes = columns[0]._base, [column.shape[0] for column in columns]
+    if whole is not None and whole.shape[0] == sum(sizes) and whole.is_contiguous():
+        start, size = whole.data_ptr(), whole[:1].nbytes
+        starts = [start + place * size for place in accumulate(sizes[:-1], initial=0)]
+        parts = zip(columns, sizes, starts, strict=True)
+        if all(c._base is whole and c.data_ptr() == at for c, n, at in parts if n):
             return whole
     return torch.cat(list(columns))
 
