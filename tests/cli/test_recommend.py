@@ -76,6 +76,13 @@ def test_from_a_study_to_a_study_with_the_survivors(here, capsys):
     assert (root / "report.html").is_file()
 
 
+@pytest.mark.parametrize("kind", ["stacked", "auto"])
+def test_studies_of_any_fleet_of_this_machine_are_entered(here, kind):
+    written(fleet={"kind": kind})
+    assert done("recommend", "study.toml", "--workers", 1, "--quiet") == 0
+    assert read(here / "runs" / "study-recommend" / "study.toml").fleet.kind == kind
+
+
 def test_from_data_to_a_study(here, capsys):
     baskets()
     assert done("recommend", "baskets.csv", "--workers", 1, "--out", "shops", "--quiet") == 0
@@ -131,9 +138,10 @@ def test_from_python_with_rows_in_memory(here):
         (
             {"data": {"split": {"val": 0.0}}},
             ["study.toml"],
-            "eval_splits: found 'val', but no client has validation rows \\(data.split.val\\); allowed: train_clients",
+            "study.toml: data.split.val: found 0, allowed: a share of the rows, by which methods are judged, such as 0.2",
         ),
         ({"sweep": {"rounds": [1, 2]}}, ["study.toml"], "study.toml: sweep: found 'rounds', allowed: none"),
+        ({"fleet": {"kind": "ray"}}, ["study.toml"], "study.toml: fleet.kind: found 'ray', allowed: local, workers, "),
     ],
 )
 def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):

@@ -64,6 +64,9 @@ ALWAYS = (
 )
 """What is in every study."""
 CANDIDATES = (
+    Candidate("FedTKM", "fedtkm", {"prior": "learned"}, groups="branches"),
+    Candidate("FedTEM", "fedtem", {"prior": "learned"}, groups="branches"),
+    Candidate("Min Loss", "min-loss", groups="branches"),
     Candidate("IFCA", "ifca", groups="clusters"),
     Candidate("FedEM", "fedem", groups="components"),
     Candidate("SCAFFOLD", "scaffold"),
@@ -72,7 +75,6 @@ CANDIDATES = (
     Candidate("Fielding", "fielding"),
     Candidate("FedDrift", "feddrift"),
     Candidate("Adaptive experts", "aem"),
-    Candidate("Min Loss", "min-loss", groups="branches"),
     Candidate("FedAdam", "fedadam"),
 )
 """Methods that a study can have, of which a finding speaks for some."""

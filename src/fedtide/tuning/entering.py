@@ -93,8 +93,10 @@ def _check_judged(study: Experiment, where: str) -> None:
     """Raise where a study cannot be played, has one method alone, or no validation rows."""
     if len(study.method) < 2:
         raise refused(f"{where}: method", len(study.method), "two methods or more, which are compared")
-    if study.fleet.kind not in ("local", "workers"):
-        raise refused(f"{where}: fleet.kind", study.fleet.kind, "local or workers in a tournament")
+    if study.fleet.kind == "ray":
+        raise refused(f"{where}: fleet.kind", "ray", "local, workers, stacked or auto in a tournament, of one machine")
+    if not study.data.split.val:
+        raise refused(f"{where}: data.split.val", 0, "a share of the rows, by which methods are judged, such as 0.2")
     playing = played_by(study)
     check_needed(playing, preflight(playing, where).forms, where)
 

@@ -28,6 +28,7 @@ from fedtide.core.errors import UNREADABLE, FedtideError
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.fleets.calls import Processes
+from fedtide.runs.auto import resolve_auto
 from fedtide.runs.build import as_json
 from fedtide.runs.folder import check_entries
 from fedtide.runs.folder import load as load_study
@@ -152,7 +153,7 @@ def played_by(study: Experiment) -> Experiment:
         "average_last": study.late, "claim": (), "tune": None, "stop_at": None, "forgetting": None, "metrics": (),
         "embedding": None, "baseline": None, "checkpoint_every": None, "track": None,
     }  # fmt: skip
-    return study.model_copy(update=changes)
+    return resolve_auto(study.model_copy(update=changes)).experiment
 
 
 def step_of(study: Experiment) -> int:
