@@ -379,9 +379,11 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft | Learned, Field(discriminator="kind")]
 
 
-def need_period(
-    value: float | str | None, key: str, allowed: str = "a number of rounds, a time such as '1d'"
-) -> float | str:
+UNKNOWN = "a number of rounds, a time such as '1d', with FedTEM and FedTKM prior = 'learned', which needs none"
+"""What may be said where no period is known."""
+
+
+def need_period(value: float | str | None, key: str, allowed: str = UNKNOWN) -> float | str:
     """Return a value that may come from the experiment's periodic shift.
 
     Raises:
