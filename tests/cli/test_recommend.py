@@ -138,7 +138,7 @@ def test_from_python_with_rows_in_memory(here):
         (
             {"data": {"split": {"val": 0.0}}},
             ["study.toml"],
-            "study.toml: data.split.val: found 0, allowed: a share of the rows, by which methods are judged, such as 0.2",
+            "study.toml: data.split.val: found 0, allowed: a share of the rows, by which methods are judged",
         ),
         ({"sweep": {"rounds": [1, 2]}}, ["study.toml"], "study.toml: sweep: found 'rounds', allowed: none"),
         ({"fleet": {"kind": "ray"}}, ["study.toml"], "study.toml: fleet.kind: found 'ray', allowed: local, workers, "),

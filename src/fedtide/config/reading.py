@@ -338,9 +338,10 @@ def _check(experiment: Experiment, where: str) -> None:
             if said not in names:
                 raise unknown(f"{where}: claim '{claim.text}': method", said, names)
     for number, metric in enumerate(experiment.metrics):
-        if metric.kind in SHIPPED and experiment.data.target != CLASSES:
+        of_classes = metric.kind if metric.kind in SHIPPED else getattr(metric, "needs", "")
+        if of_classes and experiment.data.target != CLASSES:
             but = f"data.target is '{experiment.data.target.kind}'"
-            raise refused(f"{where}: metrics[{number}]", metric.kind, "metrics of your own, or classes", but)
+            raise refused(f"{where}: metrics[{number}]", of_classes, "metrics of your own, or classes", but)
     if experiment.data.target.kind == "counts" and getattr(experiment.data.source, "own_scale", False):
         raise refused(f"{where}: data.source.own_scale", True, "false, as data.target is 'counts'")
     last = experiment.rounds - 1

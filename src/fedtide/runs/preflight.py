@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from fedtide.evaluate.judge import views
 from fedtide.evaluate.metrics import metrics_for
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.host import Host
+from fedtide.fleets.pooled import POOLED
 from fedtide.fleets.stacked import why_alone
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.device import CPU
@@ -165,10 +166,10 @@ def _try_metrics(experiment: Experiment) -> None:
     """Call the person's own metrics on the scores of two clients."""
     ids, rows = torch.arange(2), torch.tensor([4.0, 4.0])
     moment = Moment(0, experiment.rounds, 0.0)
+    pooled = {name: of(torch.eye(2).log(), ids) for name, of in POOLED.items()}
     scores = Scores(ids, rows, torch.tensor([1.0, 3.0]), rows, group=torch.zeros_like(ids), moment=moment)
     for metric in build.metrics_of(experiment)[len(metrics_for(experiment.data.target.about)) :]:
-        if not metric.needs:
-            metric.of(scores)
+        metric.of(replace(scores, pooled=pooled) if metric.needs else scores)
 
 
 def _check_ray(experiment: Experiment, where: str) -> None:

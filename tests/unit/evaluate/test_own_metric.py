@@ -35,6 +35,10 @@ def late_first_group(scores, since=1):
 
 def broken(scores):
     return 1 / 0
+
+def balanced(scores):
+    right, _, rows = scores.pooled["confusion"].T
+    return (right / rows)[rows > 0].mean()
 """
 
 
@@ -98,6 +102,18 @@ def test_macro_f1_and_auc_are_metrics_by_name(tmp_path):
     assert "the AUC is off by auc_bound at most" in page
     assert [axes.get_ylabel() for axes in ft.plot.metrics(finished).axes] == ["macro-f1, %", "auc", "cost"]
     assert claims_table(summary.claims).rows[0][0] == "It ranks."
+
+
+def test_it_reads_what_is_counted_by_class(tmp_path):
+    told = {"kind": "python", "function": "mine:balanced", "unit": "share", "needs": "confusion"}
+    ft.run(measured("macro-f1", told, eval_every=1), tmp_path / "run")
+    for line in read_rounds(tmp_path / "run" / "toy" / "0"):
+        for view in line["scores"].values():
+            assert 0 < view["balanced"] <= 1
+    with pytest.raises(FedtideError, match=r"metrics\[0\]"):  # nothing is counted where it is not said to be needed
+        preflight(measured(told | {"needs": ""}))
+    with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'confusion', but data.target is 'number'"):
+        from_dict(resolved(toy("fedavg", data={"target": "number"})) | {"metrics": [told]})
 
 
 def test_it_knows_the_groups_of_clients_and_the_round(tmp_path):
