@@ -75,18 +75,18 @@ def kept_of(lines: list[dict]) -> None:
     worlds: dict[str, list[dict]] = {}
     for line in lines:
         worlds.setdefault(line["world"], []).append(line)
-    rows = [
-        [
-            world, ", ".join(f"{name} {count}" for name, count in Counter(line["named"] for line in each).most_common()),
-            each[0]["best"], f"{fmean(line['behind'] for line in each):.1f}, {max(line['behind'] for line in each):.1f}",
-            f"{sum(line['behind'] <= 100 * NEAR for line in each)} of {len(each)}",
+    rows = []
+    for world, each in worlds.items():
+        behind = [line["behind"] for line in each]
+        named = Counter(line["named"] for line in each).most_common()
+        rows.append([
+            world, ", ".join(f"{name} {count}" for name, count in named), each[0]["best"],
+            f"{fmean(behind):.1f}, {max(behind):.1f}", f"{sum(one <= 100 * NEAR for one in behind)} of {len(each)}",
             f"{fmean(line['entered'] for line in each):.0f} of {each[0]['candidates']}",
             f"{100 * fmean(line['share'] for line in each):.0f} %",
-        ]
-        for world, each in worlds.items()
-    ]  # fmt: skip
+        ])  # fmt: skip
     header = [
-        "world", "named, times", "best", "points behind, mean and most", "within a point", "entered", "of the full cost",
+        "world", "named, times", "best", "points behind, mean, most", "within a point", "entered", "of the full cost",
     ]  # fmt: skip
     claims = [
         [
