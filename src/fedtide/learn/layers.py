@@ -29,6 +29,7 @@ class Room:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._like = torch.empty(0, dtype=dtype, device=device)
         self._held: dict[object, Tensor] = {}
+        self.grown = 0  # how often storage has been taken anew, elsewhere
 
     @property
     def bytes(self) -> int:
@@ -40,6 +41,7 @@ class Room:
         held = self._held.get(name)
         if held is None or held.numel() < math.prod(shape):
             self._held[name] = held = self._like.new_empty(math.prod(shape))
+            self.grown += 1
         return held[: math.prod(shape)].view(shape)
 
 
@@ -380,15 +382,20 @@ class LayerStack:
         pairs = zip(self.products, parts, strict=True)
         return [held for layer, part in pairs for held in layer.load(part, clients)], []
 
+    def fit(self, shape: Sequence[int]) -> None:
+        """Make room for rows of a shape (clients, rows, ...), with the padding that its steps read and do not write."""
+        if self.fitted == shape:
+            return
+        clients, rows, *inner = shape
+        wide = tuple(inner)
+        for layer in self.layers:
+            wide = layer.resize(wide, clients, rows)
+        self.fitted = tuple(shape)
+
     def _forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
         """Return what the first layers make of rows (clients, rows, ...), in storage that the next pass overwrites."""
-        clients, rows, *shape = x.shape
-        if self.fitted != x.shape:
-            wide: tuple[int, ...] = tuple(shape)
-            for layer in self.layers:
-                wide = layer.resize(wide, clients, rows)
-            self.fitted = tuple(x.shape)
-        if len(shape) > 1 and not isinstance(self.layers[0], Flat):
+        self.fit(x.shape)
+        if x.dim() > 3 and not isinstance(self.layers[0], Flat):
             x = x.movedim(1, -1).contiguous()
         for layer in layers:
             x = layer.forward(x)
@@ -408,6 +415,7 @@ class LayerStack:
         share: Tensor,
         counted: Tensor | None,
         shared: Any = None,
+        /,
         *,
         rate: float | None = None,
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:

@@ -24,6 +24,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, leaves, map_leaves, unshare
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
+from fedtide.learn.captured import CapturedStack, Graphs
 from fedtide.learn.device import home
 from fedtide.learn.layers import LayerStack, Room, known_layers
 from fedtide.learn.local import LocalTrainer, Term
@@ -298,7 +299,10 @@ class Stack:
 def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
     """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
     layers = known_layers(task, shape, room := Room(task.dtype, device), loss or task.loss)
-    return Stack(task, device, loss) if layers is None else LayerStack(task, layers, room, loss or task.loss)
+    if layers is None:
+        return Stack(task, device, loss)
+    given = task, layers, room, loss or task.loss
+    return CapturedStack(*given, Graphs()) if device.type == "cuda" else LayerStack(*given)
 
 
 def trim_graph(graph: Graph) -> None:
