@@ -51,12 +51,12 @@ class Schema:
 def made_up(like: Shard, classes: int, rows: int = ROWS) -> Shard:
     """Return made-up rows: features drawn from a normal distribution, labels in turn.
 
-    Of whole numbers, such as tokens, and of sequences' labels, those of `like` are repeated: others might have no
-    meaning to the model.
+    Of whole numbers, such as tokens, of sequences' labels and of values that are no classes, those of `like` are
+    repeated: others might have no meaning to the model.
 
     Args:
         like: some rows as the model sees them, one at least.
-        classes: number of classes.
+        classes: number of classes, or of bins.
         rows: how many to make up.
 
     >>> shard = made_up(Shard(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), torch.zeros(1)), 3)

@@ -18,6 +18,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.schema import ROWS, made_up
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.target import CLASSES
 from fedtide.wire.steps import Wire
 
 CLIENTS, ROUNDS = 8, 3
@@ -32,12 +33,14 @@ def trial(
     Args:
         algorithm: the method.
         like: rows as a model sees them, one at least.
-        classes: number of classes.
+        classes: number of classes, or of bins.
         clients: how many there are; some methods need several.
         wire: how sums pass to the server; here none is too small, and nothing is done to it.
     """
     rows = made_up(like, classes, ROWS * clients)
-    made = Rows("made-up rows", rows.x, rows.y, classes)
+    y, value = (rows.y, None) if rows.bins is None else (rows.bins, rows.y)
+    target = CLASSES if algorithm.task is None else algorithm.task.target
+    made = Rows("made-up rows", rows.x, y, classes, value=value, target=target)
     population = build(made, IID(clients=clients), split=Split(val=0.2, test=0.2))
     plain = None if wire is None else replace(wire, fewest=1, steps=(), hides=False)
     host = Host(algorithm, population, 0, MemoryStore(None), wire=plain)

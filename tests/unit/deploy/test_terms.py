@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
+import fedtide as ft
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Shard
 from fedtide.deploy.policy import Policy
 from fedtide.deploy.terms import Term, terms_of, what_it_means
+from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.runs.build import host_of
 from fedtide.wire.clip import Clip
 from fedtide.wire.steps import Wire
@@ -105,3 +109,18 @@ def test_slots_are_counted():
     assert isinstance(train, Term)
     assert train.down == 2 * 172
     assert train.sums["delta"] == "43 numbers in 4 arrays for some of 2"
+
+
+@pytest.mark.parametrize(
+    ("target", "y"),
+    [
+        (NumberTarget(0.0, 1.0, (0.0,), (0.0,)), torch.tensor([-1.0, 1.0])),
+        (LabelsTarget(3), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])),
+    ],
+)
+def test_rows_that_have_no_classes(target, y):
+    algorithm = ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, target.width or 3), target=target))
+    like = Shard(torch.zeros(2, 4), y, torch.arange(2), bins=torch.arange(2))
+    train, judged = terms_of(algorithm, like, 2)
+    assert train.sums["delta"].endswith("numbers in 2 arrays")
+    assert judged.up == 0

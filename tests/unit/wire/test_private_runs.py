@@ -80,6 +80,15 @@ def test_plays_with_noise_that_follows_from_the_seed(name):
     assert 0 < lines[0].epsilon <= lines[-1].epsilon <= 8.0 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("target", ["number", "quantiles", "counts"])
+def test_sums_of_methods_that_learn_values_are_known_beforehand(target):
+    wire = {"secure": True, "privacy": {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 1.0}, "distance": 2}}
+    experiment = toy("fedavg", data={"target": target}, wire=wire)
+    (form,) = preflight(experiment).forms
+    assert {leaf.name for leaf in form.leaves} == {"delta", "loss"}
+    assert all_finite(played(experiment, rounds=1).state)
+
+
 def test_noise_is_on_the_sum_once(monkeypatch):
     """The step of the server with noise, less that without, is the noise that the plan wants over the answers."""
     forms = []
