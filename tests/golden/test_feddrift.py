@@ -289,11 +289,12 @@ def test_models_whose_clients_have_gone_are_compared_on_the_rows_that_these_keep
 
 
 def test_rows_that_are_held_again_count_once():
-    first = Shard(X, A, torch.tensor([3, 5]), mask=torch.ones(2, 1) > 0)
-    again = Shard(-X, B, torch.tensor([5, 9]), mask=torch.zeros(2, 1) > 0)
+    first = Shard(X, A, torch.tensor([3, 5]), mask=torch.ones(2, 1) > 0, bins=torch.tensor([6, 7]))
+    again = Shard(-X, B, torch.tensor([5, 9]), mask=torch.zeros(2, 1) > 0, bins=torch.tensor([7, 8]))
     both = merge_shards([first, again])
     assert (both.ids.tolist(), both.y.tolist()) == ([3, 5, 9], [1, 0, 1])
     assert (both.x.flatten().tolist(), both.mask.flatten().tolist()) == ([1.0, -1.0, 1.0], [True, True, False])
+    assert both.labels.tolist() == [6, 7, 8]
     assert both.time is None
     assert merge_shards([first]) is first
 

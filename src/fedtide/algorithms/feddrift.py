@@ -369,21 +369,8 @@ def merge_shards(shards: Sequence[Shard]) -> Shard:
     """Concatenate samples of several shards; a sample in several of them comes from the first."""
     first, *rest = shards
     for more in rest:
-        other = more.pick(~torch.isin(more.ids, first.ids))
-        first = replace(
-            first,
-            x=torch.cat([first.x, other.x.to(first.x.device)]),
-            y=torch.cat([first.y, other.y]),
-            ids=torch.cat([first.ids, other.ids]),
-            time=joined(first.time, other.time),
-            mask=joined(first.mask, other.mask),
-        )
+        first = first.joined(more.pick(~torch.isin(more.ids, first.ids)))
     return first
-
-
-def joined(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    """Concatenate two optional columns; None if one is missing."""
-    return None if one is None or two is None else torch.cat([one, two])
 
 
 def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float) -> tuple[State, Tensor]:

@@ -105,6 +105,16 @@ class Shard:
         time, mask, bins = (None if column is None else column[where] for column in (self.time, self.mask, self.bins))
         return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val, bins)
 
+    def joined(self, other: Shard) -> Shard:
+        """These rows and then those of another shard, without a column that one of the two lacks."""
+
+        def both(name: str) -> Tensor | None:
+            one, two = getattr(self, name), getattr(other, name)
+            return None if one is None or two is None else torch.cat([one, two.to(one.device)])
+
+        columns: Any = {name: both(name) for name in ("x", "y", "ids", "time", "mask", "bins")}
+        return replace(self, **columns)
+
     @property
     def labels(self) -> Tensor:
         """The classes that count (labels,): of every row, or of the steps of the mask; of numbers their bins."""
