@@ -85,7 +85,7 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
     if sum(leaf.nbytes for leaf in leaves(list(models))) > HELD_BYTES or models[0].buffers:
         return None
     room = Room(task.dtype, torch.device(task.device))
-    layers = known_layers(task, tuple(shard.x.shape[1:]), room, task.loss)
+    layers = known_layers(task, tuple(shard.x.shape[1:]), room)
     if layers is None or not all(isinstance(layer, Dense | Flat | Rectifier) for layer in layers):
         return None
     if getattr(layers[-1], "branches", None) is not None:

@@ -290,13 +290,13 @@ class Flat:
 Layer = Dense | Convolution | Rectifier | Pool | Flat
 
 
-def known_layers(task: Task, shape: tuple[int, ...], room: Room, loss: Any) -> list[Layer] | None:
+def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
     """Return the layers of a task's model for rows of a shape; None if there is one that is not known here.
 
-    Nor is a loss whose gradient is not known. Of branches only the last layer is known.
+    Of branches only the last layer is known.
     """
     module = task.scratch.module
-    if getattr(loss, "graded", None) is None or any(map(_is_watched, module.modules())):
+    if any(map(_is_watched, module.modules())):
         return None
     made: list[Layer] = []
     for name, layer in _in_order(module):

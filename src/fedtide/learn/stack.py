@@ -298,10 +298,12 @@ class Stack:
 
 def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
     """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
-    layers = known_layers(task, shape, room := Room(task.dtype, device), loss or task.loss)
+    loss, room = loss or task.loss, Room(task.dtype, device)
+    graded = getattr(loss, "graded", None) is not None  # layers need the gradient of the loss
+    layers = known_layers(task, shape, room) if graded else None
     if layers is None:
         return Stack(task, device, loss)
-    given = task, layers, room, loss or task.loss
+    given = task, layers, room, loss
     return CapturedStack(*given, Graphs()) if device.type == "cuda" else LayerStack(*given)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Shard
 from fedtide.learn import judging
 from fedtide.learn.judging import mean_losses
+from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import ROWS, Task
 
 
@@ -41,6 +44,34 @@ def test_losses_of_dense_models_side_by_side_are_those_of_each(rows):
     found = mean_losses(task, models, shard)
     assert task.scratch.judged is not None
     assert found.dtype == torch.float64
+    torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        NumberTarget(2.0, 3.0, (0.0,)),
+        NumberTarget(2.0, 3.0, (0.0,), form="gaussian"),
+        QuantileTarget(2.0, 3.0, (0.0, 1.0), at=(0.2, 0.7)),
+        CountTarget(2.0, 3.0, (0.0,)),
+        LabelsTarget(4),
+    ],
+)
+def test_losses_of_rows_without_classes_are_taken_side_by_side(target):
+    task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, target.width)), target=target)
+    labels = torch.arange(28).reshape(7, 4) % 2 if isinstance(target, LabelsTarget) else torch.arange(7)
+    shard = replace(client(7), y=labels.float())
+    models = [task.init(Rng(k)) for k in range(3)]
+    found = mean_losses(task, models, shard)
+    assert task.scratch.judged is not None
+    torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
+
+
+def test_what_trains_models_does_not_matter_where_they_are_judged():
+    task, shard = Task(dense, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), client(7)
+    models = [task.init(Rng(k)) for k in range(3)]
+    found = mean_losses(task, models, shard)
+    assert task.scratch.judged is not None
     torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
 
 
