@@ -27,12 +27,10 @@ def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
 
     K forward passes in evaluation mode over samples that are converted once.
     """
-    x, found = task.inputs(shard.x), []
+    x = task.inputs(shard.x)
     if (held := _side_by_side(task, models, shard)) is not None:
         return finite_losses(held.losses(x, shard.y).mean(1))
-    for weights in models:
-        found.append(task.target.losses(task.told(weights, x, double=True), shard.y, shard.mask).mean())
-    return finite_losses(torch.stack(found))
+    return finite_losses(torch.stack([task.row_losses(each, x, shard.y, shard.mask).mean() for each in models]))
 
 
 def finite_losses(losses: Tensor) -> Tensor:

@@ -207,13 +207,8 @@ class Losses:
         mask = None if shards[0].mask is None else joined([shard.mask for shard in shards if shard.mask is not None])
         sizes, found = [len(shard) for shard in shards], []
         for weights in self.models:
-            each, done = [], 0
-            for outputs in self.task.outputs(weights, x):
-                rows = slice(done, done + len(outputs))
-                told = self.task.target.told(outputs.double())
-                each.append(self.task.target.losses(told, y[rows], None if mask is None else mask[rows]))
-                done = rows.stop
-            found.append(torch.stack([part.mean() for part in torch.cat(each).split(sizes)]))
+            each = self.task.row_losses(weights, x, y, mask)
+            found.append(torch.stack([part.mean() for part in each.split(sizes)]))
         return list(finite_losses(torch.stack(found, 1)).unbind())
 
 

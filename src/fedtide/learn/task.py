@@ -255,6 +255,19 @@ class Task:
         logits = self.logits(weights, x)
         return self.target.told(logits.double() if double else logits)
 
+    def row_losses(self, weights: Weights, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the plain loss of each sample in float64, in evaluation mode; for sequences that of each step.
+
+        With `mask` (samples, steps), return that of each sequence: the mean over the steps that count.
+        """
+        found, done = [], 0
+        for outputs in self.outputs(weights, x):
+            rows = slice(done, done + len(outputs))
+            told = self.target.told(outputs.double())
+            found.append(self.target.losses(told, y[rows], None if mask is None else mask[rows]))
+            done = rows.stop
+        return torch.cat(found)
+
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain loss of each sample (samples,), in evaluation mode; for sequences the mean."""
         told = self.told(weights, shard.x)

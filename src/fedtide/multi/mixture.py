@@ -119,7 +119,7 @@ class Mixed:
 
     def prepare(self, shard: Shard) -> tuple[None, Columns]:
         """Return log p_e(y) of every row and expert (rows, E)."""
-        return None, (torch.stack([log_likelihood(t, w, shard.x, shard.y) for t, w in self.experts], 1),)
+        return None, (torch.stack([-t.row_losses(w, shard.x, shard.y) for t, w in self.experts], 1),)
 
     def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
         """Return the mean over rows."""
@@ -147,8 +147,3 @@ def split_networks(weights: Weights, parts: int) -> list[Weights]:
     """Return the gate's weights, then those of each expert: the reverse of `merge_networks`."""
     keys, names = [*weights.params, *weights.buffers], ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
     return [renamed(weights, {key: key.removeprefix(name) for key in keys if key.startswith(name)}) for name in names]
-
-
-def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
-    """Return log p(y | x) (rows,) of one model, in float64."""
-    return -task.target.losses(task.told(weights, x, double=True), y)

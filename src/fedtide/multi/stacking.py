@@ -78,7 +78,7 @@ class Stacking:
             nets.task, self.tuning, nets.task.loss, models[int(best)], shard, rows, moment, rng
         )
         experts = self._experts(nets, models, [own, tuned])
-        each = torch.stack([-own_losses(*expert, rows) for expert in experts], -1)
+        each = torch.stack([-task.row_losses(model, rows.x, rows.y) for task, model in experts], -1)
         each = each.flatten(0, -2) if rows.mask is None else each[rows.mask]
         usable = each.isfinite().all(0)
         if not usable.any():
@@ -103,11 +103,6 @@ class Stacking:
     ) -> list[tuple[Task, Weights]]:
         """Return the received models, and the client's local and fine-tuned ones if it has them."""
         return [*((nets.task, each) for each in models), *zip((nets.of(self.model), nets.task), private, strict=False)]
-
-
-def own_losses(task: Task, weights: Weights, rows: Shard) -> Tensor:
-    """Return -log p(y | x) of each label (rows, ...), in float64."""
-    return task.target.losses(task.told(weights, rows.x, double=True), rows.y)
 
 
 def stack(log_likelihoods: Tensor, pseudo_count: float) -> Tensor:

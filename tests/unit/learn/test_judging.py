@@ -110,3 +110,13 @@ def test_a_model_whose_loss_is_not_finite_spoils_no_other():
     found = mean_losses(task, models, shard)
     assert found[0] == torch.inf
     assert found[1].isfinite()
+
+
+def test_losses_of_rows_do_not_depend_on_how_many_pass_at_once():
+    task, shard = Task(dense), client(ROWS + 3)
+    weights = task.init(Rng(0))
+    found = task.row_losses(weights, shard.x, shard.y)
+    assert found.dtype == torch.float64
+    for rows in (slice(ROWS), slice(ROWS, None)):
+        assert torch.equal(found[rows], task.row_losses(weights, shard.x[rows], shard.y[rows]))
+    torch.testing.assert_close(found, task.losses(weights, shard).double(), rtol=1e-6, atol=1e-6)
