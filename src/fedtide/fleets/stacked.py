@@ -13,8 +13,7 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Notes, Shard, Slotted, Sum, Weights
-from fedtide.core.weights import layers_of
+from fedtide.core.types import Notes, Shard, Slotted, Weights
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -25,7 +24,6 @@ from fedtide.learn.stack import Copies, Fit, stack_of, train_pair, train_stacked
 from fedtide.learn.steps import Stepwise, stack_key
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
-from fedtide.parts.weighting import client_weight
 
 STACK_BYTES = 8 * 2**20
 """Bytes of models trained together, which is what a processor's last cache holds."""
@@ -61,9 +59,8 @@ def why_alone(host: Host) -> str | None:
 
 def _tried(work: Training, shard: Shard) -> Tree:
     """Train two copies of a model and add them up."""
-    stack, one = _stack_of(work.task, tuple(shard.x.shape[1:])), torch.ones(2, dtype=torch.float64)
-    fit = train_pair(stack, work.local, work.term, work.task.init(Rng(0)), shard)
-    return _sum_of(fit, one, one, squares=work.squares)
+    stack = _stack_of(work.task, tuple(shard.x.shape[1:]))
+    return work.sum_of(train_pair(stack, work.local, work.term, work.task.init(Rng(0)), shard), [shard] * 2)
 
 
 def _stack_of(task: Task, shape: tuple[int, ...]) -> Copies:
@@ -127,7 +124,7 @@ class StackedEngine(LocalEngine):
             received = payload if slots is None else payload[slot]
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
-            stack, size = self._stack(work.task), size_in_bytes(received)
+            stack, size, sent = self._stack(work.task), size_in_bytes(received), work.sent_bytes(received)
             for cut in self._cut(counts[here], size, stack, work.local.batch_size):
                 part = here[cut]
                 summed, each, left_out = self._train(work, ask, received, clients[part])
@@ -135,9 +132,7 @@ class StackedEngine(LocalEngine):
                     total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
                 bad += left_out
                 losses |= each
-                # The update, the loss, what each counts for; with squares three leaves more of float64.
-                more = 8 * len(layers_of(received)) + 24 if work.squares else 0
-                up += (size_in_bytes(received) + 24 + more) * len(each)
+                up += sent * len(each)
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(bad), up)
@@ -169,17 +164,15 @@ class StackedEngine(LocalEngine):
         rngs = [self.host.clients.key(ask, client) for client in clients.tolist()]
         stack, terms = self._stack(work.task), _terms(work, shards)
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
-        rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
-        weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
-        total = _sum_of(fit, weight, rows, squares=work.squares)
+        total = work.sum_of(fit, shards)
         bad: list[int] = []
         if not all_finite(total):
             good = _finite(fit)
             bad = clients[~good].tolist()
             pick = lambda leaf: leaf[good.to(leaf.device)].double()  # noqa: E731
             fit = replace(fit, delta=map_leaves(pick, fit.delta), loss=pick(fit.loss))
-            clients, weight, rows = clients[good], weight[good], rows[good]
-            total = _sum_of(fit, weight, rows, squares=work.squares) if len(clients) else None
+            clients, shards = clients[good], [shard for shard, kept in zip(shards, good.tolist(), strict=True) if kept]
+            total = work.sum_of(fit, shards) if shards else None
         return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), bad
 
 
@@ -196,29 +189,6 @@ def in_order(done: BlockResult) -> BlockResult:
         kept=sorted(done.kept),
         refused=sorted(done.refused),
     )
-
-
-def _sum_of(fit: Fit, weight: Tensor, rows: Tensor, *, squares: bool) -> Tree:
-    """Return the partial sum of several clients' answers, as of `fedtide.learn.training.sum_update`."""
-
-    def add(leaf: Tensor) -> Tensor:
-        kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # which costs a GPU little beside its training
-        shares = weight.to(leaf.device, kind)
-        return home((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
-
-    delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
-    total = {"delta": delta}
-    if squares:
-        lengths = torch.stack([_squares(fit.delta, names) for names in layers_of(fit.delta).values()], 1)
-        total["squares"] = Sum(weight @ lengths, float(weight.sum()))
-        total["weight"] = Sum(float(weight @ weight), float(weight.sum()))
-    return total | {"loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
-
-
-def _squares(delta: Weights, names: Sequence[str]) -> Tensor:
-    """Return the squared length (clients,) float64 of some parameters of stacked updates."""
-    each = [delta.params[name].flatten(1).double().square().sum(1) for name in names]
-    return home(torch.stack(each).sum(0))
 
 
 def _finite(fit: Fit) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from fedtide.cohorts.oort import utility
 from fedtide.core.rng import Rng
-from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.core.weights import squared_lengths
+from fedtide.core.trees import Tree, map_leaves, size_in_bytes
+from fedtide.core.types import Answer, Memory, Moment, Shard, Sum, Weighted, Weights
+from fedtide.core.weights import layers_of, squared_lengths
+from fedtide.learn.device import CPU, home
 from fedtide.learn.local import LocalTrainer, Term
+from fedtide.learn.stack import Fit
 from fedtide.learn.steps import Steps, Train, alone
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -63,8 +67,22 @@ class Training:
         if not fitted.steps:
             return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         delta = fitted.delta
-        total = sum_update(delta, client_weight(shard, self.weighting), squares=self.squares)
-        return Answer({**total, "loss": Weighted(fitted.loss, len(shard))}, seen, update=delta)
+        total = self._sent(delta, client_weight(shard, self.weighting), fitted.loss, len(shard))
+        return Answer(total, seen, update=delta)
+
+    def _sent(self, delta: Weights, weight: float, loss: float, rows: int) -> dict[str, Any]:
+        return {**sum_update(delta, weight, squares=self.squares), "loss": Weighted(loss, rows)}
+
+    def sent_bytes(self, received: Weights) -> int:
+        """Return the bytes of what a client sends that trained these weights."""
+        return size_in_bytes(self._sent(received, 1.0, 0.0, 1))
+
+    def sum_of(self, fit: Fit, shards: Sequence[Shard]) -> Tree:
+        """Return the sum of what clients send that were trained at once."""
+        rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
+        weight = torch.tensor([client_weight(shard, self.weighting) for shard in shards], dtype=torch.float64)
+        total = sum_updates(fit.delta, weight, squares=self.squares)
+        return total | {"loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
 
     def _utility(self, received: Weights, shard: Shard) -> Tensor:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
@@ -81,6 +99,29 @@ def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any
     total: dict[str, Any] = {"delta": Weighted(delta, weight)}
     if squares:
         total |= {"squares": Weighted(squared_lengths(delta), weight), "weight": Weighted(weight, weight)}
+    return total
+
+
+def sum_updates(deltas: Weights, weight: Tensor, *, squares: bool) -> dict[str, Any]:
+    """Return the sum of what several clients send of their updates, as of `sum_update`.
+
+    Args:
+        deltas: new minus old (clients, ...).
+        weight: (clients,) weight of each in the mean, float64.
+        squares: also sum what partial pooling needs.
+    """
+
+    def add(leaf: Tensor) -> Tensor:
+        kind = leaf.dtype if leaf.device.type == CPU else torch.float64  # which costs a GPU little beside its training
+        shares = weight.to(leaf.device, kind)
+        return home((shares @ leaf.reshape(len(leaf), -1).to(kind)).reshape(leaf.shape[1:]).double())
+
+    whole = float(weight.sum())
+    total: dict[str, Any] = {"delta": Sum(map_leaves(add, deltas), whole)}
+    if squares:
+        each = {name: param.flatten(1).double().square().sum(1) for name, param in deltas.params.items()}
+        lengths = [home(torch.stack([each[name] for name in names]).sum(0)) for names in layers_of(deltas).values()]
+        total |= {"squares": Sum(weight @ torch.stack(lengths, 1), whole), "weight": Sum(float(weight @ weight), whole)}
     return total
 
 

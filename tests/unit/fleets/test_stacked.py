@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from fedtide.config import from_dict, resolved
-from fedtide.core import codec
+from fedtide.core import codec, sums
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import leaves, same
+from fedtide.core.trees import leaves, same, size_in_bytes
 from fedtide.core.types import Moment, Shard
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked as engines
@@ -97,6 +97,21 @@ def test_ragged_clients_are_trained_as_one_by_one(case):
         assert here.answered.tolist() == [0, 1, 2, 3, 5, 6, 7]  # client 4 has no rows
         assert here.cost == there.cost
         near([here.notes[c].loss for c in here.notes], [there.notes[c].loss for c in there.notes])
+
+
+@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_what_clients_send_together_is_the_sum_of_what_each_sends(squares, weighting):
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), dtype=torch.float64)
+    work = Training(task, LocalTrainer(batch_size=2), weighting, squares=squares)
+    shards = [Shard(torch.rand(n, 3).double(), torch.arange(n) % 2, torch.arange(n)) for n in (5, 3, 2)]
+    weights, rngs, total = task.init(Rng(0)), [Rng(k) for k in range(3)], None
+    for shard, rng in zip(shards, rngs, strict=True):
+        answer = work(weights, None, shard, NOW, rng)
+        assert work.sent_bytes(weights) == size_in_bytes(answer.total)
+        total = sums.add(total, answer.total)
+    copies = stack.stack_of(task, torch.device("cpu"), (3,))
+    near(total, work.sum_of(stack.train_stacked(copies, work.local, None, weights, shards, NOW, rngs), shards))
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
