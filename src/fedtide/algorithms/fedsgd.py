@@ -25,7 +25,7 @@ from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, gradient_step
+from fedtide.learn.local import LocalTrainer, gradient_step, one_gradient
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -41,9 +41,13 @@ def fedsgd(
     """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:
-        local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
+        local: learning rate and schedule; batches and epochs have no effect, and what else changes a step is refused.
         server: server optimizer for the mean step.
+
+    Raises:
+        FedtideError: local training is not by plain SGD, or has weight decay or augmentation.
     """
+    one_gradient(local)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         step = gradient_step(task, local, payload, shard, moment)

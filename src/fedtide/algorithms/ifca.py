@@ -61,7 +61,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, LocalUpdate
+from fedtide.learn.local import LocalTrainer, LocalUpdate, one_gradient
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
@@ -124,7 +124,8 @@ def ifca(
     Sends all models down, and the update of one up, in a sum per model, or in sums of all models (`hide_choice`).
 
     Args:
-        local: local training; for gradients its learning rate is the paper's gamma.
+        local: local training; for gradients its learning rate is the paper's gamma, and it is by plain SGD, without
+            weight decay and augmentation.
         clusters: number of models, K.
         variant: "averaging" of local training, or one "gradient" over all samples of a client.
         normalize_by: divisor of a model's update: the weight of its "members", or of all "participants".
@@ -138,8 +139,10 @@ def ifca(
     if init_noise is None:
         refuse_equal_start(task, clusters, ", or `init_noise`")
     check_layer(task, cluster_layer, "cluster_layer")
-    if mu and variant == "gradient":
-        raise refused("mu", mu, "0 with variant 'gradient', as one gradient is taken where the pull is zero")
+    if variant == "gradient":
+        one_gradient(local)
+        if mu:
+            raise refused("mu", mu, "0 with variant 'gradient', as one gradient is taken where the pull is zero")
     extra = Proximal(mu) if mu else None
     beside = Anchoring(anchor, task, local, server, weighting, variant, extra)
     by_cluster = predict_by_cluster(task)

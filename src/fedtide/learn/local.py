@@ -285,6 +285,22 @@ def plain_sgd(local: LocalTrainer, why: str) -> None:
             raise refused(f"local.{key}", getattr(local, key), f"{words}, {why}")
 
 
+def one_gradient(local: LocalTrainer) -> None:
+    """Refuse what `gradient_step` would leave without effect, but for how samples are divided into steps.
+
+    >>> one_gradient(LocalTrainer(weight_decay=0.1))
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: local.weight_decay: found 0.1, allowed: 0, as each client takes one gradient
+    """
+    why = "as each client takes one gradient"
+    plain_sgd(local, why)
+    if local.weight_decay:
+        raise refused("local.weight_decay", local.weight_decay, f"0, {why}")
+    if local.augment:
+        raise refused("local.augment", [change.kind for change in local.augment], f"none, {why}")
+
+
 def gradient_step(
     task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:
@@ -292,7 +308,7 @@ def gradient_step(
 
     Args:
         task: model and loss.
-        local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
+        local: learning rate and schedule; see `one_gradient`.
         weights: where the gradient is taken.
         shard: the client's samples.
         moment: the time, for the schedule.

@@ -622,3 +622,23 @@ def test_whole_models_of_scsgd_that_are_not_trained_cannot_be_trained_along():
 def test_a_key_of_before_leads_to_that_of_now(name, options, meant):
     with pytest.raises(FedtideError, match=f"did you mean '{meant}'"):
         toy(name, options)
+
+
+# -- FedSGD, and IFCA by gradients -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [("fedsgd", {}), ("ifca", {"variant": "gradient"})])
+@pytest.mark.parametrize(
+    ("local", "line"),
+    [
+        ({"optimizer": "adam"}, "optimizer: found 'adam', allowed: 'sgd'"),
+        ({"momentum": 0.9}, "momentum: found 0.9, allowed: 0"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm: found 1.0, allowed: none"),
+        ({"weight_decay": 0.1}, "weight_decay: found 0.1, allowed: 0"),
+        ({"augment": ["flip"]}, r"augment: found \['flip'\], allowed: none"),
+    ],
+)
+def test_what_one_gradient_would_leave_without_effect_is_refused(algorithm, options, local, line):
+    experiment = toy(algorithm, {**options, "local": local})
+    with pytest.raises(FedtideError, match=rf"^method 'toy'\.local\.{line}, as each client takes one gradient$"):
+        host_of(experiment, experiment.method[0], 0, MemoryStore(None))
