@@ -6,9 +6,10 @@ learns of (`fedtide.data.rows.known_rows`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.learn.target import About, Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget
+from fedtide.learn.target import About, Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget, Target
 
 Place = Callable[[int], str]
 """Says which row it is, for messages."""
@@ -25,8 +26,34 @@ BINS = 10
 """Bins of a number, for what reads labels: partitions, label shares, drift."""
 
 
+class Fitting(Protocol):
+    """A setting that becomes a target once rows are known."""
+
+    kind: str
+    about: ClassVar[About]
+
+    @abstractmethod
+    def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[Target, Tensor]:
+        """Return the target, and a bin for each row (rows,), which whatever reads labels is given.
+
+        Args:
+            values: (rows,) what rows are labeled with; of several labels at once (rows, labels).
+            known: positions of the rows that standardize values and set borders (`fedtide.data.rows.known_rows`).
+            seen: positions of all rows that are not for testing: the rival without features says what is best of them.
+            place: says which row it is, for messages.
+
+        Raises:
+            FedtideError: a value is not of this kind.
+
+        >>> values, rows = torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.arange(4)
+        >>> target, bins = Number().fitted(values, rows[:2], rows, "row {}".format)
+        >>> target.center, target.scale, target.constant, bins.tolist()
+        (2.0, 1.0, (4.0,), [0, 9, 9, 9])
+        """
+
+
 @ingredient
-class Number:
+class Number(Fitting):
     """A number. The model trains on standardized values and predicts in the units of the data.
 
     Args:
@@ -40,16 +67,15 @@ class Number:
     about: ClassVar[About] = NumberTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[NumberTarget, Tensor]:
-        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
-        about = _about(values, known)
+        """Return the target of numbers, and their bins."""
         rival = values[seen].double()
         constant = float(rival.quantile(0.5) if self.loss == "huber" else rival.mean())
         edges = edges_of(values[known])
-        return NumberTarget(*about, (constant,), edges, self.loss), binned(values, edges)
+        return NumberTarget(*_mean_and_spread(values, known), (constant,), edges, self.loss), binned(values, edges)
 
 
 @ingredient
-class Quantiles:
+class Quantiles(Fitting):
     """Quantiles of a number, by the pinball loss, the mean over all of them.
 
     Args:
@@ -65,42 +91,47 @@ class Quantiles:
             raise ValueError(f"found at {list(self.at)}, allowed: rising numbers between 0 and 1")
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[QuantileTarget, Tensor]:
-        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        """Return the target of numbers, and their bins."""
         constant = values[seen].double().quantile(torch.tensor(self.at, dtype=torch.float64))
         edges = edges_of(values[known])
-        made = QuantileTarget(*_about(values, known), tuple(constant.tolist()), edges, self.at)
+        made = QuantileTarget(*_mean_and_spread(values, known), tuple(constant.tolist()), edges, self.at)
         return made, binned(values, edges)
 
 
 @ingredient
-class Counts:
+class Counts(Fitting):
     """A count, by the likelihood of a Poisson distribution; its skill is the explained share of the deviance."""
 
     kind: Literal["counts"] = "counts"
     about: ClassVar[About] = CountTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[CountTarget, Tensor]:
-        """Return the target of values (rows,), and the bin of each row (see `fitted`)."""
+        """Return the target of counts, and their bins."""
         wrong = (values < 0) | (values != values.floor())
         if wrong.any():
             row = int(wrong.nonzero()[0])
             raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, as a count")
         if not float(values[known].sum()):
             raise FedtideError("data.target: found 0 in all rows that are known, allowed: some count above 0")
-        center, scale = _about(values, known)
+        center, scale = _mean_and_spread(values, known)
         edges = edges_of(values[known])
         return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
 
 
 @ingredient
-class Labels:
+class Labels(Fitting):
     """Several labels at once: each of them is there or not."""
 
     kind: Literal["labels"] = "labels"
     about: ClassVar[About] = LabelsTarget.about
 
     def fitted(self, values: Tensor, known: Tensor, seen: Tensor, place: Place) -> tuple[LabelsTarget, Tensor]:
-        """Return the target of values (rows, labels), and the first label of each row (see `fitted`)."""
+        """Return the target of labels, and the first one of each row; where it has none, their number.
+
+        >>> values, rows = torch.tensor([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]), torch.arange(3)
+        >>> Labels().fitted(values, rows, rows, "row {}".format)[1].tolist()
+        [1, 0, 2]
+        """
         wrong = (values != 0) & (values != 1)
         if wrong.any():
             row, label = wrong.nonzero()[0].tolist()
@@ -114,7 +145,7 @@ Setting = Classes | Number | Quantiles | Counts | Labels
 """What `data.target` says."""
 
 
-def _about(values: Tensor, known: Tensor) -> tuple[float, float]:
+def _mean_and_spread(values: Tensor, known: Tensor) -> tuple[float, float]:
     """Return mean and standard deviation of the known values; 1 where all are the same."""
     some = values[known].double()
     spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
