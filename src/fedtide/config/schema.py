@@ -242,8 +242,8 @@ class Claim(Strict):
         method: whose number it is about.
         versus: the method that it is compared with, seed by seed; of several the one with the highest mean, with `less`
             the lowest; None compares the number itself with `bound`.
-        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... Left out, it is
-            the headline score: accuracy, or skill where labels are no classes.
+        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ... None means the
+            headline score: accuracy, or skill where labels are numbers or counts.
         bound: the number, or the difference, must lie beyond this.
         less: it must lie below; None means so for errors (mae, rmse, pinball, deviance), which are better when lower.
         within: it must lie closer to `bound` than this, on either side.
@@ -256,7 +256,7 @@ class Claim(Strict):
     text: str = Field(min_length=1)
     method: str
     versus: Annotated[tuple[str, ...], Distinct] | str | None = None
-    measure: str = "accuracy"
+    measure: str | None = None
     bound: Finite = 0.0
     less: Flag | None = None
     within: Positive | None = None
@@ -265,7 +265,13 @@ class Claim(Strict):
 
     def about(self, score: str) -> Claim:
         """Return the claim, about a score where it says no measure."""
-        return self if "measure" in self.model_fields_set else self.model_copy(update={"measure": score})
+        return self if self.measure is not None else self.model_copy(update={"measure": score})
+
+    @property
+    def measured(self) -> str:
+        """Return the measure; a claim that says none has to be `about` a score before."""
+        assert self.measure is not None
+        return self.measure
 
     @property
     def below(self) -> bool:

@@ -240,15 +240,15 @@ def check_measures(experiment: Experiment, where: str = "experiment") -> None:
         own += metric.units
     own += experiment.metric_units
     for place, claim in enumerate(experiment.claim):
-        if claim.measure in {"accuracy", "skill"} - {experiment.score}:
+        if claim.measured in {"accuracy", "skill"} - {experiment.score}:
             wanted = f"{experiment.score}, the score of this target"
-            raise refused(f"{where}: claim[{place}].measure", claim.measure, wanted)
-        if unit_of(claim.measure) is not None or claim.measure in own:
+            raise refused(f"{where}: claim[{place}].measure", claim.measured, wanted)
+        if unit_of(claim.measured) is not None or claim.measured in own:
             continue
         there = own if claim.at is None else [*own, *_metrics_at(experiment, claim.at, where)]
-        if claim.measure not in there:
+        if claim.measured not in there:
             known = [*UNITS, *there, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
-            raise unknown(f"{where}: claim[{place}].measure", claim.measure, known)
+            raise unknown(f"{where}: claim[{place}].measure", claim.measured, known)
 
 
 def _metrics_at(experiment: Experiment, part: str, where: str) -> list[str]:

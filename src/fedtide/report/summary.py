@@ -448,8 +448,8 @@ class _Claimed:
 
 def _verdict(claim: Claim, found: _Claimed, units: Mapping[str, Unit] | None) -> Judged:
     number = Measure.of(list(found.by_seed.values()) or [math.nan])
-    unit = (units or {}).get(claim.measure)
-    return Judged(claim.text, claim.measure, number, _said(claim, number, found), found.paired, unit, found.reached)
+    unit = (units or {}).get(claim.measured)
+    return Judged(claim.text, claim.measured, number, _said(claim, number, found), found.paired, unit, found.reached)
 
 
 def _said(claim: Claim, number: Measure, found: _Claimed) -> Verdict:
@@ -477,14 +477,14 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> _Claimed:
     methods = [done[claim.method], *_best(rivals, claim)] if claim.method in done else []
     if len(methods) < 1 + paired or len(rivals) < len(claim.rivals):
         return _Claimed({}, paired, False, [])
-    arrived = [m.by_seed(ARRIVALS[claim.measure]) for m in methods] if claim.measure in ARRIVALS else []
+    arrived = [m.by_seed(ARRIVALS[claim.measured]) for m in methods] if claim.measured in ARRIVALS else []
     short = any(not all(seeds.values()) for seeds in arrived)
     reached = [int(sum(seeds.values())) for seeds in arrived] if short else []
     ours = methods[0]
     if paired:
-        by_seed, same = ours.minus(methods[1], claim.measure), ours.same_run(methods[1])
+        by_seed, same = ours.minus(methods[1], claim.measured), ours.same_run(methods[1])
         return _Claimed(by_seed, True, same, reached, short and _is_open(claim, *arrived))
-    by_seed = ours.by_seed(claim.measure)
+    by_seed = ours.by_seed(claim.measured)
     if short and (claim.below or claim.within is not None):
         by_seed = {seed: value if arrived[0][seed] else math.inf for seed, value in by_seed.items()}
     return _Claimed(by_seed, False, False, reached)
@@ -500,9 +500,9 @@ def _is_open(claim: Claim, ours: Mapping[int, float], theirs: Mapping[int, float
 
 def _best(rivals: list[MethodSummary], claim: Claim) -> list[MethodSummary]:
     """Return a list of the rival of highest mean, or of the lowest; the first of equal ones, none of unknown means."""
-    known = [rival for rival in rivals if rival.measure(claim.measure).mean is not None]
+    known = [rival for rival in rivals if rival.measure(claim.measured).mean is not None]
     sign = -1.0 if claim.below else 1.0
-    return [max(known, key=lambda rival: sign * (rival.measures[claim.measure].mean or 0.0))] if known else rivals[:1]
+    return [max(known, key=lambda rival: sign * (rival.measures[claim.measured].mean or 0.0))] if known else rivals[:1]
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from fedtide.config import Claim, points
+from fedtide.config import Claim, brief, from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.measure import Measure
 from fedtide.evaluate.metrics import branch_accuracy
@@ -57,8 +57,8 @@ def test_a_number_by_itself_is_compared_with_the_threshold(by, less, expected):
 def test_what_was_not_judged_is_not_seen():
     finished = [method("ours", [0.9, 0.9])]
     for claim in (
-        Claim(text="x", method="ours", versus="theirs"),
-        Claim(text="x", method="theirs"),
+        Claim(text="x", method="ours", versus="theirs", measure="accuracy"),
+        Claim(text="x", method="theirs", measure="accuracy"),
         Claim(text="x", method="ours", measure="swing"),
     ):
         found = judged(finished, claim)
@@ -71,7 +71,7 @@ def test_only_seeds_that_both_have_are_compared():
     """Seeds 1, 2 and 3: differences 0.2; seed 0 and seed 4 would spoil it."""
     ours = method("ours", [0.1, 0.7, 0.8, 0.9], seeds=[0, 1, 2, 3])
     theirs = method("theirs", [0.5, 0.6, 0.7, 0.99], seeds=[1, 2, 3, 4])
-    found = judged([ours, theirs], Claim(text="x", method="ours", versus="theirs"))
+    found = judged([ours, theirs], Claim(text="x", method="ours", versus="theirs", measure="accuracy"))
     assert found.number.values == pytest.approx([0.2, 0.2, 0.2])
     assert found.number.mean == pytest.approx(0.2)
     assert found.verdict == "holds"
@@ -81,7 +81,7 @@ def test_only_seeds_that_both_have_are_compared():
 def test_several_rivals_are_the_best_of_them(less, best):
     """Of means 0.6, 0.8 and 0.7 the highest counts, or where less is better the lowest, at every seed."""
     done = [method("ours", [0.9] * 3), method("a", [0.6] * 3), method("b", [0.7, 0.8, 0.9]), method("c", [0.7] * 3)]
-    claim = Claim(text="x", method="ours", versus=["a", "b", "c"], less=less)
+    claim = Claim(text="x", method="ours", versus=["a", "b", "c"], measure="accuracy", less=less)
     assert judged(done, claim).number.mean == pytest.approx(best)
     assert judged(done[:3], claim).number.mean is None
 
@@ -277,7 +277,7 @@ def test_the_page_and_the_summary_have_the_claims_about_the_sweep(swept):
 def test_without_validation_rows_no_claim_about_several_points_is_seen():
     methods = [method("A", [0.4, 0.6])]
     both = [Summary("", f"rate {rate}", 3, "train_clients", 3, None, [], methods) for rate in (0.1, 0.2)]
-    chosen = across(both, Claim(text="best", method="A", at="chosen"))
+    chosen = across(both, Claim(text="best", method="A", measure="accuracy", at="chosen"))
     assert (chosen.verdict, chosen.number.mean) == ("not seen", None)
 
 
@@ -331,6 +331,8 @@ def test_a_claim_is_about_the_score_of_the_target_and_not_about_that_of_another(
         made = study(A, claim=[claim], data={"target": target})
         assert made.claim[0].measure == score
         check_measures(made)
+        assert from_dict(resolved(made)).claim == made.claim  # as a run folder's file has it
+        assert "measure" not in brief(made)
         with pytest.raises(FedtideError, match=rf"claim\[0\].measure: found '{other}', allowed: {score}, the score"):
             check_measures(study(A, claim=[{**claim, "measure": other}], data={"target": target}))
 

@@ -112,7 +112,7 @@ def test_values_that_do_not_vary_need_three_seeds():
 def rates(seeds: int, step: float = 0.0, trials: int = 2000) -> tuple[float, float]:
     """How often a claim about two equal methods holds, and does not hold; accuracies are multiples of `step`."""
     rng = np.random.default_rng(18)
-    claim, found = Claim(text="x", method="ours", versus="theirs"), []
+    claim, found = Claim(text="x", method="ours", versus="theirs", measure="accuracy"), []
     for _ in range(trials):
         hard = rng.normal(0.7, 0.05, seeds)
         pair = [hard + rng.normal(0, 0.01, seeds) for _ in range(2)]
