@@ -57,6 +57,7 @@ from fedtide.deploy.tickets import (
     study_for,
 )
 from fedtide.fleets.remote import SIMULATION_ONLY
+from fedtide.learn.device import CPU
 from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
@@ -352,6 +353,8 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     data = experiment.data
     if data.public_samples:
         raise refused(f"{where}: data.public_samples", data.public_samples, "0, as tickets carry no rows to nodes")
+    if experiment.fleet.device != CPU:  # a site has one digest, and machines of nodes have devices of their own
+        raise refused(f"{where}: fleet.device", experiment.fleet.device, "cpu, which servers and nodes compute on")
     rows = rows_of(experiment, experiment.seeds[0])
     if not isinstance(rows, Rows):
         raise FedtideError(f"{where}: data.source: makes rows as they are needed, which real clients do not")

@@ -79,7 +79,7 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
         return Choice(experiment, workers)
     runs = len(plan(experiment, Path()))
     if runs > 1:
-        local = Local(workers=fleet.workers, channels_last=fleet.channels_last)
+        local = Local(workers=fleet.workers, channels_last=fleet.channels_last, device=fleet.device)
         return Choice(_with(experiment, local), workers, f"fleet: local, {runs} runs side by side")
     told = measured(experiment, workers)
     alone = told[0]
@@ -111,8 +111,9 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         workers: as for `resolve_auto`.
     """
     (run,) = plan(experiment, Path())
-    layout = experiment.fleet.channels_last
-    several = Workers(workers=experiment.fleet.workers, channels_last=layout)
+    fleet = experiment.fleet
+    alone = Local(channels_last=fleet.channels_last, device=fleet.device)
+    several = Workers(workers=fleet.workers, channels_last=fleet.channels_last, device=fleet.device)
     size = processes(_with(experiment, several), workers, 1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtide-auto-")))
@@ -120,8 +121,8 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         host = host_of(run.experiment, run.method, run.seed, memory)
         clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
         wire = None if host.wire is None else replace(host.wire, steps=())  # what is timed is not read
-        fleet = SimulatedFleet.of(host, LocalEngine(host), clock, wire=wire)
-        first = begin(host.algorithm, fleet, seed=run.seed, rounds=experiment.rounds).state
+        starting = SimulatedFleet.of(host, LocalEngine(host), clock, wire=wire)
+        first = begin(host.algorithm, starting, seed=run.seed, rounds=experiment.rounds).state
         memory.settle((0, 0))
 
         def round_on(engine: Engine) -> Callable[[], None]:
@@ -133,14 +134,13 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
 
             return once
 
-        told = [Measured(Local(channels_last=layout), *timed(round_on(LocalEngine(host))))]
+        told = [Measured(alone, *timed(round_on(LocalEngine(host))))]
         if size < 2 or told[0].seconds * experiment.rounds < SHORT:
             return told
         pool = stack.enter_context(Pool(size))
         engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
         told.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
-        more = Local(channels_last=layout, threads=size)
-        told.append(Measured(more, *timed(round_on(LocalEngine(host, size)))))
+        told.append(Measured(replace(alone, threads=size), *timed(round_on(LocalEngine(host, size)))))
         return told
 
 

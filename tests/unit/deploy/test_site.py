@@ -130,6 +130,7 @@ def simulated(**changes):
         ({"data": {"source": "gaussians", "public_samples": 5}}, "a,b,c", "SCAFFOLD", "public_samples: found 5"),
         ({"data": {"source": "play-roles"}}, "a,b,c", "SCAFFOLD", "does not fit rows"),
         ({"data": {"source": "python:os:getcwd"}}, "a,b,c", "SCAFFOLD", "os:getcwd"),
+        ({"fleet": {"device": "auto"}}, "a,b,c", "SCAFFOLD", "fleet.device: found 'auto', allowed: cpu"),
         ({"deploy": {"address": "nowhere"}}, "a,b,c", "SCAFFOLD", "deploy.address: found 'nowhere'"),
         ({"deploy": {"every": "1 hour"}}, "a,b,c", "SCAFFOLD", "deploy.every: found '1 hour', allowed: a number and s"),
         ({"deploy": {"deadline": "0s"}}, "a,b,c", "SCAFFOLD", "deploy.deadline: found '0s', allowed: 1s to 366d"),

@@ -54,6 +54,13 @@ def test_threads_are_not_taken_on_a_machine_that_others_use(wide, monkeypatch):
         assert choice.said == f"fleet: {said}; others use this machine, 30% of the time was waiting"
 
 
+def test_every_fleet_computes_on_the_device_that_was_asked_for(wide, monkeypatch):
+    asked = toy("fedavg", fleet={"kind": "auto", "device": "auto"})
+    pretending(monkeypatch, (1.0, 1.0, 1.0))
+    assert {each.settings.device for each in auto.measured(asked, None)} == {"auto"}
+    assert auto.resolve_auto(asked.model_copy(update={"seeds": (0, 1)})).experiment.fleet.device == "auto"
+
+
 def test_measuring_leaves_the_run_as_it_would_have_been(wide, monkeypatch):
     """Scaffold keeps memory: what was played to measure must not be in it."""
     monkeypatch.setattr(auto, "ROUNDS", 1)
