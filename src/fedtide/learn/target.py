@@ -385,7 +385,8 @@ class QuantileTarget(Measured):
         return self._pinball(said, y)
 
     def _pinball(self, said: Tensor, y: Tensor) -> Tensor:
-        off, at = y.unsqueeze(-1) - said, torch.tensor(self.at, dtype=said.dtype)
+        off = y.unsqueeze(-1) - said
+        at = torch.tensor(self.at, dtype=said.dtype).to(said.device, non_blocking=True)  # a GPU is not waited for
         return torch.maximum(at * off, (at - 1) * off).mean(-1)
 
     def columns(self, told: Tensor) -> dict[str, Tensor]:

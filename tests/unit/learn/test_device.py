@@ -29,6 +29,7 @@ from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.every import judged
 from fedtide.learn import device, local, stack
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import Task
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
@@ -231,6 +232,27 @@ def test_a_device_is_waited_for_once_a_training(epochs, monkeypatch):
     whole = trainer(*given).loss
     assert read == [3 * epochs]
     assert [fitted.loss for fitted in trainer.iter_epochs(*given)][-1] == whole
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(NumberTarget(1.0, 2.0, (1.0,), form=form) for form in ("squared", "huber", "gaussian")),
+        QuantileTarget(1.0, 2.0, (1.0, 2.0), at=(0.1, 0.9)),
+        CountTarget(1.0, 2.0, (1.0,)),
+        LabelsTarget(3),
+    ],
+    ids=lambda target: f"{target.kind} {getattr(target, 'form', '')}".strip(),
+)
+def test_every_target_trains_on_a_device(target, elsewhere):
+    elsewhere("meta")
+    task = Task(lambda: nn.Linear(4, target.width), target=target, device="meta")
+    y = torch.arange(9.0) if target.kind != "labels" else torch.arange(27).reshape(9, 3) % 2
+    given, now, weights = Shard(torch.rand(9, 4), y, torch.arange(9)), Moment(0, 1), task.init(Rng(0))
+    assert LocalTrainer(batch_size=4)(task, task.loss, weights, given, now, Rng(0)).steps == 3
+    made = stack.stack_of(task, torch.device("meta"), (4,))
+    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [given] * 2, now, [Rng(0), Rng(1)])
+    assert fit.steps.tolist() == [3, 3]
 
 
 def test_dropout_draws_on_the_device_from_the_clients_key(elsewhere):
