@@ -8,7 +8,7 @@ from them. Code that computes with it other than by the task, or keeps it, bring
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +65,16 @@ def home(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(home(each) for each in value)
     return value.cpu() if isinstance(value, Tensor) else value
+
+
+def read(made: Sequence[tuple[Tensor, float]]) -> list[tuple[float, float]]:
+    """Return losses as numbers, each with what stands beside it; the device is waited for once.
+
+    >>> read([(torch.tensor(0.5), 3)])
+    [(0.5, 3)]
+    """
+    values = home(torch.stack([value for value, _ in made])).flatten().tolist() if made else []
+    return [(value, beside) for value, (_, beside) in zip(values, made, strict=True)]
 
 
 def resident(rows: Tensor, device: str) -> Tensor:

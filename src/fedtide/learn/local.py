@@ -25,8 +25,8 @@ from fedtide.core.trees import detached, unshare
 from fedtide.core.types import ComputeCost, Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
-from fedtide.learn.device import home
-from fedtide.learn.loss import Loss, label_count, mask_of
+from fedtide.learn.device import read
+from fedtide.learn.loss import Loss
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
@@ -166,7 +166,9 @@ class LocalTrainer:
         optimizer = LocalOptimizer(self, rate, scratch.values)
         received = [] if extra is None else [task.there(weights.params[name]) for name in scratch.names]
         shared, columns = loss.prepare(shard)
-        shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))))
+        shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns)))
+        # Labels are counted on the CPU: a device would be waited for in every step.
+        table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
         alone = (
             extra is not None or self.max_grad_norm is not None or self.weight_decay > 0
@@ -176,11 +178,9 @@ class LocalTrainer:
 
         def fitted() -> Fitted:
             nonlocal total
-            if unread:  # a device is waited for here alone
-                values, labels = zip(*unread, strict=True)
-                for value, count in zip(home(torch.stack(values)).tolist(), labels, strict=True):
-                    total += value * count
-                unread.clear()
+            for found, count in read(unread):  # a device is waited for here alone
+                total += found * count
+            unread.clear()
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
         work = self if moment.part is None else self.draw_partial(moment.part)
@@ -201,7 +201,7 @@ class LocalTrainer:
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
-            labels = label_count(y, None if shard.mask is None else rest[-1])
+            labels = len(y) if shard.mask is None else int(rest[-1].sum())
             unread.append((value.detach(), labels))
             seen += labels
             steps += 1
@@ -261,8 +261,9 @@ class LocalTrainer:
         while rows >= smallest and (
             epoch < (self.epochs or 1) if self.local_steps is None else done < self.local_steps
         ):
-            order = torch.randperm(rows, generator=generator).to(columns[0].device)
-            shuffled = tuple(column.index_select(0, order) for column in columns)
+            order = torch.randperm(rows, generator=generator)
+            moved = order.to(columns[0].device, non_blocking=True)
+            shuffled = tuple(c.index_select(0, order if c.device == order.device else moved) for c in columns)
             # Many a client has a single batch, which needs no cutting.
             cut = [shuffled] if rows <= size else zip(*(column.split(size) for column in shuffled), strict=True)
             for start, batch in zip(range(0, rows, size), cut, strict=True):

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Shard
+from fedtide.learn.device import CPU
 
 Columns = tuple[Tensor, ...]
 """Tensors with one entry for each sample, split and shuffled along with the samples."""
@@ -37,17 +38,35 @@ def mask_of(shard: Shard) -> Columns:
     return () if shard.mask is None else (shard.mask,)
 
 
+IGNORED = -100
+"""Label that a mean cross-entropy of torch leaves out."""
+
+
 def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return outputs (labels, classes) and labels (labels,) of a batch, restricted to the mask if there is one.
 
-    Values that are no classes stay as they are.
+    On another device, which would be waited for to count them, all labels are returned, with `IGNORED` for those that
+    do not count. Values that are no classes stay as they are.
     """
     if y.is_floating_point():
         return outputs, y
     if not columns:
         return outputs.flatten(0, -2), y.flatten()
     (mask,) = columns
+    if y.device.type != CPU:
+        return outputs.flatten(0, -2), y.masked_fill(~mask, IGNORED).flatten()
     return outputs[mask], y[mask]
+
+
+def mean_of_each(
+    loss: StackedLoss, outputs: Tensor, y: Tensor, columns: Sequence[Tensor], shared: Any, eps: float
+) -> Tensor:
+    """Return the mean of `loss.each` over a batch, restricted to the mask if there is one."""
+    if y.device.type == CPU or not columns:
+        return loss.each(*keep_counted(outputs, y, columns), shared, eps).mean()
+    (mask,) = columns
+    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
+    return loss.each(outputs, y, shared, eps).masked_fill(~mask, 0.0).sum() / mask.sum()
 
 
 class Loss(Protocol):

@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
-from fedtide.learn.device import CPU, home, there
+from fedtide.learn.device import CPU, home, read, there
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.target import CLASSES, Target
 
@@ -278,10 +278,12 @@ class Task:
         """Return the mean training loss of all samples (or steps that count), in evaluation mode; 0 without samples."""
         module = self.scratch.load(weights, train=False)
         shared, columns = self.loss.prepare(shard)
-        total, seen = 0.0, 0
+        made: list[tuple[Tensor, int]] = []
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
-            value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
-            total += home(value).item() * count
+            made.append(self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns)))
+        total, seen = 0.0, 0.0
+        for found, count in read(made):
+            total += found * count
             seen += count
         return total / max(seen, 1)
 
@@ -312,6 +314,7 @@ class Task:
         module = self.scratch.load(weights, train=train)
         shared, columns = self.loss.prepare(shard)
         gradient: list[Tensor] = []
+        made: list[tuple[Tensor, float]] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
@@ -319,7 +322,9 @@ class Task:
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
             gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
-            loss += share * (home(value).item() - loss)
+            made.append((value.detach(), share))
+        for found, share in read(made):
+            loss += share * (found - loss)
         return dict(zip(wanted, map(home, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:

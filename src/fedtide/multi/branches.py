@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
-from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, keep_counted, mask_of
+from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task, concat_passes, example_of, parts
@@ -125,14 +125,14 @@ class BranchLoss:
         if isinstance(self.choice, int):
             own, others = logits[self.choice], [z for k, z in enumerate(logits) if k != self.choice]
         else:
-            k, rest, rows = rest[0], rest[1:], torch.arange(len(y))
+            k, rest, rows = rest[0], rest[1:], torch.arange(len(y), device=y.device)
             own, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
         value = self.base.value(own, y, shared, columns)
         if self.lam == 0 or not others:
             return value
         # Columns of its own beside the mask, which `each` would take one by one, are not there for other branches.
         base: Any = self.base if isinstance(self.base, StackedLoss) and count <= len(rest) else CrossEntropy()
-        parts = [base.each(*keep_counted(z, y, rest), shared, self.eps).mean() for z in others]
+        parts = [mean_of_each(base, z, y, rest, shared, self.eps) for z in others]
         return value + self.lam * torch.stack(parts).mean()
 
     @property

@@ -8,6 +8,7 @@ home is zeros.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,16 @@ from fedtide.data.shift.how import Reading, Rotation
 from fedtide.data.transforms import Normalize
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.every import judged
-from fedtide.learn import device, local, stack
+from fedtide.learn import device, loss, stack
+from fedtide.learn import task as tasks
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
+from fedtide.models.text import LSTM
+from fedtide.multi.branches import BranchLoss, with_branches
+from fedtide.multi.mixture_loss import Blended
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
 from helpers.toys import played, toy
@@ -226,7 +233,7 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_device_is_waited_for_once_a_training(epochs, monkeypatch):
     read = []
-    monkeypatch.setattr(local, "home", lambda value: read.append(len(value)) or value)
+    monkeypatch.setattr(device, "home", lambda value: read.append(len(value)) or value)
     task, trainer = Task(network, device="cpu:0"), LocalTrainer(batch_size=4, epochs=epochs)
     given = task, task.loss, task.init(Rng(0)), pictures(), Moment(0, 1), Rng(0)
     whole = trainer(*given).loss
@@ -253,6 +260,61 @@ def test_every_target_trains_on_a_device(target, elsewhere):
     made = stack.stack_of(task, torch.device("meta"), (4,))
     fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [given] * 2, now, [Rng(0), Rng(1)])
     assert fit.steps.tolist() == [3, 3]
+
+
+def sentences():
+    """A client with five sequences of 1, 2, 3, 4 and 2 steps that count."""
+    y = torch.tensor([[1, 0, 0, 0], [2, 3, 0, 0], [1, 1, 2, 0], [3, 2, 1, 4], [4, 4, 0, 0]])
+    return Shard(torch.tensor([[1, 2, 3, 4]] * 5), y, torch.arange(5), mask=y != 0)
+
+
+SHARES = torch.full((5, 2), 0.5)
+PER_ROW = torch.tensor([0, 1, 0, 1, 0])
+LOSSES = {
+    "cross-entropy": CrossEntropy(),
+    "wsm": WSM(),
+    "branch": BranchLoss(CrossEntropy(), 1, 0.5, 0.2),
+    "branch wsm": BranchLoss(WSM(), 1, 0.5, 0.2),
+    "branch of each row": BranchLoss(CrossEntropy(), PER_ROW, 0.5, 0.2),
+    "blend": Blended(SHARES),
+}
+"""Losses of sequences; those of a branched network have two branches."""
+
+
+def of_words(name, where):
+    """A task of sequences, and a loss for it."""
+    task = Task(partial(LSTM(embedding=4, hidden=3).build, (4,), 5), LOSSES[name], device=where)
+    return task if name in ("cross-entropy", "wsm") else with_branches(task, "projection", 2)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_sequences_with_a_mask_do_not_wait_for_a_device(name, elsewhere):
+    elsewhere("meta")  # which refuses to be read
+    task, given = of_words(name, "meta"), sentences()
+    weights = task.init(Rng(0))
+    trained = LocalTrainer(batch_size=2)(task, task.loss, weights, given, Moment(0, 1), Rng(0))
+    assert (trained.steps, trained.loss) == (3, 0.0)
+    assert task.objective(weights, given) == task.gradient(weights, given)[1] == 0.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_steps_that_do_not_count_are_left_out_on_a_device_as_here(name, monkeypatch):
+    task, given = of_words(name, "cpu"), sentences()
+    weights = task.init(Rng(0))
+    here = task.gradient(weights, given)
+    monkeypatch.setattr(loss, "CPU", "another")
+    there = task.gradient(weights, given)
+    torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("ask", [Task.objective, Task.gradient])
+def test_a_device_is_waited_for_once_however_many_passes(ask, monkeypatch):
+    reads = []
+    monkeypatch.setattr(device, "home", lambda value: reads.append(len(value)) or value)
+    monkeypatch.setattr(tasks, "ROWS", 4)
+    task = Task(network, device="cpu:0")
+    ask(task, task.init(Rng(0)), pictures())
+    assert reads == [3]
 
 
 def test_dropout_draws_on_the_device_from_the_clients_key(elsewhere):
