@@ -33,6 +33,8 @@ ROW_BYTES = 64 * 2**20
 """Bytes of rows, in float32, that are read together."""
 STEP_BYTES = 64 * 2**20
 """Bytes of what a step makes of its rows, such as patches."""
+GPU_STEP_BYTES = 4 * 2**30
+"""Bytes of what a step makes of its rows on a GPU, which is fast only with much to do at once."""
 
 
 def why_alone(host: Host) -> str | None:
@@ -149,8 +151,9 @@ class StackedEngine(LocalEngine):
         most = HELD_BYTES // max(model, 1)
         if stack is not None and len(counts):
             step = stack.row_bytes * (batch or int(counts.max()))
-            limit = STACK_BYTES if stack.device.type == CPU else GPU_STACK_BYTES
-            most = min(limit // model, STEP_BYTES // max(step, 1))
+            cpu = stack.device.type == CPU
+            models, rows = (STACK_BYTES, STEP_BYTES) if cpu else (GPU_STACK_BYTES, GPU_STEP_BYTES)
+            most = min(models // model, rows // max(step, 1))
         row = 4 * math.prod(self.host.population.rows.shape)
         held = (counts.cumsum(0) - counts) * row // ROW_BYTES
         number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)

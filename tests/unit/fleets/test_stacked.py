@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,6 +209,15 @@ def test_small_stacks_give_the_same(monkeypatch):
     whole = played(experiment, host=host, rounds=2, engine=StackedEngine)
     monkeypatch.setattr(engines, "STACK_BYTES", 1)
     near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
+
+
+@pytest.mark.parametrize(("where", "alone"), [("cpu", True), ("meta", False)])
+def test_a_device_takes_more_rows_at_once_than_a_cache(where, alone):
+    """The network of FEMNIST makes 2 MB of a row, and 40 MB of a batch of 20."""
+    _, host = ragged()
+    made = SimpleNamespace(device=torch.device(where), row_bytes=2 * 2**20)
+    cuts = StackedEngine(host)._cut(torch.full((8,), 20), 2**20, made, 20)
+    assert [len(cut) for cut in cuts] == ([1] * 8 if alone else [8])
 
 
 def test_a_recorded_step_gives_the_same_bits(monkeypatch):
