@@ -23,7 +23,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.pooled import POOLED
 from fedtide.fleets.stacked import why_alone
 from fedtide.learn.bfloat import check_gain
-from fedtide.learn.device import CPU
+from fedtide.learn.device import CPU, find_device
 from fedtide.learn.fit import check_fit
 from fedtide.learn.local import LocalTrainer
 from fedtide.runs import build
@@ -70,7 +70,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     for point in points(experiment, where):
         _check_clock(point.experiment, where)
         if point.experiment.precision == "bf16":
-            check_gain()
+            check_gain(find_device(point.experiment.fleet.device))
         alone: dict[str, str] = {}
         for method in point.experiment.method:
             host = _build(point.experiment, method, tried)

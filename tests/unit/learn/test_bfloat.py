@@ -149,9 +149,10 @@ def test_parameters_of_another_type_are_refused():
 
 def test_a_processor_that_loses_is_refused_in_one_line_before_anything_is_written(monkeypatch):
     experiment = toy("fedavg", {}, precision="bf16")
-    monkeypatch.setattr(bfloat, "gain", lambda: 1.0)
+    monkeypatch.setattr(bfloat, "gain", lambda: bfloat.LEAST)
     preflight(experiment)
     monkeypatch.setattr(bfloat, "gain", lambda: 0.7)
+    bfloat.check_gain("cuda")
     with pytest.raises(FedtideError, match=r"^precision: found 'bf16', .* 1\.4 times as long .*; allowed: fp32, fp64$"):
         preflight(experiment)
     preflight(toy("fedavg", {}))
