@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,17 +35,27 @@ SHORT = 10.0
 CLEARLY = 0.95
 """Share of one process's time below which another fleet is chosen."""
 CALM = 0.8
-"""Share of its time that one process has a core, below which others use the machine. Threads would wait for each other
+"""Share of its time that each thread has a core, below which others use the machine. Threads would wait for each other
 there, and spin: two of them took 16 times as long as one."""
+SPIN = 0.2
+"""Seconds for which threads compute to see whether there is a core for each."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A fleet and the seconds that it needs for a round; `computing`: the processor seconds of this process in them."""
+    """A fleet and the seconds that it needs for a round.
+
+    Args:
+        settings: of the fleet.
+        seconds: of a round.
+        computing: the processor seconds of this process in them.
+        cores: what `shares` says of its threads, where it has several.
+    """
 
     settings: FleetSettings
     seconds: float
     computing: float
+    cores: float = 1.0
 
     @property
     def name(self) -> str:
@@ -83,14 +95,13 @@ def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choic
         return Choice(_with(experiment, local), workers, f"fleet: local, {runs} runs side by side")
     told = measured(experiment, workers)
     alone = told[0]
-    calm = alone.computing >= CALM * alone.seconds
+    had = min(alone.computing / alone.seconds, *(each.cores for each in told))
+    calm = had >= CALM
     best = min((each for each in told if calm or each.settings.threads == 1), key=lambda each: each.seconds)
     if best.seconds > CLEARLY * alone.seconds:
         best = alone
     others = "".join(f"; {each.name} {_said(each.seconds)}" for each in told if each is not best)
-    busy = (
-        "" if calm else f"; others use this machine, {1 - alone.computing / alone.seconds:.0%} of the time was waiting"
-    )
+    busy = "" if calm else f"; others use this machine, {1 - had:.0%} of the time was waiting"
     said = f"fleet: {best.name}, {_said(best.seconds)} a round{others}{busy}"
     return Choice(_with(experiment, best.settings), None, said)  # how many processes is part of the choice
 
@@ -140,8 +151,23 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         pool = stack.enter_context(Pool(size))
         engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
         told.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
-        told.append(Measured(replace(alone, threads=size), *timed(round_on(LocalEngine(host, size)))))
+        # One thread has a core although another program has the second: only as many threads as there will be tell.
+        told.append(Measured(replace(alone, threads=size), *timed(round_on(LocalEngine(host, size))), shares(size)))
         return told
+
+
+def shares(threads: int) -> float:
+    """Return the least share of its time that one of several threads has a core, while all of them compute."""
+    block = bytes(2**20)  # so much is hashed without Python's lock
+
+    def spin(_: int) -> float:
+        began, busy = time.perf_counter(), time.thread_time()
+        while time.perf_counter() < began + SPIN:
+            hashlib.blake2b(block)
+        return (time.thread_time() - busy) / (time.perf_counter() - began)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return min(pool.map(spin, range(threads)))
 
 
 def timed(once: Callable[[], None]) -> tuple[float, float]:

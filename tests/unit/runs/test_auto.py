@@ -19,6 +19,7 @@ def wide(monkeypatch, pool):
     monkeypatch.setattr(auto, "Pool", lambda size: nullcontext(pool))
     monkeypatch.setattr("fedtide.runs.parallel.cores", lambda: 3)
     monkeypatch.setattr(auto, "SHORT", 0.0)
+    monkeypatch.setattr(auto, "shares", lambda threads: 1.0)
 
 
 def pretending(monkeypatch, seconds, share=1.0):
@@ -52,6 +53,19 @@ def test_threads_are_not_taken_on_a_machine_that_others_use(wide, monkeypatch):
         choice = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
         assert (choice.experiment.fleet.kind, choice.experiment.fleet.threads) == (kind, 1)
         assert choice.said == f"fleet: {said}; others use this machine, 30% of the time was waiting"
+
+
+def test_threads_are_not_taken_where_one_core_is_free_but_not_one_for_each(wide, monkeypatch):
+    """One other program on two cores leaves one thread its core, and each of two threads two thirds of one."""
+    pretending(monkeypatch, (2.0, 3.0, 1.0))
+    monkeypatch.setattr(auto, "shares", lambda threads: {3: 0.67}[threads])
+    choice = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
+    assert choice.experiment.fleet.threads == 1
+    assert choice.said.endswith("others use this machine, 33% of the time was waiting")
+
+
+def test_no_thread_has_more_than_a_core():
+    assert 0 < auto.shares(2) < 1.1
 
 
 def test_every_fleet_computes_on_the_device_that_was_asked_for(wide, monkeypatch):
