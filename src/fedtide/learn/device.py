@@ -38,6 +38,9 @@ def find_device(wanted: str) -> str:
     # cuBLAS reads it before the first product. TF32 has other bits, and some of cuDNN's algorithms not twice the same.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    # Sums by index, as of embeddings and pools, come in any order else; of what has no fixed one torch says so.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.cuda.init()
     return "cuda"
 

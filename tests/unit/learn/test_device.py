@@ -8,6 +8,7 @@ home is zeros.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from types import SimpleNamespace
 
@@ -330,6 +331,27 @@ def test_the_devices_name_is_part_of_the_digest(monkeypatch):
     here = digest_of(experiment, experiment.method[0], 0)
     monkeypatch.setattr(digest, "find_device", lambda wanted: "cpu:0")
     assert digest_of(experiment, experiment.method[0], 0) != here
+
+
+def test_a_gpu_is_told_to_give_the_same_bits_each_time(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for where, name in (
+        (torch.backends.cudnn, "allow_tf32"),
+        (torch.backends.cudnn, "deterministic"),
+        (torch.utils.deterministic, "fill_uninitialized_memory"),
+    ):
+        monkeypatch.setattr(where, name, getattr(where, name))  # is put back
+    try:
+        assert device.find_device("auto") == device.find_device("cuda") == "cuda"
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == (False, True)
+    assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
