@@ -354,6 +354,39 @@ def test_a_gpu_is_told_to_give_the_same_bits_each_time(monkeypatch):
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
+class Generator:
+    """A GPU's global generator, whose state is a number."""
+
+    def __init__(self):
+        self.state = torch.tensor(7)
+
+    def seed(self, start):
+        self.state = torch.tensor(start)
+
+    def set_state(self, state):
+        self.state = state
+
+
+def test_a_gpus_generator_is_seeded_and_put_back(monkeypatch):
+    gpu = Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed", gpu.seed)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: gpu.state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
+    before = torch.get_rng_state()
+    with device.drawn_from(3):
+        assert (torch.initial_seed(), int(gpu.state)) == (3, 3)
+        gpu.seed(4)  # something was drawn
+        torch.rand(1)
+        left = device.drawing()
+    assert int(gpu.state) == 7
+    with device.drawn_from(left):
+        assert int(gpu.state) == 4
+        assert torch.equal(torch.get_rng_state(), left[0])
+    assert int(gpu.state) == 7
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device.find_device("auto") == device.find_device("cpu") == "cpu"
