@@ -36,7 +36,7 @@ from fedtide.evaluate.metrics import SHIPPED, Metric, metrics_for
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
-from fedtide.learn.device import find_device
+from fedtide.learn.device import CPU, find_device, name_of
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
@@ -273,9 +273,13 @@ def cohort_size(method: Method, registered: int) -> int:
 
 
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
-    """Return the spec from which another process builds the same host."""
-    alone = experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None, "tune": None})
-    return {
+    """Return the spec from which another process builds the same host, on the device that was found here."""
+    device: Any = find_device(experiment.fleet.device)
+    fleet = replace(experiment.fleet, device=device)
+    only: dict[str, Any] = {"method": (method,), "sweep": {}, "baseline": None, "tune": None}
+    alone = experiment.model_copy(update=only | {"fleet": fleet})
+    named = {} if device == CPU else {"device": name_of(device)}
+    return named | {
         "make": f"{host_from.__module__}:{host_from.__name__}",
         "experiment": as_json(alone),
         "seed": seed,
@@ -284,8 +288,15 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
 
 
 def host_from(spec: Mapping[str, Any], name: str) -> Host:
-    """Build the host of a spec in a process of its own, and set its number of torch threads."""
+    """Build the host of a spec in a process of its own, and set its number of torch threads.
+
+    Raises:
+        FedtideError: there is another device, which the digest of the run does not name.
+    """
     experiment = _experiment(spec["experiment"])
+    wanted, found = spec.get("device", CPU), name_of(find_device(experiment.fleet.device))
+    if found != wanted:
+        raise refused("fleet.device", found, wanted, "this worker's is another one than that of the run")
     torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
     store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]), name=name)
     return host_of(experiment, experiment.method[0], spec["seed"], store)

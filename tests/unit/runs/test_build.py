@@ -167,6 +167,24 @@ def test_an_algorithm_gets_the_public_rows_wherever_it_is_made(tmp_path, monkeyp
     host_from(spec_of(experiment, experiment.method[0], 0, None), "worker")
 
 
+def test_a_worker_computes_on_the_device_that_the_run_found_or_says_that_it_cannot(monkeypatch):
+    experiment = study(A, fleet={"device": "auto"})
+    method, gpus = experiment.method[0], {"auto": "cuda", "cuda": "cuda"}
+    assert host_from(spec_of(experiment, method, 0, None), "worker").population.device == "cpu"
+    monkeypatch.setattr(build, "find_device", gpus.__getitem__)
+    monkeypatch.setattr(build, "name_of", lambda device: f"{device} A")
+    spec = spec_of(experiment, method, 0, None)
+    monkeypatch.setattr(build, "name_of", lambda device: f"{device} B")
+    with pytest.raises(
+        FedtideError, match=r"^fleet\.device: found 'cuda B', but this worker's is .*; allowed: cuda A$"
+    ):
+        host_from(spec, "worker")
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(FedtideError, match=r"^fleet\.device: found 'cuda', but torch finds no GPU on this machine"):
+        host_from(spec, "worker")
+
+
 # -- digests -----------------------------------------------------------------------------------------------------------
 
 
