@@ -103,8 +103,20 @@ def rounds(lines: list[dict[str, Any]]) -> list[str]:
         theirs = f"Peers: {versions}. " if peers and versions else ""
         missing = [peer for peer in PEERS if peer not in {line.get("who") for line in mine}]
         absent = f"Not installed, or not asked for (`make bench-peers`): {', '.join(missing)}. " if missing else ""
-        out += [f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds.", ""]
+        about = f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds."
+        out += [f"{about}{divided(mine)}", ""]
     return out
+
+
+DIVIDED = (("workers-2", "local-1"), ("pfl-torchrun-2", "pfl-1"))
+"""Contenders with two processes, and the same with one."""
+
+
+def divided(lines: list[dict[str, Any]]) -> str:
+    """What two processes cost beyond one, in processor time; "" where it was not measured."""
+    worked = {line["contender"]: line["cpu_ms"] for line in lines if line.get("cpu_ms")}
+    told = [f"{two} / {one} {worked[two] / worked[one]:.2f}" for two, one in DIVIDED if {two, one} <= worked.keys()]
+    return f" Processor time of all processes, means: {', '.join(told)}." if told else ""
 
 
 OURS = {"any": "", "one by one": "clients one by one", "stacked": "clients stacked", "bf16": "in bfloat16"}

@@ -4,7 +4,7 @@ python bench/rounds.py [--repeats 15] [--works mlp,lenet] [--peers pfl,fedjax] [
 
 Timed is the algorithm's round only: no evaluation, no record, no checkpoint. Speed is reported, never asserted. Peers
 are those that `make bench-peers` has installed. Every contender first plays one round with all rows in one batch, after
-which its weights must be those of the naive loop.
+which its weights must be those of the naive loop. Processor time is that of all processes of a contender in its rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import host_of, spec_of
-from machine import RESULTS, append, cores, machine, now, peak_of
+from machine import RESULTS, append, computed, cores, machine, now, peak_of
 from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone
 from works import ENDLESS, WORKS, Goal, Work, experiment, naive
@@ -159,10 +159,14 @@ def contenders(work: Work, peers: Sequence[str]) -> list[Contender]:
 
 @dataclass
 class Player:
-    """A contender at its work: plays one round, says how many seconds it took, and shows its weights."""
+    """A contender at its work: plays one round, says how many seconds it took, and shows its weights.
+
+    `processes` compute for it, once it is warm.
+    """
 
     round: Callable[[], float]
     weights: Callable[[], dict[str, torch.Tensor]]
+    processes: list[psutil.Process] = field(default_factory=list)
 
 
 @contextmanager
@@ -249,25 +253,38 @@ def check(work: Work, peers: Sequence[str]) -> None:
             )
 
 
-def measure(work: Work, repeats: int, peers: Sequence[str]) -> dict[str, list[float]]:
-    """Seconds of each round of each contender, in turns.
+@dataclass
+class Taken:
+    """Seconds of each round, and processor seconds of all of them together."""
+
+    seconds: list[float] = field(default_factory=list)
+    worked: float = 0.0
+
+
+def measure(work: Work, repeats: int, peers: Sequence[str]) -> dict[str, Taken]:
+    """What rounds of each contender took, in turns.
 
     A turn begins with a round that does not count: threads of the contender before may still be spinning, and caches
     hold its data.
     """
+    here = psutil.Process()
     with ExitStack() as stack:
-        players = {c.name: stack.enter_context(player(work, c, batch=work.batch)) for c in contenders(work, peers)}
-        seconds: dict[str, list[float]] = {name: [] for name in players}
-        for each in players.values():
+        players: dict[str, Player] = {}
+        for c in contenders(work, peers):
+            before = set(here.children(recursive=True))
+            each = players[c.name] = stack.enter_context(player(work, c, batch=work.batch))
             for _ in range(WARM_UP):
                 each.round()
+            own = [child for child in here.children(recursive=True) if child not in before]
+            each.processes = own if c.peer else [here, *own]  # for a peer this process does nothing but wait
+        taken = {name: Taken() for name in players}
         for _ in range(repeats):
             for name, each in players.items():
-                for counts in (False, True, True):
-                    took = each.round()
-                    if counts:
-                        seconds[name].append(took)
-    return seconds
+                each.round()
+                before_it = computed(each.processes)
+                taken[name].seconds += [each.round(), each.round()]
+                taken[name].worked += computed(each.processes) - before_it
+    return taken
 
 
 def alone(name: str, contender: str) -> None:
@@ -298,12 +315,10 @@ def apart(name: str, contender: Contender) -> dict[str, int | float | None]:
     return {"peak_mb": round(peak), "first": round(first, 3)}
 
 
-def results(
-    name: str, seconds: Mapping[str, list[float]], peers: Sequence[str], *, memory: bool
-) -> list[dict[str, Any]]:
+def results(name: str, played: Mapping[str, Taken], peers: Sequence[str], *, memory: bool) -> list[dict[str, Any]]:
     """One line per contender; ratios are to the naive loop, and to the peer, with the best median."""
     everyone = {c.name: c for c in contenders(WORKS[name], peers)}
-    taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
+    taken = {key: torch.tensor(each.seconds, dtype=torch.float64) for key, each in played.items()}
     median = {key: float(each.median()) for key, each in taken.items()}
     naive_best = min((key for key, c in everyone.items() if c.kind == "naive"), key=median.__getitem__)
     peer_best = min((key for key, c in everyone.items() if c.peer), key=median.__getitem__, default=None)
@@ -320,6 +335,7 @@ def results(
             "q1": round(q1, 6),
             "q3": round(q3, 6),
             "repeats": len(taken[key]),
+            "cpu_ms": round(1000 * played[key].worked / len(taken[key]), 3),
             "ratio": round(float(taken[naive_best].quantile(0.5)) / middle, 3),
             "peak_mb": None,
             "first": None,
@@ -334,10 +350,10 @@ def results(
     return lines
 
 
-def found(name: str, seconds: Mapping[str, list[float]], peers: Sequence[str]) -> list[dict[str, Any]]:
+def found(name: str, played: Mapping[str, Taken], peers: Sequence[str]) -> list[dict[str, Any]]:
     """One line per goal: the fastest of ours that it is about against the fastest of its peers, turn by turn."""
     everyone = {c.name: c for c in contenders(WORKS[name], peers)}
-    taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
+    taken = {key: torch.tensor(each.seconds, dtype=torch.float64) for key, each in played.items()}
     median = {key: float(each.median()) for key, each in taken.items()}
     lines = []
     for goal in WORKS[name].goals:
@@ -399,8 +415,8 @@ def main() -> None:
         print("fewer than two cores: contenders with two threads or processes will not do well")
     for name in works:
         check(WORKS[name], peers)
-        seconds = measure(WORKS[name], given.repeats, peers)
-        lines, goals = results(name, seconds, peers, memory=not given.no_memory), found(name, seconds, peers)
+        played = measure(WORKS[name], given.repeats, peers)
+        lines, goals = results(name, played, peers, memory=not given.no_memory), found(name, played, peers)
         show(lines, goals)
         append(given.out, [{"bench": "rounds", "date": date, **line, **where} for line in lines])
         append(given.out, [{"bench": "goals", "date": date, **line, **where} for line in goals])
