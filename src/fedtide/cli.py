@@ -791,7 +791,7 @@ def _positive(option: str, value: int | None) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 2 and one line for anything a person can mend."""
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; one that is set for screens may not exist here
-    # Before NumPy is imported: its threads wait for each other in a loop, nine times the work where others use the cores.
+    # Before NumPy is imported: its threads wait for each other in a loop, nine times the work where others use cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
