@@ -193,7 +193,9 @@ def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
         assert device.resident(rows, "cuda") is where
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca", "fedtem"])
+@pytest.mark.parametrize("name", [
+    "fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca", "fedtem", "fedem", "pfedem", "min-loss", "t-shot",
+])  # fmt: skip
 def test_stacks_lie_on_the_device(name, elsewhere):
     experiment = toy(name.partition(" ")[0], ENTRIES[name])
     here = played(experiment, rounds=1, engine=StackedEngine)
