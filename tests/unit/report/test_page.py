@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
+from fedtide.report.reading import RunRecord, read_experiment
 from fedtide.report.render import swatch
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
@@ -54,6 +54,13 @@ def text(root):
     path = write_report([root])
     assert path == root / "report.html"
     return path.read_text(encoding="utf-8")
+
+
+def test_what_is_known_of_clients_is_read_once(root, tmp_path, monkeypatch):
+    read, folders = RunRecord._read_clients, []
+    monkeypatch.setattr(RunRecord, "_read_clients", lambda run: folders.append(run.folder) or read(run))
+    write_report([root], out=tmp_path / "report.html")
+    assert len(folders) == len(set(folders)) == 6
 
 
 def test_a_report_at_the_end_of_a_run_reads_no_file_of_the_package(root, tmp_path, monkeypatch, text):
