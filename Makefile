@@ -106,6 +106,7 @@ examples: .venv/.developing
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/where.py
+	$(BIN)/python bench/where.py --fleet stacked
 	$(BIN)/python bench/population.py
 	$(BIN)/python bench/crowd.py
 	$(BIN)/python bench/memory.py

@@ -166,18 +166,20 @@ def where(lines: list[dict[str, Any]]) -> list[str]:
         for each in line["reached"]
     ]  # fmt: skip
     parts = [(part, *(f"{line['shares'][part]:.0%}" for line in lines)) for part in lines[0]["shares"]]
+    fleet = lines[0]["bench"].partition(" ")[2] or "local"
     what = (
-        "Operations of the forward and backward passes of `local`, against a product of two matrices of 1024 x 1024 in "
-        "fp32 on as many threads, timed in turns. Batches are small: a product of ten rows with a matrix reads the "
+        f"Operations of the forward and backward passes of `{fleet}`, against a product of two matrices of 1024 x 1024 "
+        "in fp32 on as many threads, timed in turns. Batches are small: a product of ten rows with a matrix reads the "
         "matrix for ten rows' sake, and is bound by memory, not by arithmetic. The product is no upper bound: it goes "
         "through another library than convolutions, which do a little better than it here."
     )
     profiled = (
-        "Shares of a round of `local-1` by torch's profiler, which makes small operations look longer than they are:"
+        f"Shares of a round of `{fleet}-1` by torch's profiler, which makes small operations look longer than they are:"
     )
     about = f"{provenance(lines[0])} Medians of {lines[0]['repeats']} rounds."
+    title = "### Where the time goes" + ("" if fleet == "local" else f", {fleet}")
     return [
-        "### Where the time goes", "", what, "", *table(header, cells), profiled, "",
+        title, "", what, "", *table(header, cells), profiled, "",
         *table(("part", *(line["work"] for line in lines)), parts), about, "",
     ]  # fmt: skip
 
@@ -436,13 +438,14 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
-    names = ("goals", "rounds", "where", "population", "evaluation", "report", "server", "assign", "loss", "clusters",
-             "drift", "growth")  # fmt: skip
+    names = ("goals", "rounds", "where", "where stacked", "population", "evaluation", "report", "server", "assign",
+             "loss", "clusters", "drift", "growth")  # fmt: skip
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     found = newest(by_bench["goals"], "work")
     out = (goals(found) if found else []) + rounds(newest(by_bench["rounds"], "work"))
-    if newest_lines := newest(by_bench["where"], "bench"):
-        out += where(newest_lines)
+    for name in ("where", "where stacked"):
+        if newest_lines := newest(by_bench[name], "bench"):
+            out += where(newest_lines)
     for line in newest(by_bench["population"], "bench")[-1:]:
         out += population(line)
     for line in newest(by_bench["evaluation"], "bench")[-1:]:

@@ -1,11 +1,12 @@
 """Where the time of a round goes, and how far that is from what the machine can do.
 
-python bench/where.py [--repeats 20] [--works mlp,lenet] [--out bench/results.jsonl]
+python bench/where.py [--fleet stacked] [--repeats 20] [--works mlp,lenet] [--out bench/results.jsonl]
 
 Operations are those of the forward and backward passes as torch counts them: products of matrices and convolutions, a
 multiplication and an addition each. They are compared with one plain product of matrices on as many threads. Shares of
 a round are of the processor's time of one process with one thread, by torch's profiler, which slows small operations:
 read them as shares, not as seconds. What torch does not see is Python's own time, among it keys, blocks and records.
+Stacked convolutions are products with patches, which are copied before and added up after; these are apart.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtide.core.loop import begin, play
@@ -28,12 +31,15 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.stacked import StackedEngine
+from fedtide.learn.layers import Convolution
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures
 
 SEED = 0
 WARM_UP = 3
+FLEETS = {"local": LocalEngine, "stacked": StackedEngine}
 SIZE = 1024
 """Rows and columns of the product of matrices: large enough to be as fast as it gets, in a few milliseconds."""
 PARTS = {
@@ -47,15 +53,16 @@ PARTS = {
     "copies and changes of format": ("copy_", "clone", "contiguous", "to", "_to_copy", "fill_", "zero_"),
 }  # fmt: skip
 """Parts of a round by the operations that are theirs: names of torch's own, without "aten::"; the first that fits."""
+PRODUCTS, PATCHES = next(iter(PARTS)), "patches of convolutions"
 
 
-def player(work: Work, count: int) -> tuple[Host, Any]:
+def player(work: Work, count: int, fleet: str) -> tuple[Host, Any]:
     """The host, and what plays one round."""
     parsed = experiment(work, batch=work.batch)
     host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
-    fleet = SimulatedFleet(host.population, LocalEngine(host, count))
-    start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
-    steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
+    simulated = SimulatedFleet(host.population, FLEETS[fleet](host, count))
+    start = begin(host.algorithm, simulated, seed=SEED, rounds=ENDLESS)
+    steps = play(host.algorithm, simulated, start, seed=SEED, rounds=ENDLESS)
     return host, lambda: next(steps)
 
 
@@ -84,10 +91,10 @@ def product(count: int, repeats: int) -> float:
     return 2 * SIZE**3 / min(taken)
 
 
-def reached(name: str, count: int, repeats: int) -> dict[str, Any]:
+def reached(name: str, count: int, fleet: str, repeats: int) -> dict[str, Any]:
     """Operations per second of a round of one process with so many threads, and of the product beside it."""
     work = WORKS[name]
-    _, one = player(work, count)
+    _, one = player(work, count, fleet)
     torch.set_num_threads(1)
     for _ in range(WARM_UP):
         one()
@@ -122,20 +129,40 @@ def part_of(operation: str) -> str:
     return "other operations of torch"
 
 
-def shares(name: str, rounds: int) -> dict[str, float]:
+def named(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of stacked convolutions that the profiler knows by name: their patches are copies like any other."""
+
+    def run(*given: Any) -> Any:
+        with record_function(PATCHES):
+            return method(*given)
+
+    return run
+
+
+def shares(name: str, fleet: str, rounds: int) -> dict[str, float]:
     """Shares of the time of a round by part, one thread; what is left of the time is Python's and autograd's own."""
-    _, one = player(WORKS[name], 1)
+    _, one = player(WORKS[name], 1, fleet)
     torch.set_num_threads(1)
     for _ in range(WARM_UP):
         one()
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+    methods: dict[str, Any] = {key: named(getattr(Convolution, key)) for key in ("forward", "backward")}
+    with (
+        patch.multiple(Convolution, **methods),
+        profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler,
+    ):
         began = time.perf_counter()
         for _ in range(rounds):
             one()
         total = 1e6 * (time.perf_counter() - began)  # microseconds, as the profiler's
-    spent: dict[str, float] = dict.fromkeys((*PARTS, "other operations of torch", "nodes of autograd"), 0.0)
-    for event in profiler.key_averages():
-        part = part_of(event.key) if event.key.startswith("aten::") else "nodes of autograd"
+    patches = (PATCHES,) if fleet == "stacked" else ()
+    spent = dict.fromkeys((PRODUCTS, *patches, *PARTS, "other operations of torch", "nodes of autograd"), 0.0)
+    for event in profiler.events() or ():
+        if event.name == PATCHES:  # the method, whose own time is Python's
+            continue
+        part = part_of(event.name) if event.name.startswith("aten::") else "nodes of autograd"
+        parent = event.cpu_parent
+        while part != PRODUCTS and parent is not None:
+            part, parent = (PATCHES, None) if parent.name == PATCHES else (part, parent.cpu_parent)
         spent[part] += event.self_cpu_time_total
     out = {part: round(value / total, 4) for part, value in spent.items()}
     return {**out, "Python, keys, blocks": round(max(0.0, 1 - sum(out.values())), 4)}
@@ -166,6 +193,7 @@ def main() -> None:
     """Measure, print, append."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20, help="rounds that are timed")
+    parser.add_argument("--fleet", choices=list(FLEETS), default="local", help="which of our fleets")
     parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
     given = parser.parse_args()
@@ -174,11 +202,12 @@ def main() -> None:
             parser.error(f"--works: found '{name}', allowed: {', '.join(WORKS)}")
     date, where, lines = now(), machine(), []
     for name in given.works.split(","):
-        each = [reached(name, count, given.repeats) for count in sorted({1, min(2, cores())})]
+        each = [reached(name, count, given.fleet, given.repeats) for count in sorted({1, min(2, cores())})]
         about = {"work": name, "title": WORKS[name].title, "repeats": given.repeats}
-        lines.append({**about, "reached": each, "shares": shares(name, 2)})
+        lines.append({**about, "reached": each, "shares": shares(name, given.fleet, 2)})
     show(lines)
-    append(given.out, [{"bench": "where", "date": date, **line, **where} for line in lines])
+    bench = "where" if given.fleet == "local" else f"where {given.fleet}"
+    append(given.out, [{"bench": bench, "date": date, **line, **where} for line in lines])
 
 
 if __name__ == "__main__":
