@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import fedtide as ft
 from fedtide.core.errors import FedtideError
 from fedtide.runs.export import Predicting
+from fedtide.runs.predict import seen_rows
 from fedtide.runs.trained import Trained
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A
@@ -320,20 +321,23 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     rows = [f"{i % 7},{i % 3},{(i * i) % 5},{('no', 'yes')[i % 2]},{i % 4}" for i in range(200)]
     (here / "own.csv").write_text("\n".join(["u,v,w,kind,owner", *rows]) + "\n")
     source = {"kind": "csv", "path": str(here / "own.csv"), "label": "kind", "client": "owner", "scaled": True}
-    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, data={
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, seeds=[0, 1], data={
         "source": source, "partition": "natural", "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
     }, shift={"who": "always"})  # fmt: skip
     done_ = ft.run("study.toml", "run", workers=1, quiet=True)
     (here / "new.csv").write_text(
         "w,u,note,v\n" + "\n".join(f"{(i * i) % 5},{i % 7},x,{i % 3}" for i in range(8)) + "\n"
     )
-    assert done("predict", "run", "new.csv") == 0
-    trained = done_.trained()
+    assert done("predict", "run", "new.csv", "--seed", 1) == 0
+    trained = done_.trained("A", 1)
     x = trained.host.population.rows.x[:8]
     with open("predictions.csv", encoding="utf-8") as file:
         found = [float(line["p yes"]) for line in csv.DictReader(file)]
     assert found == pytest.approx(trained.predict(x).told.exp()[:, 1].tolist(), abs=1e-5)
     assert done_.trained("A", 0).model()(x).shape == (8, 2)
+    np.savez("new.npz", x=[[i % 7, i % 3, (i * i) % 5] for i in range(8)])
+    assert torch.allclose(seen_rows(trained, Path("new.npz")), x, atol=1e-5)
+    assert torch.equal(seen_rows(trained, Path("new.csv")), x)
 
 
 def test_pictures_are_read_as_bytes(here):

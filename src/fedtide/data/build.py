@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ def build(
 ) -> Population:
     """Build a population by dealing rows to clients.
 
+    Where rows have no time, scales, means for gaps and categories of their features become those of the training rows.
+
     Args:
         rows: the samples.
         partition: the rule by which rows are dealt within each group; None means natural clients where the rows have
@@ -77,7 +79,7 @@ def build(
         return generated_population(rows, split, shift, seed, transforms)
     made: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
     if isinstance(made, Saved):
-        return replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms)
+        return _fitted(replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms))
     rng = Rng(seed if dealing is None else dealing).at("partition")
     ahead = getattr(shift.what, "ahead", False)
     if ahead:
@@ -119,7 +121,14 @@ def build(
     parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
     clients = dealt.group, dealt.names, len(dealt.seen)
     names = dealt.client_names
-    return Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public)
+    return _fitted(Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public))
+
+
+def _fitted(people: Population) -> Population:
+    """Return the population with features made by its training rows alone: by the others models are judged."""
+    rows = cast(Rows, people.rows)
+    made = rows.fitted(people.trained_on)
+    return people if made is rows else replace(people, rows=made)
 
 
 def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:

@@ -111,6 +111,12 @@ class Population:
         return self.rows.target
 
     @property
+    def trained_on(self) -> Tensor:
+        """Positions of all rows that registered clients train on at some time, client by client."""
+        train = cast(Ragged, self.parts["train"])
+        return train.rows[: train.start[self.registered]]
+
+    @property
     def _view(self) -> PopulationView:
         people = (self.registered, self.group, self.names)
         # `generated_population` refuses every shift that needs rows of more than one client.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,6 +37,20 @@ COLUMNS = ("y", "domain", "client", "time", "held_out", "value")
 """Columns of rows beside their features."""
 
 
+@dataclass(frozen=True)
+class Fit:
+    """Features made by what some of the rows say of their columns: scales, means for gaps, categories.
+
+    make: returns the features (rows, ...) of all rows, by those at some positions. x: the features that rows have by
+    it. of: (rows,) positions of the rows among those of `make`. digest: of the rows as they were read; "" for these.
+    """
+
+    make: Callable[[Tensor], Tensor]
+    x: Tensor
+    of: Tensor
+    digest: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class Rows:
     """Samples before they are dealt to clients.
@@ -60,6 +75,8 @@ class Rows:
         value: (rows,) numbers, or (rows, labels) of several labels at once; None where rows have classes.
         target: what rows are labeled with.
         learned: time until which rows have decided scales, categories or bins that all share; None where none did.
+        fit: how features follow from the rows that decide scales, means and categories, which is up to the population;
+            None where no rows do, or the earliest.
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -82,6 +99,7 @@ class Rows:
     value: Tensor | None = None
     target: Target = CLASSES
     learned: float | None = None
+    fit: Fit | None = None
 
     def __repr__(self) -> str:
         clients = "" if self.client is None else f", {len(self.client_names)} clients"
@@ -110,8 +128,10 @@ class Rows:
 
     @cached_property
     def digest(self) -> str:
-        """Short hash of features and labels, to detect other rows."""
-        found = hashlib.blake2b(digest_size=8)
+        """Short hash of features and labels, to detect other rows: as they were read, so the same for all seeds."""
+        if self._fit is not None and self._fit.digest:
+            return self._fit.digest
+        found = hashlib.blake2b(b"" if self.fit is None else b"fitted", digest_size=8)
         for values in (self.x, self.y) if self.value is None else (self.x, self.y, self.value):
             found.update(str((values.dtype, tuple(values.shape))).encode())
             flat = raw(values)
@@ -213,7 +233,28 @@ class Rows:
         """Return some of the rows, by mask or by position."""
         columns = {name: getattr(self, name) for name in ("x", *COLUMNS)}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
-        return replace(self, **picked)
+        fit = None if self._fit is None else Fit(self._fit.make, picked["x"], self._fit.of[where])
+        return replace(self, **picked, fit=fit)
+
+    def fitted(self, known: Tensor) -> Rows:
+        """Return rows whose scales, means and categories are those of the known ones alone.
+
+        Args:
+            known: positions, in any order; one that comes again counts once. Without any, rows stay as they are.
+
+        Raises:
+            FedtideError: known rows have no number, or no category, in some column.
+        """
+        if self._fit is None or not len(known):
+            return self
+        of = self._fit.of
+        x = self._fit.make(of[known.long().unique()])[of]
+        return replace(self, x=x, fit=replace(self._fit, x=x, digest=self.digest))
+
+    @property
+    def _fit(self) -> Fit | None:
+        """How features are made, if they are still those: others that somebody put in their place stay."""
+        return self.fit if self.fit is not None and self.fit.x is self.x else None
 
 
 def _before(series: Tensor, then: Tensor, span: int, reach: float, keys: Tensor, order: Tensor) -> Tensor:

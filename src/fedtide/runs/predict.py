@@ -106,7 +106,9 @@ def seen_rows(trained: Trained, path: Path) -> Tensor:
     check_there(path)
     if path.suffix == ".npz":
         raise refused(str(path), "NPZ", "a CSV file, as the run's features are made of columns")
-    x = source.encoded(path, Path(data.directory) if data.directory else None)
+    people: Any = trained.host.population
+    known = people.trained_on.unique().numpy() if people.rows.time is None else None
+    x = source.encoded(path, Path(data.directory) if data.directory else None, known)
     return prepared(torch.from_numpy(x), torch.float32, data.transforms)
 
 
@@ -168,12 +170,15 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     """Return rows as the model sees them: standardized, or bytes as 0 to 1, and transformed as the run's own are."""
     experiment = trained.run.experiment
     source: Any = experiment.data.source
-    rows: Any = trained.host.population.rows
+    people: Any = trained.host.population
+    rows = people.rows
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     if first.dtype != torch.uint8 and getattr(source, "scaled", False):
         directory = experiment.data.directory
         plain: Rows = replace(source, scaled=False).load(Path(directory) if directory else None, 0)
-        x = torch.from_numpy(standardize(x.numpy(), plain.x[known_rows(plain)].numpy().astype(np.float64)))
+        known = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
+        there = plain.fitted(known).x[known].numpy().astype(np.float64)
+        x = torch.from_numpy(standardize(x.numpy(), there))
     return prepared(x, first.dtype, experiment.data.transforms)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedtide.core import user_code
 from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
-from fedtide.data.rows import Rows, known_rows, with_learned
+from fedtide.data.rows import Fit, Rows, known_rows, with_learned
 from fedtide.data.sources.files import Loading, check_unpacked, find, reading
 from fedtide.data.sources.when import seconds_of
 
@@ -34,8 +35,8 @@ class NPZ(Loading):
     Args:
         path: the file, below the data directory or absolute.
         names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
-        scaled: standardize each feature by its mean and standard deviation over the rows that are not for testing;
-            where rows have a time, over the earliest tenth of these, as what is to come is not known.
+        scaled: standardize each feature by its mean and standard deviation over the training rows; where rows have a
+            time, over the earliest tenth of those that are not of the file's test set, as what is to come is not known.
     """
 
     path: str
@@ -121,8 +122,8 @@ def from_arrays(
         domain: (rows,) numbers or names of domains.
         time: (rows,) seconds, dates, or ISO 8601.
         held_out: (rows,) true for rows of the test set.
-        scaled: standardize each feature over the rows that are not of the test set; with `time` over the earliest tenth
-            of these.
+        scaled: standardize each feature over the rows that are not of the test set, and in a population over its
+            training rows; with `time` over the earliest tenth of those that are not of the test set.
         measured: `y` are numbers (rows,), or several labels at once (rows, labels), and no classes.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
@@ -159,8 +160,14 @@ def _scaled(rows: Rows) -> Rows:
     if rows.x.dtype == torch.uint8:
         raise refused(f"{rows.name}: scaled", True, "false", "pictures are read as 0 to 1")
     known = known_rows(rows)
-    x = standardize(rows.x.numpy(), rows.x[known].numpy().astype(np.float64))
-    return with_learned(replace(rows, x=torch.from_numpy(x).to(rows.x.dtype)), known)
+    x = _standardized(rows.x, known)
+    fit = Fit(partial(_standardized, rows.x), x, torch.arange(len(x))) if rows.time is None else None
+    return with_learned(replace(rows, x=x, fit=fit), known)
+
+
+def _standardized(x: Tensor, known: Tensor) -> Tensor:
+    """Return features standardized by the rows at some positions."""
+    return torch.from_numpy(standardize(x.numpy(), x[known].numpy().astype(np.float64))).to(x.dtype)
 
 
 def standardize(x: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -56,8 +56,8 @@ def table(
         cuts: ascending thresholds for a label that is a measure; its class is the number of thresholds that it reaches.
         missing: "error" raises for what is missing, "drop" leaves such rows out; with "mean" the mean of the known rows
             stands for a number, a category is none of those there are, and rows without the other columns are left out.
-        scaled: standardize each number by its mean and standard deviation over the known rows: all, or the earliest
-            tenth where rows have a time.
+        scaled: standardize each number by its mean and standard deviation over the known rows: the earliest tenth
+            where rows have a time, else all, and in a population its training rows.
         quiet: print nothing; `rows.said` has the same lines.
 
     >>> import numpy as np

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from fedtide.core.config_types import Finite, Flag, Positive, explained, ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.data.rows import Rows, earliest, known_rows, with_learned
+from fedtide.data.rows import Fit, Rows, earliest, known_rows, with_learned
 from fedtide.data.sources.arrays import check_filled, from_arrays
 from fedtide.data.sources.cells import (
     DECIMAL_COMMA,
@@ -73,9 +74,16 @@ class Columns:
     unit: str = ""
     timed: tuple[str, ...] = ()
 
-    def encoder(self, name: str, *, scaled: bool) -> Encoder:
-        """Return what makes features of the columns; `name` is that of the table, for messages."""
-        known = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
+    def encoder(self, name: str, *, scaled: bool, known: np.ndarray | None = None) -> Encoder:
+        """Return what makes features of the columns.
+
+        Args:
+            name: name of the table, for messages.
+            scaled: standardize numbers.
+            known: positions of the rows that decide; None for all, or the earliest tenth where rows have a time.
+        """
+        if known is None:
+            known = np.arange(len(self.label)) if self.time is None else earliest(torch.from_numpy(self.time)).numpy()
         made = Encoder.of(name, self.names, self.numbers, self.texts, known)
         return made.standardizing(self.numbers, known) if scaled else made
 
@@ -95,8 +103,17 @@ class Columns:
             rows, time=None if self.time is None else torch.from_numpy(self.time).double(), said=self.said(name)
         )
         if scaled or self.texts or np.isnan(self.numbers).any():
-            rows = with_learned(rows, known_rows(rows))
-        return replace(rows, x=torch.from_numpy(encoder(self.numbers, self.texts))) if scaled else rows
+            x = torch.from_numpy(encoder(self.numbers, self.texts)) if scaled else rows.x
+            bare = Columns(self.names, self.numbers, self.texts, label=[])
+            fit = Fit(partial(_features, bare, name, scaled), x, torch.arange(len(x))) if self.time is None else None
+            rows = with_learned(replace(rows, x=x, fit=fit), known_rows(rows))
+        return rows
+
+
+def _features(columns: Columns, name: str, scaled: bool, known: torch.Tensor) -> torch.Tensor:
+    """Return features (rows, width) by the rows at some positions."""
+    encoder = columns.encoder(name, scaled=scaled, known=known.numpy())
+    return torch.from_numpy(encoder(columns.numbers, columns.texts))
 
 
 @ingredient
@@ -117,8 +134,8 @@ class CSV(Loading):
             from each row to the next.
         features: columns of the features, which must be numbers or categories; by default all others.
         categories: those features that are texts; each of their categories becomes a feature of 0 or 1. Categories are
-            those of all rows; where rows have a time, of the earliest tenth, as what is to come is not known. Others
-            are none of them.
+            those of the training rows; where rows have a time, of the earliest tenth, as what is to come is not known.
+            Others are none of them.
         missing: treatment of an empty cell, or one of NA, NaN, null: "error" raises, "drop" leaves out rows with one;
             with "mean" the mean of the same rows stands for a number, a category is none of those there are, and rows
             without a label or a time are left out.
@@ -165,15 +182,16 @@ class CSV(Loading):
         """Return the columns of the features, in order."""
         return self._features(_names(find(self._paths[0], directory)))
 
-    def encoded(self, path: Path, directory: Path | None) -> np.ndarray:
-        """Return features (rows, width) of another file, made as those of the source's own rows."""
+    def encoded(self, path: Path, directory: Path | None, known: np.ndarray | None = None) -> np.ndarray:
+        """Return features (rows, width) of another file, by what the `known` rows of the source say (see `encoder`)."""
         numbers, texts = self._divided(self.feature_names(directory))
         cells = read_cells(path, numbers, texts, "mean" if self.missing == "mean" else "error")
-        return self._joined(directory).encoder(self._name, scaled=self.scaled)(cells.numbers, cells.texts)
+        encoder = self._joined(directory).encoder(self._name, scaled=self.scaled, known=known)
+        return encoder(cells.numbers, cells.texts)
 
     @property
     def learns(self) -> bool:
-        """Tell whether features are made by what is learned from all rows."""
+        """Tell whether features are made by what is learned from rows."""
         return bool(self.categories) or self.scaled or self.missing == "mean"
 
     @property
