@@ -15,9 +15,9 @@ from torch import Tensor
 from fedtide.core.config_types import HIDDEN, LARGEST
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.trees import raw
-from fedtide.data.targets import Labels, Setting
+from fedtide.data.targets import Labels, Setting, centered
 from fedtide.learn.device import CPU, resident
-from fedtide.learn.target import CLASSES, Classes, Target
+from fedtide.learn.target import CLASSES, Classes, Measured, Target
 
 
 class Baseline(NamedTuple):
@@ -131,7 +131,7 @@ class Rows:
         """Short hash of features and labels, to detect other rows: as they were read, so the same for all seeds."""
         if self._fit is not None and self._fit.digest:
             return self._fit.digest
-        found = hashlib.blake2b(b"" if self.fit is None else b"fitted", digest_size=8)
+        found = hashlib.blake2b(b"" if self.fit is None and self.value is None else b"fitted", digest_size=8)
         for values in (self.x, self.y) if self.value is None else (self.x, self.y, self.value):
             found.update(str((values.dtype, tuple(values.shape))).encode())
             flat = raw(values)
@@ -237,7 +237,7 @@ class Rows:
         return replace(self, **picked, fit=fit)
 
     def fitted(self, known: Tensor) -> Rows:
-        """Return rows whose scales, means and categories are those of the known ones alone.
+        """Return rows whose scales, means and categories are those of the known ones alone, where rows have no time.
 
         Args:
             known: positions, in any order; one that comes again counts once. Without any, rows stay as they are.
@@ -245,11 +245,15 @@ class Rows:
         Raises:
             FedtideError: known rows have no number, or no category, in some column.
         """
-        if self._fit is None or not len(known):
+        if self.time is not None or not len(known) or (self._fit is None and self.value is None):
             return self
-        of = self._fit.of
-        x = self._fit.make(of[known.long().unique()])[of]
-        return replace(self, x=x, fit=replace(self._fit, x=x, digest=self.digest))
+        made, known = self, known.long().unique()
+        if self._fit is not None:
+            x = self._fit.make(self._fit.of[known])[self._fit.of]
+            made = replace(made, x=x, fit=replace(self._fit, x=x, digest=self.digest))
+        if self.value is not None and isinstance(self.target, Measured):
+            made = replace(made, target=centered(self.target, self.value[known]))
+        return made
 
     @property
     def _fit(self) -> Fit | None:

@@ -1,13 +1,15 @@
 """What `data.target` says: the settings that become a target of `fedtide.learn.target` once rows are known.
 
 A model of numbers trains on standardized ones, and what reads labels is given bins: both are of the rows that a source
-learns of (`fedtide.data.rows.known_rows`).
+learns of (`fedtide.data.rows.known_rows`). Bins may deal rows; once these are dealt, those without a time are
+standardized by the ones for training (`centered`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -17,7 +19,16 @@ from torch import Tensor
 
 from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, refused
-from fedtide.learn.target import About, Classes, CountTarget, LabelsTarget, NumberTarget, QuantileTarget, Target
+from fedtide.learn.target import (
+    About,
+    Classes,
+    CountTarget,
+    LabelsTarget,
+    Measured,
+    NumberTarget,
+    QuantileTarget,
+    Target,
+)
 
 Place = Callable[[int], str]
 """Says which row it is, for messages."""
@@ -111,9 +122,8 @@ class Counts(Fitting):
         if wrong.any():
             row = int(wrong.nonzero()[0])
             raise refused(f"{place(row)}: label", float(values[row]), "a whole number from 0, as a count")
-        if not float(values[known].sum()):
-            raise FedtideError("data.target: found 0 in all rows that are known, allowed: some count above 0")
         center, scale = _mean_and_spread(values, known)
+        _check_counted(center)
         edges = edges_of(values[known])
         return CountTarget(center, scale, (float(values[seen].double().mean()),), edges), binned(values, edges)
 
@@ -150,6 +160,23 @@ def _mean_and_spread(values: Tensor, known: Tensor) -> tuple[float, float]:
     some = values[known].double()
     spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
     return float(some.mean()), spread or 1.0
+
+
+def centered(target: Measured, values: Tensor) -> Measured:
+    """Return a target with the mean and the standard deviation of these values; its bins and its rival stay.
+
+    Raises:
+        FedtideError: they are counts, and all 0.
+    """
+    center, scale = _mean_and_spread(values, torch.arange(len(values)))
+    if isinstance(target, CountTarget):
+        _check_counted(center)
+    return replace(target, center=center, scale=scale)
+
+
+def _check_counted(center: float) -> None:
+    if not center:
+        raise FedtideError("data.target: found 0 in all rows that are known, allowed: some count above 0")
 
 
 def edges_of(values: Tensor, bins: int = BINS) -> tuple[float, ...]:

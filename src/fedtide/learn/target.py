@@ -219,8 +219,8 @@ class Measured(Target):
     """A target of numbers: one value for each row, whose mean and standard deviation over known rows are known.
 
     The headline is the skill, 1 - error / error of a constant on the same rows: 0 is no better than always saying the
-    same, 1 is perfect. The constant is the best one over all rows that are not for testing, whenever they come, so that
-    it is no easy rival where values drift.
+    same, 1 is perfect. The constant is the best one over all rows but the source's own test set, whenever they come, so
+    that it is no easy rival where values drift.
 
     Args:
         center: mean of the known values.

@@ -1,4 +1,4 @@
-"""Scales, means for gaps and categories of features are those of the rows on which clients train."""
+"""Scales, means for gaps and categories are those of the rows on which clients train."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fedtide.data.build import build
 from fedtide.data.groups import HeldOutClients, Split
 from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
-from fedtide.data.rows import Rows
+from fedtide.data.rows import Rows, with_target
 from fedtide.data.saved import Saved, save
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.frames import table
+from fedtide.data.targets import Counts, Number, Quantiles
 
 ROWS = 120
 OWNER = np.arange(ROWS) % 4
@@ -134,3 +135,30 @@ def test_seeds_have_features_of_their_own_and_the_same_data(source):
     assert not torch.equal(found[0].x, found[1].x)
     assert {made.digest for made in found} == {rows.digest}
     assert rows.digest != source({**columns(), "a": np.arange(ROWS) ** 2.0}).digest
+
+
+@pytest.mark.parametrize("setting", [Number(), Number("huber"), Quantiles(), Counts()])
+def test_numbers_are_standardized_by_the_training_rows_alone(setting):
+    values = np.random.default_rng(0).integers(0, 30, ROWS).astype(float)
+
+    def dealt(values: np.ndarray, **settings) -> Population:
+        rows = from_arrays("toy", np.ones((ROWS, 1)), values, client=OWNER, measured=True)
+        return people(with_target(rows, setting), **settings)
+
+    one = dealt(values)
+    others = np.setdiff1d(np.arange(ROWS), one.trained_on.numpy())
+    changed = dealt(np.where(np.isin(np.arange(ROWS), others), values + 1000, values)).target
+    assert (changed.center, changed.scale) == (one.target.center, one.target.scale)
+    assert one.target.center == pytest.approx(values[one.trained_on].mean())
+    whole = dealt(values, split=Split(val=0.0, test=0.0))
+    assert whole.target.center == values.mean()
+    assert replace(one.target, center=0.0, scale=1.0) == replace(whole.target, center=0.0, scale=1.0)
+
+
+def test_counts_of_which_none_is_for_training_are_one_line():
+    values = np.random.default_rng(0).integers(1, 30, ROWS).astype(float)
+    rows = from_arrays("toy", np.ones((ROWS, 1)), values, client=OWNER, measured=True)
+    values[people(with_target(rows, Counts())).trained_on] = 0
+    rows = from_arrays("toy", np.ones((ROWS, 1)), values, client=OWNER, measured=True)
+    with pytest.raises(FedtideError, match=r"data.target: found 0 in all rows that are known"):
+        people(with_target(rows, Counts()))
