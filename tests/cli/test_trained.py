@@ -340,6 +340,19 @@ def test_a_table_of_the_runs_own_kind_is_read_by_its_columns(here):
     assert torch.equal(seen_rows(trained, Path("new.csv")), x)
 
 
+def test_scaled_arrays_with_numbers_are_predicted_as_the_run_saw_them(here):
+    draw = np.random.default_rng(0)
+    np.savez("numbers.npz", x=draw.normal(40, 9, (60, 3)), y=draw.normal(7, 2, 60))
+    written(here / "study.toml", {**A, "cohort": 2}, rounds=1, model="linear", data={
+        "source": {"kind": "npz", "path": str(here / "numbers.npz"), "scaled": True}, "target": "number",
+        "partition": {"kind": "iid", "clients": 4}, "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
+    }, shift={"who": "always"})  # fmt: skip
+    trained = ft.run("study.toml", "run", workers=1, quiet=True).trained()
+    assert done("predict", "run", "numbers.npz") == 0
+    seen, x = seen_rows(trained, Path("numbers.npz")), trained.host.population.rows.x
+    assert torch.allclose(seen, x.to(seen.dtype))
+
+
 def test_pictures_are_read_as_bytes(here):
     x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
     np.savez("pictures.npz", x=x, y=y)

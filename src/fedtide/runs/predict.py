@@ -175,7 +175,9 @@ def as_seen(trained: Trained, x: Tensor) -> Tensor:
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     if first.dtype != torch.uint8 and getattr(source, "scaled", False):
         directory = experiment.data.directory
-        plain: Rows = replace(source, scaled=False).load(Path(directory) if directory else None, 0)
+        unscaled = replace(source, scaled=False)
+        load = unscaled.load if rows.value is None else unscaled.load_values
+        plain: Rows = load(Path(directory) if directory else None, 0)
         known = known_rows(plain) if rows.fit is None else people.trained_on.unique().long()
         there = plain.fitted(known).x[known].numpy().astype(np.float64)
         x = torch.from_numpy(standardize(x.numpy(), there))
