@@ -167,8 +167,8 @@ def test_day_and_night_that_cannot_be(capsys, here, algorithm, options, said):
 )
 def test_a_rhythm_that_there_is_not(capsys, here, algorithm, key):
     written(here / "study.toml", {**A, "algorithm": algorithm}, shift={"who": "always"})
-    allowed = "a number of rounds" if key == "shots" else "a number of rounds, a time such as '1d'"
-    assert f"method 'A'.{key}: missing; allowed: {allowed}, or a periodic shift" in run(capsys, here)
+    more = "" if key == "shots" else ", a time such as '1d', prior = 'learned' (FedTEM and FedTKM)"
+    assert f"method 'A'.{key}: missing; allowed: a number of rounds{more}, or a periodic shift" in run(capsys, here)
 
 
 def test_a_group_of_which_there_are_no_rows(capsys, here):

@@ -379,7 +379,7 @@ Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft | Learned, Field(discriminator="kind")]
 
 
-UNKNOWN = "a number of rounds, a time such as '1d', with FedTEM and FedTKM prior = 'learned', which needs none"
+UNKNOWN = "a number of rounds, a time such as '1d', prior = 'learned' (FedTEM and FedTKM)"
 """What may be said where no period is known."""
 
 

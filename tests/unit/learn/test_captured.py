@@ -56,7 +56,7 @@ def _soon(monkeypatch):
 def stacks(task, loss=None, kind=CapturedStack):
     """A stack without captures and one with them, and what captures."""
     recorder, loss = Recorder(), loss or task.loss
-    made = [(known_layers(task, SHAPE, room := Room(task.dtype, torch.device(task.device)), loss), room) for _ in "ab"]
+    made = [(known_layers(task, SHAPE, room := Room(task.dtype, torch.device(task.device))), room) for _ in "ab"]
     return LayerStack(task, *made[0], loss), kind(task, *made[1], loss, recorder), recorder
 
 
