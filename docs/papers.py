@@ -47,7 +47,8 @@ def line(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     big, small = (shown(row, scale) for scale in ("paper", "cpu"))
     there = row.get("found", True) and command(row, "cpu")
-    return [row["item"], big, small, found(row) if there else "-", row["state"]]
+    more = "; at the paper's size alone" if row.get("cpu") is False else "" if there else "; no small run is kept"
+    return [row["item"], big, small, found(row) if there else "-", row["state"] + more]
 
 
 def is_long(row: dict[str, Any], scale: str) -> bool:
