@@ -27,7 +27,7 @@ def initialize(module: nn.Module, init: Init) -> None:
     >>> layer = nn.Linear(300, 500)
     >>> initialize(layer, "glorot")
     >>> bound = (6 / (300 + 500)) ** 0.5
-    >>> bool(layer.bias.any()), bool(0.99 * bound < layer.weight.abs().max() < bound)
+    >>> bool(layer.bias.any()), bool(0.99 * bound < layer.weight.abs().max() < 1.01 * bound)
     (False, True)
     """
     if init == "torch":
