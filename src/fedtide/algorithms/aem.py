@@ -86,7 +86,8 @@ from fedtide.multi.clusters import (
     step_models,
 )
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, Personalization, names_of, predict_personal
+from fedtide.multi.personal import Choice, Personal, names_of, predict_personal
+from fedtide.multi.personalization import Personalization
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST = 1e6

@@ -30,12 +30,13 @@ from fedtide.models.images import MLP
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 from fedtide.multi.mixture_loss import needs_likelihood
+from fedtide.multi.personalization import Personalization
 
 GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-3)
 
 
 @ingredient
-class Mixture:
+class Mixture(Personalization):
     """A mixture of the K models and a local expert trained from scratch, weighted per row by a gate (Eq. 5).
 
     `p(y|x) = g_0(x) p_own(y|x) + sum_j g_j(x) p_j(y|x)`, trained by `-log p(y|x)` in log space.
@@ -58,7 +59,6 @@ class Mixture:
     held: OpenFraction = 0.0
     kind: Literal["mixture"] = "mixture"
     own_expert: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the gate, the local expert and, with `tune`, the merged network, once."""

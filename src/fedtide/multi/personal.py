@@ -1,8 +1,5 @@
 """Personalization of K received models by a client: choose, mix, stack, average, fine-tune, or train alone.
 
-Each kind has `fit(nets, models, shard, moment, rng)`, which returns the client's memory from its labeled samples (None
-without any), and `predict(nets, models, kept, x)`. Nothing of it leaves the client.
-
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
 one global model; Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in
 Federated Learning*, 2022, section 3, for K.
@@ -10,9 +7,8 @@ Federated Learning*, 2022, section 3, for K.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,29 +28,8 @@ from fedtide.multi.clusters import ChooseOn, decision_rows
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
 from fedtide.multi.mixture import Mixture
+from fedtide.multi.personalization import Personalization
 from fedtide.multi.stacking import Stacking
-
-
-@runtime_checkable
-class Personalization(Protocol):
-    """A personalization of the received models, before evaluation; by default it builds no network."""
-
-    own_expert: ClassVar[bool] = False
-    """True if the first of the reported expert weights is that of the local expert."""
-    chooses: ClassVar[bool] = True
-    """True if predictions report the chosen model or expert."""
-
-    def check(self, nets: Networks, models: int) -> None:
-        """Build the needed networks once."""
-        return
-
-    @abstractmethod
-    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """Return the client's memory from its labeled samples; None without any."""
-
-    @abstractmethod
-    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """Predict rows."""
 
 
 @ingredient

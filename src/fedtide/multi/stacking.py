@@ -25,6 +25,7 @@ from fedtide.multi.clusters import decision_rows
 from fedtide.multi.early_stopping import train_early_stopping
 from fedtide.multi.expert_nets import ALONE, TUNING, Networks, local_expert
 from fedtide.multi.mixture_loss import needs_likelihood
+from fedtide.multi.personalization import Personalization
 
 STEPS = 200
 """EM steps at most."""
@@ -34,7 +35,7 @@ CLOSE = 1e-6
 
 
 @ingredient
-class Stacking:
+class Stacking(Personalization):
     """A mixture of the K models, a local expert and a fine-tuned model, weighted by EM on validation samples.
 
     `p(y|x) = sum_e w_e p_e(y|x)`, with the same weights for all of a client's samples. There is no gate that learns to
@@ -56,7 +57,6 @@ class Stacking:
     pseudo_count: NonNegative = 0.5
     kind: Literal["stacking"] = "stacking"
     own_expert: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the local expert's network once, and check that both solvers fit."""
