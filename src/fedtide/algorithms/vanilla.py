@@ -23,7 +23,7 @@ from fedtide.core.types import Algorithm, Prediction, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import Averaged, BranchCount, branched
+from fedtide.models.branched import Averaged, BranchCount, branched, without_average
 from fedtide.multi.branches import ChoosePer, predict_by_certainty, with_branches
 from fedtide.multi.clusters import refuse_equal_start
 from fedtide.parts.weighting import Weighting
@@ -54,10 +54,6 @@ def vanilla(
     choose = predict_by_certainty(with_branches(task, branch_layer, branches), choose_per)
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        within = (  # `Averaged`
-            {name.removeprefix("model."): value for name, value in part.items()}
-            for part in (payload.params, payload.buffers)
-        )
-        return choose(Weights(*within), memories, x, owner)
+        return choose(without_average(payload), memories, x, owner)
 
     return replace(made, predict=predict)

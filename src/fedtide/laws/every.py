@@ -55,6 +55,7 @@ from fedtide.laws.case import (
 from fedtide.laws.private import private
 from fedtide.laws.toy import Played, played, with_rows
 from fedtide.learn.local import Fitted, LocalTrainer
+from fedtide.models.branched import branch_of
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 from fedtide.wire.masks import library
@@ -374,7 +375,7 @@ def _odd(case: Case, kinds: tuple[str, ...]) -> None:
         hold(all_finite(ask.reply.total), f"{where}, a sum of '{ask.question}' is not finite")
     # Where there are several models, the client may well have found one that has a loss.
     weights = getattr(run.state, "weights", ())
-    several = isinstance(weights, tuple) or all(".copies." in name for name in weights.params)
+    several = isinstance(weights, tuple) or None not in map(branch_of, weights.params)
     if "infinite loss" in kinds and not several:
         refused = any(kinds.index("infinite loss") in ask.reply.refused.tolist() for ask in fleet.asks)
         hold(refused, f"{where}, its answer is counted: a number that is not finite is hidden from the fleet")

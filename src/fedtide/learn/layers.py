@@ -75,16 +75,15 @@ class Dense(Product):
         layer: the module.
         first: whether nothing before it has parameters.
         room: where its numbers are.
-        branches: number of layers; None for a layer that is not repeated.
+        branches: all of the layers; None for one that is not repeated.
     """
 
-    def __init__(self, name: str, layer: nn.Linear, first: bool, room: Room, branches: int | None = None) -> None:
+    def __init__(self, name: str, layer: nn.Linear, first: bool, room: Room, branches: Branches | None = None) -> None:
         super().__init__(name, layer, first, room)
-        self.branches, one = branches, self.names
+        self.branches = None if branches is None else len(branches.copies)
         if branches is not None:
-            parts = [each.removeprefix(name) for each in one]
-            self.names = [f"{name}.copies.{k}{part}" for k in range(branches) for part in parts]
-            self.shape = torch.Size((branches * self.shape[0], self.inputs))
+            self.names = [f"{name}.{each}" for each, _ in branches.named_parameters()]
+            self.shape = torch.Size((len(branches.copies) * self.shape[0], self.inputs))
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held: branches in one, and the bias with a dimension for the rows."""
@@ -332,7 +331,7 @@ def _known(name: str, layer: nn.Module, before: Sequence[Layer], dims: int, room
     """Return what does the steps of a layer on rows of so many dimensions, after those before it, if it is known."""
     first, branches = not any(isinstance(each, Product) for each in before), None
     if isinstance(layer, Branches) and {type(copy) for copy in layer.copies} == {nn.Linear}:
-        branches, layer = len(layer.copies), layer.copies[0]
+        branches, layer = layer, layer.copies[0]
     kind = type(layer)
     if isinstance(layer, nn.Linear) and kind is nn.Linear and dims == 1:
         return Dense(name, layer, first, room, branches)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedtide.core.config_types import ModelCount
 from fedtide.core.errors import refused, unknown
+from fedtide.core.types import Weights
+from fedtide.core.weights import renamed
 
 BranchCount = Annotated[ModelCount, Field(description="number of branches, K.")]
 
@@ -21,6 +23,9 @@ Feature = Literal["shared", "branches"]
 
 WHOLE = "*"
 """Layer name that stands for the whole model, so that nothing is shared."""
+
+COPY = re.compile(r"(?:^|\.)copies\.(\d+)\.")
+"""Part of the name of a parameter that says in which branch it is."""
 
 
 def branched(
@@ -77,14 +82,53 @@ def _trained(model: nn.Module) -> list[str]:
     return [name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())]
 
 
+def in_layer(name: str, layer: str) -> bool:
+    """Tell whether a parameter belongs to a layer.
+
+    >>> in_layer("head.weight", "head"), in_layer("header.weight", "head"), in_layer("head.weight", WHOLE)
+    (True, False, True)
+    """
+    return layer == WHOLE or name.startswith(f"{layer}.")
+
+
+def in_branch(name: str, layer: str, k: int) -> str:
+    """Return the name that a parameter of branch k has once `layer` is repeated.
+
+    >>> in_branch("head.weight", "head", 1), in_branch("head.weight", WHOLE, 1), in_branch("conv.weight", "head", 1)
+    ('model.head.copies.1.weight', 'model.copies.1.head.weight', 'model.conv.weight')
+    """
+    if layer == WHOLE:
+        return f"model.copies.{k}.{name}"
+    return f"model.{layer}.copies.{k}{name[len(layer) :]}" if in_layer(name, layer) else f"model.{name}"
+
+
 def branch_of(parameter: str) -> int | None:
     """Return the number of the branch that a parameter of a branched model belongs to; None for shared parameters.
 
     >>> branch_of("model.head.copies.1.weight"), branch_of("model.conv1.weight")
     (1, None)
     """
-    found = re.search(r"(?:^|\.)copies\.(\d+)\.", parameter)
+    found = COPY.search(parameter)
     return None if found is None else int(found[1])
+
+
+def unbranched(weights: Weights) -> list[Weights]:
+    """Return each branch of a branched network with all that it shares, by the names of the network that was branched.
+
+    >>> shared, own = {"model.conv.w": torch.ones(1)}, {f"model.head.copies.{k}.w": torch.ones(1) for k in (0, 1)}
+    >>> [list(each.params) for each in unbranched(Weights(shared | own))]
+    [['conv.w', 'head.w'], ['conv.w', 'head.w']]
+    """
+    branch = {name: branch_of(name) for name in (*weights.params, *weights.buffers)}
+    count = len({*branch.values()} - {None})
+
+    def plain(name: str) -> str:
+        return COPY.sub(lambda copy: "." if copy[0][0] == "." else "", name.removeprefix("model."), count=1)
+
+    def of(k: int) -> Weights:
+        return renamed(weights, {name: plain(name) for name, found in branch.items() if found in (None, k)})
+
+    return [of(k) for k in range(count)] or [weights]
 
 
 class Averaged(nn.Module):
@@ -98,6 +142,11 @@ class Averaged(nn.Module):
         """Return the mean logits (rows, classes)."""
         logits, _ = self.model(x)
         return logits.mean(0)
+
+
+def without_average(weights: Weights) -> Weights:
+    """Return the weights of the branched model in an `Averaged` one."""
+    return renamed(weights, {name: name.removeprefix("model.") for name in (*weights.params, *weights.buffers)})
 
 
 class Branches(nn.Module):

@@ -41,7 +41,7 @@ from fedtide.learn.server import Server
 from fedtide.learn.steps import Losses, Steps, Stepwise
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-from fedtide.models.branched import WHOLE
+from fedtide.models.branched import WHOLE, in_branch, in_layer
 from fedtide.multi.pooling import pool_updates
 
 NOTHING = "none"
@@ -421,8 +421,8 @@ def with_shared_update(delta: Weights | None, shared: Weights, own_layer: str) -
     """Return a model's update with that of all participants in shared layers; None is no update of its own layer."""
     if delta is not None:
         return share_layers([shared, delta], own_layer)[1]
-    params = {name: d for name, d in shared.params.items() if not _own(name, own_layer)}
-    buffers = {name: d.new_zeros(d.shape) if _own(name, own_layer) else d for name, d in shared.buffers.items()}
+    params = {name: d for name, d in shared.params.items() if not in_layer(name, own_layer)}
+    buffers = {name: d.new_zeros(d.shape) if in_layer(name, own_layer) else d for name, d in shared.buffers.items()}
     return Weights(params, buffers)
 
 
@@ -439,20 +439,11 @@ def share_layers(trees: Sequence[T], own_layer: str) -> tuple[T, ...]:
 
     def shared(first: Any, tree: Any) -> Any:
         if isinstance(tree, dict):
-            return {name: leaf if _own(name, own_layer) else first[name] for name, leaf in tree.items()}
+            return {name: leaf if in_layer(name, own_layer) else first[name] for name, leaf in tree.items()}
         pairs = zip(children(first), children(tree), strict=True)
         return rebuild(tree, [shared(one, other) for (_, one), (_, other) in pairs]) if is_node(tree) else tree
 
     return tuple(trees) if own_layer == WHOLE else tuple(shared(trees[0], tree) for tree in trees)
-
-
-def in_layer(name: str, layer: str) -> bool:
-    """Tell whether a parameter belongs to a layer.
-
-    >>> in_layer("head.weight", "head"), in_layer("header.weight", "head")
-    (True, False)
-    """
-    return name.startswith(f"{layer}.")
 
 
 def send_models(models: Sequence[Weights], own_layer: str) -> list[Weights]:
@@ -483,7 +474,7 @@ def join_models(models: Sequence[Weights], layer: str) -> Weights:
     """
     names = [*models[0].params, *models[0].buffers]
     return united(
-        renamed(model, {name: _in_branch(name, layer, k) for name in names if not k or _own(name, layer)})
+        renamed(model, {name: in_branch(name, layer, k) for name in names if not k or in_layer(name, layer)})
         for k, model in enumerate(models)
     )
 
@@ -495,20 +486,9 @@ def split_models(weights: Weights, like: Weights, layer: str, count: int) -> lis
     """
     names = [*like.params, *like.buffers]
     return [
-        renamed(weights, {_in_branch(name, layer, k if _own(name, layer) else 0): name for name in names})
+        renamed(weights, {in_branch(name, layer, k if in_layer(name, layer) else 0): name for name in names})
         for k in range(count)
     ]
-
-
-def _own(name: str, layer: str) -> bool:
-    return layer == WHOLE or in_layer(name, layer)
-
-
-def _in_branch(name: str, layer: str, k: int) -> str:
-    """Return the name of a parameter of model k in the merged network."""
-    if layer == WHOLE:
-        return f"model.copies.{k}.{name}"
-    return f"model.{layer}.copies.{k}{name[len(layer) :]}" if in_layer(name, layer) else f"model.{name}"
 
 
 def decision_rows(shard: Shard, on: ChooseOn) -> Shard:

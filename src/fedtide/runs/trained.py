@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +26,7 @@ from fedtide.fleets.tally import decision_units
 from fedtide.learn.device import home
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
+from fedtide.models.branched import unbranched
 from fedtide.runs.build import host_of, task_in
 from fedtide.runs.digest import digest_to_read
 from fedtide.runs.folder import Planned, go_on, load, plan
@@ -281,7 +281,7 @@ def networks_in(tree: Tree, like: Weights) -> list[Weights]:
 
 def _networks(tree: Tree, like: Weights) -> Iterator[Weights]:
     if isinstance(tree, Weights):
-        yield from (found for found in _unbranched(tree) if _alike(found, like))
+        yield from (found for found in unbranched(tree) if _alike(found, like))
     elif is_node(tree):
         for _, child in children(tree):
             yield from _networks(child, like)
@@ -292,30 +292,3 @@ def _alike(weights: Weights, like: Weights) -> bool:
         {name: value.shape for name, value in ours.items()} == {name: value.shape for name, value in theirs.items()}
         for ours, theirs in ((weights.params, like.params), (weights.buffers, like.buffers))
     )
-
-
-def _unbranched(weights: Weights) -> list[Weights]:
-    """Return each branch of a branched network with all that it shares, by the names of the network that was branched.
-
-    >>> shared, own = {"model.conv.w": torch.ones(1)}, {f"model.head.copies.{k}.w": torch.ones(1) for k in (0, 1)}
-    >>> [list(each.params) for each in _unbranched(Weights(shared | own))]
-    [['conv.w', 'head.w'], ['conv.w', 'head.w']]
-    """
-    names = [*weights.params, *weights.buffers]
-    count = len({found[1] for name in names if (found := COPY.search(name))})
-    if not count:
-        return [weights]
-
-    def of(part: dict[str, Tensor], k: int) -> dict[str, Tensor]:
-        found = {name: COPY.search(name) for name in part}
-        return {
-            COPY.sub(lambda copy: "." if copy[0][0] == "." else "", name.removeprefix("model."), count=1): part[name]
-            for name, copy in found.items()
-            if copy is None or int(copy[1]) == k
-        }
-
-    return [Weights(of(weights.params, k), of(weights.buffers, k)) for k in range(count)]
-
-
-COPY = re.compile(r"(?:^|\.)copies\.(\d+)\.")
-"""Part of the name of a parameter that says in which branch it is."""
