@@ -39,7 +39,7 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
         missing = ... if required else None
         default = missing if parameter.default is inspect.Parameter.empty else parameter.default
         if _is_choice(kind):
-            spelled = _size if kind == Cohort else by_kind
+            spelled = _whole if kind == Cohort else by_kind
             kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
         fields[key] = (kind, default)
     return create_model(f"options of {name}", __base__=Strict, **fields)
@@ -86,12 +86,16 @@ def _check(name: str, options: Mapping[str, Any], check: Callable[[Holdings], No
     check_fit(options["task"], *clients.few(), options.get("local"), f"{name}.local")
 
 
-def _size(value: Any) -> Any:
-    """`10` for `{kind = "arrivals", clients_per_round = 10}`."""
-    if isinstance(value, float):
-        raise ValueError(f"found {value!r}, allowed: a whole number of clients, or a table")
+def as_cohort(value: Any) -> Any:
+    """Read `10` as `{kind = "arrivals", clients_per_round = 10}`, and other words by their kind."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        raise ValueError(f"found {value!r}, allowed: a whole number of clients, or a table")
+    return as_cohort(value)
 
 
 def _is_choice(kind: Any) -> bool:

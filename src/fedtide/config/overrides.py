@@ -8,12 +8,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtide.config.schema import Method, is_own, options_model
+from fedtide.algorithms.options import as_cohort
+from fedtide.config.schema import Method, as_target, is_own, options_model
 from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError, nearest, refused
+from fedtide.data.groups import by_what
 
 SEEDS = 1000
 """At most so many seeds may be asked for as the first and the last."""
+
+SHORT = {"cohort": as_cohort, "stop_at": as_target, "groups": by_what}
+"""How what is written short at a key is read, where it is not by its kind."""
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -154,13 +159,7 @@ def _is_key(word: str, methods: list[Any]) -> bool:
 
 def _as_table(key: str, value: Any, full: str) -> Any:
     """Return the table at a key, also for a choice that is written as a word or number."""
-    if key == "cohort" and isinstance(value, int) and not isinstance(value, bool):
-        return {"kind": "arrivals", "clients_per_round": value}
-    if key == "stop_at" and isinstance(value, int | float) and not isinstance(value, bool):
-        return {"accuracy": value}
-    if key == "groups" and isinstance(value, str):
-        return {"by": value}
-    table = value if key in ("kind", "by") else by_kind(value)
+    table = value if key in ("kind", "by") else SHORT.get(key, by_kind)(value)
     if not isinstance(table, dict | list):
         raise FedtideError(f"{full}: '{key}' holds a value, not a table")
     return table

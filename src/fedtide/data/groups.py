@@ -66,12 +66,12 @@ class ByLabels:
         return table[rows.y.numpy()], names
 
 
-def _by_name(value: Any) -> Any:
+def by_what(value: Any) -> Any:
     """Read `"domain"` as `{by = "domain"}`."""
     return {"by": value} if isinstance(value, str) else value
 
 
-Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by"), BeforeValidator(_by_name)]
+Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by"), BeforeValidator(by_what)]
 
 
 @ingredient
