@@ -11,7 +11,7 @@ import torch
 
 import fedtide
 from fedtide.config import resolved
-from fedtide.core.atomic import check_free
+from fedtide.core.atomic import check_free, write_text
 from fedtide.core.errors import UNREADABLE, FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -22,7 +22,7 @@ from fedtide.fleets.node_memory import Judged
 from fedtide.fleets.schema import made_up
 from fedtide.runs.build import task_of
 from fedtide.runs.export import CHECKED, Model
-from fedtide.runs.predict import prepared, read_features, write_table
+from fedtide.runs.predict import prepared, read_features, table
 from fedtide.runs.trained import ROWS, mixed
 
 
@@ -62,7 +62,7 @@ def predict_at_node(home: Path, path: Path, out: Path, client: int | None = None
     x = prepared(rows, getattr(torch, about.dtype), ticket.experiment.data.transforms)
     node, judged = node_of(told), Judged.read(home / "judged")
     said = node.predict(judged, client, x)
-    write_table(out, said.told, _classes(ticket))
+    write_text(out, table(said.told, _classes(ticket)))
     return Predicted(ticket.node, client, judged.header["moment"]["round"], len(x))
 
 

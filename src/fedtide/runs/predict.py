@@ -56,10 +56,7 @@ def predict_file(
         return _forecast(trained, source, path, out, client, cluster)
     x = seen_rows(trained, path)
     told = _told(trained, x, client, cluster)
-    if target == CLASSES:
-        write_table(out, told, names_of_classes(trained))
-    else:
-        write_text(out, table_of(target.columns(told)))
+    write_text(out, table(told, names_of_classes(trained)) if target == CLASSES else table_of(target.columns(told)))
     return len(x)
 
 
@@ -87,11 +84,6 @@ def _forecast(trained: Trained, source: Series, path: Path, out: Path, client: i
     values = {column: torch.cat([each[column] for each in said]) for column in said[0]}
     write_text(out, table_of(values, {"series": names, "time": times}))
     return len(names)
-
-
-def write_table(out: Path, logp: Tensor, names: list[str]) -> None:
-    """Write predictions to a CSV file."""
-    write_text(out, table(logp, names))
 
 
 def seen_rows(trained: Trained, path: Path) -> Tensor:
