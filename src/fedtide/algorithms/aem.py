@@ -174,11 +174,10 @@ class Freeze:
 class State:
     """The models and the optimizer's memo of each.
 
-    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any, which
-    moves along once it is frozen. active: (J,)
-    models still trained. best: the models at their lowest validation loss, None before a check, least: (J,) that loss,
-    if any, stale: (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
-    anchor: the model that everybody trains, if any.
+    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, if any, which moves
+    along once it is frozen. active: (J,) mask of models still trained. best: the models at their lowest validation
+    loss, None before a check; least: (J,) that loss, if any; stale: (J,) checks since. losses: (J, 2) sum of validation
+    losses and their weight since the last check. anchor: the model that everybody trains, if any.
     """
 
     weights: tuple[Weights, ...]
