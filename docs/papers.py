@@ -46,9 +46,9 @@ def section(paper: dict[str, Any]) -> Iterator[str]:
 def line(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     big, small = (shown(row, scale) for scale in ("paper", "cpu"))
-    there = row.get("found", True) and command(row, "cpu")
-    more = "; at the paper's size alone" if row.get("cpu") is False else "" if there else "; no small run is kept"
-    return [row["item"], big, small, found(row) if there else "-", row["state"] + more]
+    said = row.get("found", True) if command(row, "cpu") else False
+    more = "; at the paper's size alone" if row.get("cpu") is False else "" if said else "; no small run is kept"
+    return [row["item"], big, small, said if isinstance(said, str) else found(row) if said else "-", row["state"] + more]
 
 
 def is_long(row: dict[str, Any], scale: str) -> bool:
