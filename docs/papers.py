@@ -48,7 +48,8 @@ def line(row: dict[str, Any]) -> list[str]:
     big, small = (shown(row, scale) for scale in ("paper", "cpu"))
     said = row.get("found", True) if command(row, "cpu") else False
     more = "; at the paper's size alone" if row.get("cpu") is False else "" if said else "; no small run is kept"
-    return [row["item"], big, small, said if isinstance(said, str) else found(row) if said else "-", row["state"] + more]
+    said = found(row) if said is True else said or "-"
+    return [row["item"], big, small, said, row["state"] + more]
 
 
 def is_long(row: dict[str, Any], scale: str) -> bool:
