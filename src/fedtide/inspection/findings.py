@@ -60,6 +60,8 @@ TOLD = 0.05, 0.25
 """From which rows tell their client mildly, and strongly: from chance (0) to always (1)."""
 UNEVEN = 0.15, 0.4
 """Distances of the activity from an even one from which it is mildly, and strongly uneven."""
+SIMULATED = 20
+"""Clients that a study makes up for rows that name none."""
 LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
 LEAST_ALPHA = 0.01
@@ -169,6 +171,8 @@ def _notes(found: Findings) -> Iterator[str]:
     looked, held = len(found.rows.label), len(found.table.label)
     if looked < held:
         yield f"note: {looked:,} of {held:,} rows, drawn at random, were looked at; pictures show these"
+    if found.rows.clients <= 1 and not found.table.simulated:
+        yield f"note: rows name no clients, or one; the study deals them at random to {SIMULATED} that are made up"
     known = [found.clients.models.one] if found.clients is not None and found.clients.models is not None else []
     known += [found.drift.ahead.past] if found.drift is not None and found.drift.ahead is not None else []
     names = found.table.columns.get("features", ())

@@ -17,7 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what import Calendar
 from fedtide.data.sources.series import Series
 from fedtide.inspection.advice import reasons
-from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, Findings
+from fedtide.inspection.findings import LEAST_ALPHA, QUESTIONS, SIMULATED, Findings
 from fedtide.inspection.table import Table
 
 ROWS = "rows.npz"
@@ -30,8 +30,6 @@ ROUNDS, MOST_ROUNDS = 40, 200
 """Rounds that a study of drift has, and the greatest number of a study of the hour."""
 LEAST_ROWS = 20
 """Rows that there are at any time of a study: some of them are for validation and tests."""
-SIMULATED = 20
-"""Clients of rows that name none."""
 
 STEPS, BATCH = 200, 20
 """Local steps of clients whose two epochs would be more, so that a round takes no longer, and the rows of a step."""

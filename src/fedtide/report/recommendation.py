@@ -61,7 +61,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=headline(made),
         setting=setting(made),
         parts=[
-            Part("How they stand", standings_table(made), flatters(words), "how-they-stand",
+            Part("How they stand", standings_table(made), flatters(words, ahead=made.study.dated), "how-they-stand",
                  [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
@@ -80,12 +80,13 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 # -- words and tables --------------------------------------------------------------------------------------------------
 
 
-def flatters(words: About) -> str:
-    """Say what the scores of a tournament about a kind of target are."""
+def flatters(words: About, *, ahead: bool) -> str:
+    """Say what the scores of a tournament about a kind of target are; `ahead` if a run is judged on the next window."""
+    past = " These rows are of the past that clients hold, and a run is judged on the window to come." if ahead else ""
     return (
         f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
         f"What the {words.score} is a run of the study tells, on test rows and seeds that the tournament did not see."
-        f"{words.explained}"
+        f"{past}{words.explained}"
     )
 
 
@@ -101,7 +102,10 @@ def headline(made: Tournament) -> str:
     else:
         said = f"{after} {first} leads, and cannot be told apart from {listed(others)}."
     why = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH and others else ""
-    return f"{said}{why} Next: fedtide run study.toml, on fresh seeds and test rows."
+    entered = {each.method for each in made.candidates if each.entry in made.entered}
+    out = [name for name in dict.fromkeys(each.method for each in made.candidates) if name not in entered]
+    left = f" Not entered, as the budget was too short: {listed(out)}." if out else ""
+    return f"{said}{why}{left} Next is a run of the study, on fresh seeds and test rows."
 
 
 def setting(made: Tournament) -> str:

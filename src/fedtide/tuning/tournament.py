@@ -52,7 +52,7 @@ LADDER = "ladder.jsonl"
 STUDY = "study.toml"
 COMMENT = """\
 # Written by fedtide recommend: the methods of its tournament that may be the best, for a proper run.
-# Its seeds are fresh: the tournament played {seeds}.
+# Its seeds are fresh: the tournament played none but some of {seeds}.
 """
 
 MEASURED = 1 / 8
