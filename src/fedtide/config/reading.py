@@ -338,7 +338,7 @@ def _check(experiment: Experiment, where: str) -> None:
             if said not in names:
                 raise unknown(f"{where}: claim '{claim.text}': method", said, names)
     for number, metric in enumerate(experiment.metrics):
-        of_classes = metric.kind if metric.kind in SHIPPED else getattr(metric, "needs", "")
+        of_classes = metric.kind if metric.kind in SHIPPED else getattr(metric, "needs", None)
         if of_classes and experiment.data.target != CLASSES:
             but = f"data.target is '{experiment.data.target.kind}'"
             raise refused(f"{where}: metrics[{number}]", of_classes, "metrics of your own, or classes", but)

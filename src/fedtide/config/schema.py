@@ -200,14 +200,14 @@ class OwnMetric(Strict):
         unit: how reports write it: a "share" (0 to 1) as percent.
         needs: sums over all rows that it reads as `scores.pooled[needs]`: "confusion" (classes, 3), right predictions,
             all predictions, and rows, of each class; "odds" (classes, 2, 640), rows of the class and others in bins of
-            their log-odds for it; "" for none.
+            their log-odds for it; None for none.
     """
 
     function: str = Field(min_length=1)
     options: dict[str, Any] = Field(default_factory=dict)
     name: str | None = Field(None, min_length=1, max_length=40)
     unit: Unit = "number"
-    needs: Literal["", "confusion", "odds"] = ""
+    needs: Literal["confusion", "odds"] | None = None
     kind: Literal["python"] = "python"
 
     @property

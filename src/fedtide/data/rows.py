@@ -257,7 +257,7 @@ class Rows:
 
     @property
     def _fit(self) -> Fit | None:
-        """How features are made, if they are still those: others that somebody put in their place stay."""
+        """How features are made, if they are still those: what was put in their place stays."""
         return self.fit if self.fit is not None and self.fit.x is self.x else None
 
 

@@ -156,7 +156,7 @@ Setting = Classes | Number | Quantiles | Counts | Labels
 
 
 def _mean_and_spread(values: Tensor, known: Tensor) -> tuple[float, float]:
-    """Return mean and standard deviation of the known values; 1 where all are the same."""
+    """Return mean and standard deviation of the known values; a deviation of 0 counts as 1."""
     some = values[known].double()
     spread = float(some.std(unbiased=False)) if len(some) > 1 else 0.0
     return float(some.mean()), spread or 1.0

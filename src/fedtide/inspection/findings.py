@@ -171,7 +171,7 @@ def _notes(found: Findings) -> Iterator[str]:
     looked, held = len(found.rows.label), len(found.table.label)
     if looked < held:
         yield f"note: {looked:,} of {held:,} rows, drawn at random, were looked at; pictures show these"
-    if found.rows.clients <= 1 and not found.table.simulated:
+    if found.rows.clients <= 1 and found.table.features is not None and not found.table.simulated:
         yield f"note: rows name no clients, or one; the study deals them at random to {SIMULATED} that are made up"
     known = [found.clients.models.one] if found.clients is not None and found.clients.models is not None else []
     known += [found.drift.ahead.past] if found.drift is not None and found.drift.ahead is not None else []

@@ -165,7 +165,7 @@ def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
             continue
         key = f"metrics[{number}]"
         function = imported(said.function, f"{key}.function")
-        made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit, needs=said.needs))
+        made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit, needs=said.needs or ""))
     return (*metrics_for(experiment.data.target.about), *made)
 
 

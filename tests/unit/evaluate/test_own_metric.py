@@ -111,7 +111,7 @@ def test_it_reads_what_is_counted_by_class(tmp_path):
         for view in line["scores"].values():
             assert 0 < view["balanced"] <= 1
     with pytest.raises(FedtideError, match=r"metrics\[0\]"):  # nothing is counted where it is not said to be needed
-        preflight(measured(told | {"needs": ""}))
+        preflight(measured(told | {"needs": None}))
     with pytest.raises(FedtideError, match=r"metrics\[0\]: found 'confusion', but data.target is 'number'"):
         from_dict(resolved(toy("fedavg", data={"target": "number"})) | {"metrics": [told]})
 
