@@ -103,7 +103,7 @@ def rounds(lines: list[dict[str, Any]]) -> list[str]:
         theirs = f"Peers: {versions}. " if peers and versions else ""
         missing = [peer for peer in PEERS if peer not in {line.get("who") for line in mine}]
         absent = f"Not installed, or not asked for (`make bench-peers`): {', '.join(missing)}. " if missing else ""
-        about = f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds."
+        about = f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} turns."
         out += [f"{about}{divided(mine)}", ""]
     return out
 

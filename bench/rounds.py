@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -42,6 +43,10 @@ from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone
 from works import ENDLESS, WORKS, Goal, Work, experiment, naive
 
+UNTIMED, TIMED = 0.15, 0.3
+"""Seconds that a turn plays at least before it counts, and while it does: a run's rounds follow each other, too."""
+LEAST = 2
+"""Rounds of a turn that count at least."""
 WARM_UP = 12
 """Rounds that are not timed: stacked steps are recorded once they have come ten times."""
 SEED = 0
@@ -255,17 +260,18 @@ def check(work: Work, peers: Sequence[str]) -> None:
 
 @dataclass
 class Taken:
-    """Seconds of each round, and processor seconds of all of them together."""
+    """Seconds of a round, the median of each turn; processor seconds of all rounds together, and how many these are."""
 
     seconds: list[float] = field(default_factory=list)
     worked: float = 0.0
+    rounds: int = 0
 
 
 def measure(work: Work, repeats: int, peers: Sequence[str]) -> dict[str, Taken]:
     """What rounds of each contender took, in turns.
 
-    A turn begins with a round that does not count: threads of the contender before may still be spinning, and caches
-    hold its data.
+    A turn begins with rounds that do not count: threads of the contender before may still be spinning, and caches hold
+    its data.
     """
     here = psutil.Process()
     with ExitStack() as stack:
@@ -280,10 +286,20 @@ def measure(work: Work, repeats: int, peers: Sequence[str]) -> dict[str, Taken]:
         taken = {name: Taken() for name in players}
         for _ in range(repeats):
             for name, each in players.items():
-                each.round()
+                rounds_for(UNTIMED, 1, each)
                 before_it = computed(each.processes)
-                taken[name].seconds += [each.round(), each.round()]
+                turn = rounds_for(TIMED, LEAST, each)
+                taken[name].seconds.append(median(turn))
                 taken[name].worked += computed(each.processes) - before_it
+                taken[name].rounds += len(turn)
+    return taken
+
+
+def rounds_for(seconds: float, least: int, each: Player) -> list[float]:
+    """Play rounds for so many seconds, at least some, and return the seconds of each."""
+    taken: list[float] = []
+    while len(taken) < least or sum(taken) < seconds:
+        taken.append(each.round())
     return taken
 
 
@@ -319,9 +335,9 @@ def results(name: str, played: Mapping[str, Taken], peers: Sequence[str], *, mem
     """One line per contender; ratios are to the naive loop, and to the peer, with the best median."""
     everyone = {c.name: c for c in contenders(WORKS[name], peers)}
     taken = {key: torch.tensor(each.seconds, dtype=torch.float64) for key, each in played.items()}
-    median = {key: float(each.median()) for key, each in taken.items()}
-    naive_best = min((key for key, c in everyone.items() if c.kind == "naive"), key=median.__getitem__)
-    peer_best = min((key for key, c in everyone.items() if c.peer), key=median.__getitem__, default=None)
+    middle_of = {key: float(each.median()) for key, each in taken.items()}
+    naive_best = min((key for key, c in everyone.items() if c.kind == "naive"), key=middle_of.__getitem__)
+    peer_best = min((key for key, c in everyone.items() if c.peer), key=middle_of.__getitem__, default=None)
     lines = []
     for key, contender in everyone.items():
         q1, middle, q3 = taken[key].quantile(QUARTILES).tolist()
@@ -335,7 +351,7 @@ def results(name: str, played: Mapping[str, Taken], peers: Sequence[str], *, mem
             "q1": round(q1, 6),
             "q3": round(q3, 6),
             "repeats": len(taken[key]),
-            "cpu_ms": round(1000 * played[key].worked / len(taken[key]), 3),
+            "cpu_ms": round(1000 * played[key].worked / played[key].rounds, 3),
             "ratio": round(float(taken[naive_best].quantile(0.5)) / middle, 3),
             "peak_mb": None,
             "first": None,
@@ -354,13 +370,13 @@ def found(name: str, played: Mapping[str, Taken], peers: Sequence[str]) -> list[
     """One line per goal: the fastest of ours that it is about against the fastest of its peers, turn by turn."""
     everyone = {c.name: c for c in contenders(WORKS[name], peers)}
     taken = {key: torch.tensor(each.seconds, dtype=torch.float64) for key, each in played.items()}
-    median = {key: float(each.median()) for key, each in taken.items()}
+    middle_of = {key: float(each.median()) for key, each in taken.items()}
     lines = []
     for goal in WORKS[name].goals:
-        ours = min((key for key, c in everyone.items() if c.counts(goal)), key=median.__getitem__)
+        ours = min((key for key, c in everyone.items() if c.counts(goal)), key=middle_of.__getitem__)
         rivals = [key for key, c in everyone.items() if c.peer and goal.against in (None, c.peer)]
         if rivals:
-            theirs = min(rivals, key=median.__getitem__)
+            theirs = min(rivals, key=middle_of.__getitem__)
             q1, ratio, q3 = (round(q, 3) for q in (taken[theirs] / taken[ours]).quantile(QUARTILES).tolist())
             about = {"work": name, "title": WORKS[name].title, "goal": goal.ratio, "ours": goal.ours}
             lines.append({**about, "contender": ours, "peer": theirs, "q1": q1, "ratio": ratio, "q3": q3})

@@ -128,7 +128,7 @@ def plan_steps(local: LocalTrainer, rows: int, generator: torch.Generator, small
         taken = epoch[: wanted - len(sizes)]
         orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])
         sizes += taken
-    return sizes, torch.cat(orders)
+    return sizes, orders[-1] if len(orders) < 3 else torch.cat(orders)
 
 
 class Copies(Protocol):
@@ -488,8 +488,9 @@ class _Steps:
         columns: Sequence[Columns],
     ) -> None:
         smallest = 2 if task.scratch.needs_pairs else 1
+        draw = torch.Generator()
         plans = [
-            plan_steps(local, len(shard), rng.at("shuffle").torch(), smallest)
+            plan_steps(local, len(shard), draw.manual_seed(rng.at("shuffle").number), smallest)
             for shard, rng in zip(shards, rngs, strict=True)
         ]
         self.counts = [len(shard) for shard in shards]
@@ -522,6 +523,7 @@ class _Steps:
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
         self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
+        self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, self.counted)), strict=True)]
 
     def in_order(self) -> Iterator[Tensor]:
         """Yield all samples (clients, rows, ...) in order, as many at a time as a step has."""
@@ -544,8 +546,12 @@ class _Steps:
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
         """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
         wide = self.widths[number] if who is None else int(self.sizes[number, who[0]])
-        of = (self.place, self.share, self.counted)
-        place, share, counted = ((each[number, :active] if who is None else each[number, who])[:, :wide] for each in of)
+        place, share, counted = (
+            each
+            if who is None and each.shape[:2] == (active, wide)
+            else (each[:active] if who is None else each[who])[:, :wide]
+            for each in self.steps[number]
+        )
         x, y, *columns = (
             each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y, *self.columns)
         )
