@@ -111,7 +111,7 @@ def build(
         until = (-np.inf, *borders, np.inf)
         train, val, test = (dealt.seen.only(_from(rows, a) & ~_from(rows, b)) for a, b in pairwise(until))
     if len(dealt.test.rows) or ahead:
-        test = dealt.seen if ahead else dealt.test
+        test = train if ahead else dealt.test
     outside, labeled = dealt.held_out_clients, held_out_clients.labeled
     if borders is not None:
         outside = outside.only(_from(rows, borders[1]))
@@ -134,7 +134,7 @@ def _fitted(people: Population) -> Population:
 def _without_test(rows: Rows, split: Split, shift: Shift) -> tuple[Rows, Split]:
     """Return rows and split where rows to come are the test, so that none are divided off."""
     kind = getattr(shift.what, "kind", "")
-    but = f"shift.what is '{kind}', which tests on all rows as they come"
+    but = f"shift.what is '{kind}', which tests on rows as they come"
     if split.test:
         raise refused("data.split.test", split.test, "0, or another kind of shift.what", but)
     if rows.held_out is not None and bool(rows.held_out.any()):

@@ -264,7 +264,7 @@ class Population:
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
     def held(self, client: int, moment: Moment, part: str) -> Tensor:
-        """Return the rows that a client holds at `moment`, sorted."""
+        """Return the rows of a part that a client trains on or is judged on at `moment`, sorted."""
         return self.plan.hold(client, part, moment)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
@@ -278,7 +278,7 @@ class Population:
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
         """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part.
 
-        Where test rows are to come, whoever has some is judged, and has perhaps nothing yet to train on.
+        Where rows to be judged on are to come, whoever has some is judged, and has perhaps nothing yet to train on.
         """
         counted = self.counts(clients, part, moment) > 0
         there = None if self._ahead else self.there(moment)  # what is to come is judged, whoever has nothing yet
@@ -352,7 +352,7 @@ class Population:
         (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
-        before = self.plan.known(moment) if self._ahead and part == "test" else None
+        before = self.plan.known(moment) if self._ahead and part != "train" else None
         if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
 
@@ -421,11 +421,12 @@ class Population:
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""
-        rows = self.held(client, moment, part)
-        fetch_val = None
-        if part == "train" and self.has_val:
-            fetch_val = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
-        return replace(self.shard_of(rows, client, moment, self.device), fetch_val=fetch_val)
+        fetch_val = partial(self.aside, client, moment) if part == "train" and self.has_val else None
+        return replace(self.shard_of(self.held(client, moment, part), client, moment, self.device), fetch_val=fetch_val)
+
+    def aside(self, client: int, moment: Moment) -> Shard:
+        """Return the validation rows that a client decides on at `moment`."""
+        return self.shard_of(self.plan.aside(client, moment), client, moment, self.device)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
         """Return the training rows of several clients at `moment`, fetched at once: equal to `shard` of each client."""
@@ -434,7 +435,7 @@ class Population:
         sizes = torch.bincount(owner, minlength=len(clients)).tolist()
         columns = (joined.x, joined.y, joined.ids, joined.time, joined.mask, joined.bins)
         *parts, bins = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
-        fetch = [partial(self.shard, client, moment, "val") if self.has_val else None for client in clients.tolist()]
+        fetch = [partial(self.aside, client, moment) if self.has_val else None for client in clients.tolist()]
         return [Shard(*own) for own in zip(*parts, fetch, bins, strict=True)]
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:

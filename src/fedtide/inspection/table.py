@@ -21,6 +21,7 @@ from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import (
     CALENDAR,
+    GUESSED,
     MOST_CLASSES,
     MOST_MISSING,
     Roles,
@@ -84,6 +85,8 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
     if isinstance(paths, Sequence) and paths and all(isinstance(path, str | Path) for path in paths):
         hint = "name a CSV, ARFF, Parquet or NPZ file"
         found = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
+        if twice := [path for path in found if found.count(path) > 1]:
+            raise refused(asked, str(twice[0]), "each file once")
         name = found[0].name if len(found) == 1 else f"{len(found)} files"
         if found[0].suffix == ".npz":
             if len(found) > 1:
@@ -129,7 +132,9 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
         zone=roles.zone,
     )  # fmt: skip
-    return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit)))
+    return replace(
+        table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit, guessed=found.guessed))
+    )
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
@@ -207,7 +212,14 @@ def _label(column: Column, rows: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def _said(
-    table: Table, rows: int, measured: bool, left: Mapping[str, str], zone: str | None, unit: str = ""
+    table: Table,
+    rows: int,
+    measured: bool,
+    left: Mapping[str, str],
+    zone: str | None,
+    unit: str = "",
+    *,
+    guessed: bool = False,
 ) -> Iterable[str]:
     columns = table.columns
     clients = "none" if table.client is None else f"{columns['client']} ({len(np.unique(table.client)):,} values)"
@@ -218,6 +230,7 @@ def _said(
         clocks = f", clocks of {zone}" if zone else ""
         time = f"{', '.join(columns['time'])} ({spanned(table.time, unit)}{clocks})"
     kind = "a measure" if measured else f"{len(np.unique(table.label))} classes"
+    kind += GUESSED if guessed else ""
     lack = f", {columns['missing']:,} left out as something is missing" if columns["missing"] else ""
     yield f"{table.name}: {rows:,} rows{lack}"
     yield f"label: {columns['label']} ({kind}); client: {clients}; time: {time}; features: {shown}"

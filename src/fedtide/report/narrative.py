@@ -310,8 +310,18 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     if not ranked:
         return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
     bounds = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm == ORACLE]
-    return _first(ranked, summary) + "".join(
+    return _first(ranked, summary) + _had_anyway(ranked) + "".join(
         f" {m.name}, which knows the true groups and is no method, has {percent(m.measures[m.score])}." for m in bounds
+    )
+
+
+def _had_anyway(ranked: list[MethodSummary]) -> str:
+    """Say which baselines of time series no method is better than; "" where all are beaten."""
+    best = max(ranked, key=lambda method: method.measures[method.score].mean or 0.0)
+    level = {words: best.measures[name] for name, words in best.known.items() if best.no_better_than(name)}
+    return "".join(
+        f" That is no better than saying {words}, which needs no training and gets {percent(measure)}."
+        for words, measure in level.items()
     )
 
 

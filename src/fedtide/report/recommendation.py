@@ -61,7 +61,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=headline(made),
         setting=setting(made),
         parts=[
-            Part("How they stand", standings_table(made), flatters(words, ahead=made.study.dated), "how-they-stand",
+            Part("How they stand", standings_table(made), flatters(words), "how-they-stand",
                  [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
@@ -80,13 +80,12 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
 # -- words and tables --------------------------------------------------------------------------------------------------
 
 
-def flatters(words: About, *, ahead: bool) -> str:
-    """Say what the scores of a tournament about a kind of target are; `ahead` if a run is judged on the next window."""
-    past = " These rows are of the past that clients hold, and a run is judged on the window to come." if ahead else ""
+def flatters(words: About) -> str:
+    """Say what the scores of a tournament about a kind of target are."""
     return (
         f"Scores are {words.scores} on validation rows, by which methods were chosen: they flatter, the leader's most. "
         f"What the {words.score} is a run of the study tells, on test rows and seeds that the tournament did not see."
-        f"{past}{words.explained}"
+        f" A ± is one standard error over seeds.{words.explained}"
     )
 
 

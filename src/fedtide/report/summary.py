@@ -84,9 +84,18 @@ class MethodSummary:
 
         From fewer than three seeds the mean decides.
         """
-        ours, floor = self.by_seed(self.score), self.by_seed("commonest_class")
+        return self.no_better_than("commonest_class")
+
+    def no_better_than(self, name: str) -> bool:
+        """Tell whether its score is not clearly above what another measure says that is had without training."""
+        ours, floor = self.by_seed(self.score), self.by_seed(name)
         lead = Measure.of([ours[seed] - floor[seed] for seed in floor if seed in ours])
         return lead.mean is not None and (lead.mean <= 0 or lead.clarity(lead.mean) == "unclear")
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Names of the measures that say what baselines of time series get on the same rows, in words."""
+        return {name: words for name, (_, words) in BASELINES.items() if name in self.measures}
 
     def same_run(self, other: MethodSummary) -> bool:
         """Tell whether two methods are one: what they predict is equal to the last digit at every seed of both."""

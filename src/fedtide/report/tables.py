@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fedtide.core.prose import listed
-from fedtide.data.rows import BASELINES
 from fedtide.evaluate.measure import UNKNOWN, Clarity, Measure
 from fedtide.evaluate.metrics import LOWER_IS_BETTER, METRICS, Unit, mean_of_last
 from fedtide.evaluate.rounds import rows_in
@@ -156,7 +155,7 @@ def methods_table(summary: Summary) -> Table:
 def _with_floor(table: Table, summary: Summary) -> Table:
     """Add a row for baselines of time series, and for the floor, where a method is no better; the first column."""
     first = summary.methods[0] if summary.methods else None
-    known = {words: first.measure(name) for name, (_, words) in BASELINES.items() if first and name in first.measures}
+    known = {words: first.measure(name) for name, words in first.known.items()} if first else {}
     if summary.floor is not None:
         known[f"{summary.target.floor}, without training"] = summary.floor
     lines = [[name, percent(measure), *["-"] * (len(table.header) - 2)] for name, measure in known.items()]

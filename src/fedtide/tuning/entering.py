@@ -16,7 +16,7 @@ from fedtide.inspection.study import methods
 from fedtide.runs import folder
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
-from fedtide.tuning.nominate import found_in_world, nominated
+from fedtide.tuning.nominate import ALONE, found_in_world, nominated
 from fedtide.tuning.tournament import LADDER, Candidate, TooShort, first_line, played_by, too_short
 
 RATES = 0.5, 2.0
@@ -107,7 +107,7 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     values["data"]["split"] = {"val": VALIDATED}
     del values["baseline"]
     values["method"], candidates, usual = [], [], values["defaults"]["local"]
-    for name, algorithm, options, why in methods(found):
+    for name, algorithm, options, why in sorted(methods(found), key=lambda method: method.algorithm == ALONE):
         key = "solver" if algorithm == "local" else "local"
         own = options.get(key, usual)
         for share in RATES:

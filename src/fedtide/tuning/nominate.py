@@ -23,6 +23,8 @@ ROWS = 20_000
 A_CLIENT = 20
 """Rows of a client that are seen in a round."""
 
+ALONE = "local"
+"""Whose clients train for themselves whenever they are judged, which may take longer than all other methods together."""
 PLAIN = "one model for all: what the others have to beat"
 
 
@@ -33,7 +35,7 @@ def _loss(method: Method) -> str:
 def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """Return methods in the order in which they are entered, with the reasons.
 
-    Plain FedAvg is the first. Of several methods with one algorithm and loss the first comes before the others: what a
+    Plain FedAvg is the first, each client alone the last. Of several methods with one algorithm and loss the first comes before the others: what a
     shift is about are algorithms. Then those come first for which findings speak, the strongest first, else as they are
     given.
 
@@ -49,7 +51,8 @@ def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[M
         again = seen[kind] = seen.get(kind, -1) + 1
         said = reasons(found, *kind) if found is not None else {}
         why = PLAIN if method is plain else "; ".join(said)
-        order.append(((method is not plain, again, -max(said.values(), default=0), number), method, why))
+        place = (method is not plain) + (method.algorithm == ALONE)
+        order.append(((place, again, -max(said.values(), default=0), number), method, why))
     return [(method, why) for _, method, why in sorted(order, key=lambda each: each[0])]
 
 

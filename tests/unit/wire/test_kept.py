@@ -108,12 +108,12 @@ def kill(monkeypatch):
         elif step == "in the ledger":
             deadly(Ledger, "add", after=True, number=line)
         else:
-            deadly(checkpoint_of(), "save", after=False, number=lambda ahead: ahead - 1)
+            deadly(checkpoint_of(monkeypatch), "save", after=False, number=lambda ahead: ahead - 1)
 
     return at
 
 
-def checkpoint_of() -> Any:
+def checkpoint_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A place to be killed in before a checkpoint is written, after the round's line of the record is."""
 
     class Place:
@@ -126,7 +126,7 @@ def checkpoint_of() -> Any:
         place.save(ahead.round)
         return save(folder, ahead, *rest, **named)
 
-    pytest.MonkeyPatch().setattr(checkpoint, "save", saves)
+    monkeypatch.setattr(checkpoint, "save", saves)
     return Place
 
 

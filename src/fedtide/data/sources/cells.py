@@ -83,6 +83,8 @@ def read_header(path: Path) -> list[str]:
     twice = [column for column, count in Counter(map(str.strip, header)).items() if count > 1]
     if twice:
         raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
+    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+        raise refused(f"{path}: header", header[0], "names divided by commas, as all cells are")
     return header
 
 
@@ -112,8 +114,6 @@ def places(path: object, header: Sequence[str], columns: Sequence[str]) -> list[
     at = {column: place for place, column in enumerate(header)}
     for column in columns:
         if column not in at:
-            if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-                raise refused(f"{path}: header", header[0], "names divided by commas, as all cells are")
             raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
     return [at[column] for column in columns]
 

@@ -17,7 +17,7 @@ from fedtide.core.prose import listed
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
-from fedtide.data.sources.guesses import MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
+from fedtide.data.sources.guesses import GUESSED, MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
 from fedtide.data.sources.table import Columns
 from fedtide.data.sources.when import spanned
 from fedtide.data.targets import Number, Setting
@@ -191,6 +191,7 @@ def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str], un
     classes = f"{found.label} ({rows.labeled})"
     if rows.value is not None:
         classes = f"{found.label} ({rows.labeled} from {float(rows.value.min()):g} to {float(rows.value.max()):g})"
+    classes += GUESSED if found.guessed else ""
     yield f"label: {classes}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
     if found.left:
         yield f"left out: {listed([f'{name} ({why})' for name, why in found.left.items()])}"

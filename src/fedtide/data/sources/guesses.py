@@ -41,6 +41,8 @@ CALENDAR = frozenset((
 DATE = ("year", "month", "day", "hour", "minute", "second")
 ORDERS = "index instant no nr row rownum number id unnamed"
 """Words in the names of columns."""
+GUESSED = ", guessed, as no column is called so"
+"""What is said of a label that is but the last column that may be one."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,11 @@ class Roles:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Columns by role. left: other columns, and why they are no features."""
+    """Columns by role.
+
+    left: other columns, and why they are no features. guessed: whether no column is called a label, and it is the last
+    one that may be one.
+    """
 
     label: str
     client: str | None
@@ -71,6 +77,7 @@ class Assigned:
     time: tuple[str, ...]
     features: tuple[str, ...]
     left: Mapping[str, str]
+    guessed: bool = False
 
 
 def assign(
@@ -112,6 +119,11 @@ def assign(
     if "domain" not in named:
         domain = guess_domain(free(when, client, label, features))
     label = label or guess_label(free(when, client, domain, features))
+    constant = [column for column in columns if column.strip().lower() == "label" and columns[column].distinct < 2]
+    if constant and "label" not in named:
+        raise refused(
+            f"{name}: {option}label", constant[0], "a column with two different values or more", "this has one"
+        )
     if len(label) != 1:
         allowed = f"{option}label with one of {', '.join(columns)}"
         raise FedtideError(f"{name}: no column looks like a label; allowed: {allowed}")
@@ -126,11 +138,13 @@ def assign(
     for feature in features:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
-            raise refused(f"{name}: {option}features", feature, f"columns of {kind}")
+            why = "" if columns[feature].stray is None else _text(columns[feature], first)
+            raise refused(f"{name}: {option}features", feature, f"columns of {kind}", why)
     for part in when[1:] if len(when) == 2 else when if len(when) > 2 else ():
         if columns[part].numbers is None:
             raise refused(f"{name}: {option}time", part, "numbers for the parts of a date")
-    return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left)
+    guessed = "label" not in named and not called(label, LABELS)
+    return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left, guessed)
 
 
 def read_columns(paths: Sequence[Path]) -> dict[str, Column]:

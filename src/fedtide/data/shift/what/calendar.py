@@ -18,11 +18,12 @@ from torch import Tensor
 from fedtide.core.config_types import explained, ingredient
 from fedtide.core.durations import Duration, Zone, kept_if, seconds_of, zone_of
 from fedtide.core.errors import refused, shown
-from fedtide.core.types import PARTS, Moment
+from fedtide.core.types import Moment
+from fedtide.data.ragged import Ragged
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Window
 
-WHOLE = "test"
-"""The part that has all rows of a client, those to validate on too: each is for testing once."""
+COME = "come"
+"""Rows that come to a client, those to validate on too."""
 
 MOST = 1_000_000
 """Maximum number of windows, as of rounds."""
@@ -40,8 +41,9 @@ class Calendar(Holding):
     """Rows of each client by their times: a round is a window of wall-clock time, and its end is now.
 
     Round r is the window from `begin` + r `window` to the beginning of the next. At its end a client trains on its rows
-    of the last `hold`, and is then tested on those of the next window, before any of these is trained on. So all rows
-    are for testing once and for training later, and no test set is divided off; validation rows are some of those held.
+    of the last `hold`, and is then tested on those of the next window, before any of these is trained on. So rows are
+    for testing once and for training later, and no test set is divided off. Validation rows are for neither: models are
+    judged on those of the next window, and clients decide on those of the last `hold`.
     Windows are by the clocks of the zone: one of a day is from midnight to midnight, however many hours that has, and
     where clocks are set back the hour that comes twice is in one window. On the clock of the run all windows are
     equally long, and the run begins at its time of the day.
@@ -200,10 +202,9 @@ class CalendarPlan(Plan):
 
     def span(self, part: str, moment: Moment) -> tuple[float, float]:
         """Return from when to when the rows of a part are, the second not included."""
-        end = self.edge(moment.round + 1)
-        if part == "test":
+        end, delay = self.edge(moment.round + 1), self._delay
+        if part != "train":
             return end, self.edge(moment.round + 2)
-        delay = self._delay
         if self.calendar.hold == "all":
             return -np.inf, end - delay
         # A day on which clocks are set back is longer than its name.
@@ -213,22 +214,30 @@ class CalendarPlan(Plan):
 
     @cached_property
     def _sorted(self) -> dict[str, tuple[Tensor, np.ndarray, np.ndarray]]:
-        """Rows of each part client by client in the order of their times, these times, and the owners."""
+        """Rows of each part, and of `COME`, client by client in the order of their times, these times, and the owners."""
         assert self.view.rows.time is not None
-        found = {}
-        for part in PARTS:
-            ragged = self.view.parts[part]
+        parts, found = self.view.parts, {}
+        judged = [parts[part] for part in ("test", "val")]
+        owners, rows = (torch.cat([getattr(each, name) for each in judged]).numpy() for name in ("owner", "rows"))
+        for part, ragged in (*parts.items(), (COME, Ragged.from_pairs(owners, rows, len(parts["test"])))):
             owner, time = ragged.owner.numpy(), self.view.rows.time.numpy()[ragged.rows.long().numpy()]
             order = np.lexsort((time, owner))
             found[part] = ragged.rows[torch.from_numpy(order)], time[order], owner[order]
         return found
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """Return the rows that a client holds, sorted; of "test" those that it will have in the next window."""
+        """Return the rows that a client trains on, sorted, or those that it is judged on in the next window."""
+        return self._between(client, part, *self.span(part, moment))
+
+    def aside(self, client: int, moment: Moment) -> Tensor:
+        """Return the validation rows that a client decides on, sorted: those that it holds."""
+        return self._between(client, "val", *self.span("train", moment))
+
+    def _between(self, client: int, part: str, begin: float, end: float) -> Tensor:
         rows, time, _ = self._sorted[part]
         start = self.view.parts[part].start
         first, last = int(start[client]), int(start[client + 1])
-        here = first + np.searchsorted(time[first:last], self.span(part, moment), side="left")
+        here = first + np.searchsorted(time[first:last], (begin, end), side="left")
         return rows[here[0] : here[1]].sort().values
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
@@ -254,20 +263,20 @@ class CalendarPlan(Plan):
     def fresh(self, moment: Moment) -> Tensor:
         """Return the mask (registered,) of the clients to which rows, or labels that were late, came in the window."""
         begin, end = (self.edge(moment.round + step) - self._delay for step in (0, 1))
-        return torch.from_numpy(self._within(WHOLE, begin, end)[: self.view.registered] > 0)
+        return torch.from_numpy(self._within(COME, begin, end)[: self.view.registered] > 0)
 
     def known(self, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return all rows that have come with their labels, held or not, and their owners."""
-        rows, time, owner = self._sorted[WHOLE]
+        rows, time, owner = self._sorted[COME]
         come = torch.from_numpy(time < self.edge(moment.round + 1) - self._delay)
         return rows[come], torch.from_numpy(owner)[come]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Return the registered clients to which rows came, or whose rows expired, since `before`."""
         moved = np.zeros(len(self.view.group), dtype=bool)
-        for part in PARTS:
+        _, time, owner = self._sorted[COME]
+        for part in ("train", "test"):
             now, then = self.span(part, moment), self.span(part, before)
-            _, time, owner = self._sorted[part]
             inside = [(begin <= time) & (time < end) for begin, end in (now, then)]
             moved |= np.bincount(owner[inside[0] != inside[1]], minlength=len(moved)) > 0
         return torch.from_numpy(moved[: self.view.registered].nonzero()[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -19,6 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView, Rhythm
 
+JUDGED = "val", "test"
 STILL = 0.1
 """Number of cycles over a run below which a mixture counts as constant."""
 
@@ -50,8 +51,8 @@ class DomainMixture(Holding):
         cycles: number of cycles over the whole run.
         samples: number of rows that a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" (equally many of each domain, drawn once), or
-            are "all".
+        test: rows that clients are judged on, for testing and for validation, follow the "mixture" of the round, are
+            "balanced" (equally many of each domain, drawn once), or are "all". Clients decide on a mixture.
     """
 
     curve: Literal["linear", "cosine"] = "linear"
@@ -140,21 +141,22 @@ class DomainMixture(Holding):
 
         A client without rows of some domain (among few validation rows, for example) takes more of the others.
         """
-        if (part == "test" and self.test == "all") or not len(rows):
+        judged = part in JUDGED
+        if (judged and self.test == "all") or not len(rows):
             return rows
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
-        balanced = part == "test" and self.test == "balanced"
+        balanced = judged and self.test == "balanced"
         shares = np.full(domains, 1 / domains) if balanced else self.shares(moment, domains, phase)
         own = [rows[domain == k] for k in range(domains)]
         wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in own])))
-        # The balanced test rows are constant, so that accuracy changes with the model only.
+        # Balanced rows are constant, so that accuracy changes with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
         picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(own, wanted, strict=True)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
         """Count the rows that each client holds, given the number of its own rows."""
-        return counts if part == "test" and self.test == "all" else self.samples * (counts > 0)
+        return counts if part in JUDGED and self.test == "all" else self.samples * (counts > 0)
 
 
 @dataclass(frozen=True)
@@ -164,11 +166,18 @@ class MixturePlan(OwnRows):
     mixture: DomainMixture
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """Return the rows that a client holds, sorted."""
+        """Return the rows of a part that a client trains on or is judged on, sorted."""
+        return self._mixed(client, part, moment, self.mixture)
+
+    def aside(self, client: int, moment: Moment) -> Tensor:
+        """Return the validation rows that a client decides on, sorted: a mixture, as its training rows are."""
+        return self._mixed(client, "val", moment, replace(self.mixture, test="mixture"))
+
+    def _mixed(self, client: int, part: str, moment: Moment, mixture: DomainMixture) -> Tensor:
         rows, of = super().hold(client, part, moment), self.view.rows
         assert of.domain is not None
         domain, key = of.domain[rows.long()], self.view.rng.at("what", client)
-        return self.mixture.hold(rows, domain, len(of.domain_names), part, moment, key)
+        return mixture.hold(rows, domain, len(of.domain_names), part, moment, key)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """Count the rows that each of `clients` holds, which are equally many at every moment."""

@@ -127,11 +127,18 @@ class Plan(Protocol):
 
     @abstractmethod
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """Return the rows that a client holds, sorted."""
+        """Return the rows of a part that a client trains on or is judged on, sorted."""
 
     @abstractmethod
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """Count the rows that each of `clients` holds; without a moment, those that it holds at some time."""
+        """Count the rows of a part of each of `clients`; without a moment, those that it holds at some time."""
+
+    def aside(self, client: int, moment: Moment) -> Tensor:
+        """Return the validation rows that a client decides on, sorted; it is judged on `hold(client, "val", moment)`.
+
+        The two differ where test rows are others than clients hold: validation rows are judged as test rows are.
+        """
+        return self.hold(client, "val", moment)
 
     def there(self, moment: Moment) -> Tensor | None:
         """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
