@@ -138,15 +138,18 @@ def test_who_has_rows_in_the_window_arrives_and_whoever_has_rows_in_the_next_is_
     assert judged == [[0, 1], [0], [1], []]
 
 
-def test_rows_to_validate_on_come_as_others_do_and_are_for_testing_once():
+def test_rows_to_validate_on_come_as_others_do_and_judge_in_the_next_window_beside_test_rows():
     shift = ft.Shift(who=ft.shift.Always(), what=Calendar(window="1d", begin="2026-03-28", zone="Europe/Berlin"))
     plain, split = (build(SPRING, Natural(), split=Split(val=share), shift=shift) for share in (0.0, 0.5))
     assert split.has_val
     for number in range(4):
         assert split.window(at(number)).came == plain.window(at(number)).came
-        assert held(split, number, "test") == held(plain, number, "test")
-        both = [sorted(a + b) for a, b in zip(held(split, number), held(split, number, "val"), strict=True)]
-        assert both == held(plain, number)
+        parts = zip(held(split, number, "test"), held(split, number, "val"), strict=True)
+        assert [sorted(a + b) for a, b in parts] == held(plain, number, "test")
+        aside = [split.aside(client, at(number)).ids.tolist() for client in range(split.registered)]
+        assert [sorted(a + b) for a, b in zip(held(split, number), aside, strict=True)] == held(plain, number)
+        shards = split.shards(split.clients, at(number))
+        assert [shard.val.ids.tolist() for shard in shards] == aside
 
 
 def test_a_window_is_said_in_the_time_of_its_zone():

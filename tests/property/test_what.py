@@ -129,7 +129,7 @@ def test_a_client_without_rows_of_some_domains_fills_up_from_the_others(curve, d
     there = data.draw(st.sets(st.integers(0, domains - 1), min_size=1))
     rows = torch.arange(40)
     domain = torch.tensor(sorted(there))[rows % len(there)]
-    mixture, moment = DomainMixture(curve, samples=n), Moment(r, 30)
+    mixture, moment = DomainMixture(curve, samples=n, test="mixture"), Moment(r, 30)
     held = mixture.hold(rows, domain, domains, "val", moment, Rng(seed))
     shares = mixture.shares(moment, domains) * [k in there for k in range(domains)]
     shares = shares / shares.sum() if shares.any() else np.array([k in there for k in range(domains)]) / len(there)
@@ -168,11 +168,12 @@ def test_a_mixture_holds_the_rounded_share_of_each_domain(curve, n, r, rounds, s
     assert int(domain[held - 100].sum()) == round(second(mixture, r, rounds) * n)
 
 
+@pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
-def test_test_rows_follow_their_own_mode(test):
+def test_rows_that_judge_follow_their_own_mode(test, part):
     mixture, (rows, domain) = DomainMixture(samples=40, test=test), two_domains()
     for r in (0, 5, 10, 13):
-        held = mixture.hold(rows, domain, 2, "test", Moment(r, 20), Rng(0))
+        held = mixture.hold(rows, domain, 2, part, Moment(r, 20), Rng(0))
         night = int(domain[held - 100].sum())
         if test == "all":
             assert held.tolist() == rows.tolist()
@@ -194,11 +195,23 @@ def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client,
     assert held("test", r) != held("train", r)
 
 
-def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
+def test_rows_to_train_on_and_to_decide_by_follow_the_mixture_in_every_mode():
+    """By what they are judged is another thing, of validation rows as of test rows: above."""
+    rows = Rows(
+        "toy", torch.randn(80, 2), torch.arange(80) % 2, 2, domain=torch.arange(80) % 2, domain_names=("a", "b")
+    )
     for test in ("mixture", "balanced", "all"):
-        for part in ("train", "val"):
-            assert seconds(DomainMixture(samples=40, test=test), 5, 20, part=part) == 20
-            assert seconds(DomainMixture(samples=40, test=test), 0, 20, part=part) == 0
+        mixture = DomainMixture(samples=40, test=test)
+        assert [seconds(mixture, r, 20) for r in (0, 5)] == [0, 20]
+        people = build(rows, IID(clients=1), split=Split(val=0.5, test=0.0), shift=Shift(what=mixture))
+        for r, night in ((0, 0), (5, 20)):
+            decides = people.shard(0, Moment(r, 20)).val.ids
+            judges = people.pool(people.clients, Moment(r, 20), "val")[0].ids
+            assert int(rows.domain[decides].sum()) == night
+            if test == "all":
+                assert judges.tolist() == people.parts["val"][0].tolist()
+            else:
+                assert int(rows.domain[judges].sum()) == (20 if test == "balanced" else night)
 
 
 @law

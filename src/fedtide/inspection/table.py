@@ -86,7 +86,7 @@ def read(data: Any, roles: Roles = Roles(), asked: str = "inspect") -> Table:
         hint = "name a CSV, ARFF, Parquet or NPZ file"
         found = tuple(find(str(path), None, asked, hint=hint).resolve() for path in paths)
         if twice := [path for path in found if found.count(path) > 1]:
-            raise refused(asked, str(twice[0]), "each file once")
+            raise refused(asked, twice[0].name, "each file once")
         name = found[0].name if len(found) == 1 else f"{len(found)} files"
         if found[0].suffix == ".npz":
             if len(found) > 1:
@@ -132,9 +132,7 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
         calendar=tuple(at for at, feature in enumerate(found.features) if times and set(words_of(feature)) & CALENDAR),
         zone=roles.zone,
     )  # fmt: skip
-    return replace(
-        table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit, guessed=found.guessed))
-    )
+    return replace(table, said=tuple(_said(table, rows, measured, found.left, roles.zone, unit, guessed=found.guessed)))
 
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:

@@ -310,8 +310,13 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     if not ranked:
         return "" if len(done) == len(summary.methods) else "No method was trained as it should be."
     bounds = [m for m in done.values() if m.measures[m.score].mean is not None and m.algorithm == ORACLE]
-    return _first(ranked, summary) + _had_anyway(ranked) + "".join(
-        f" {m.name}, which knows the true groups and is no method, has {percent(m.measures[m.score])}." for m in bounds
+    return (
+        _first(ranked, summary)
+        + _had_anyway(ranked)
+        + "".join(
+            f" {m.name}, which knows the true groups and is no method, has {percent(m.measures[m.score])}."
+            for m in bounds
+        )
     )
 
 

@@ -24,7 +24,7 @@ A_CLIENT = 20
 """Rows of a client that are seen in a round."""
 
 ALONE = "local"
-"""Whose clients train for themselves whenever they are judged, which may take longer than all other methods together."""
+"""Whose clients train for themselves whenever they are judged: it may take longer than all other methods together."""
 PLAIN = "one model for all: what the others have to beat"
 
 
@@ -35,9 +35,9 @@ def _loss(method: Method) -> str:
 def nominated(found: Findings | None, methods: Sequence[Method]) -> list[tuple[Method, str]]:
     """Return methods in the order in which they are entered, with the reasons.
 
-    Plain FedAvg is the first, each client alone the last. Of several methods with one algorithm and loss the first comes before the others: what a
-    shift is about are algorithms. Then those come first for which findings speak, the strongest first, else as they are
-    given.
+    Plain FedAvg is the first, each client alone the last. Of several methods with one algorithm and loss the first
+    comes before the others: what a shift is about are algorithms. Then those come first for which findings speak, the
+    strongest first, else as they are given.
 
     Args:
         found: what an inspection found; None where nothing could be asked.

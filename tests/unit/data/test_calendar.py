@@ -64,7 +64,7 @@ REFUSED = [
     (lambda: people(Calendar(window="1s", begin="1900-01-01")), "window: found '1s', allowed: at most 1000000 windows"),
     (
         lambda: people(Calendar(), split=Split(test=0.2)),
-        "data.split.test: found 0.2, but shift.what is 'calendar', which tests on all rows as they come; allowed",
+        "data.split.test: found 0.2, but shift.what is 'calendar', which tests on rows as they come; allowed",
     ),
     (
         lambda: people(Calendar(), rows(held_out=torch.arange(240) > 200)),

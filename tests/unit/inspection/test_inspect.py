@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 import fedtide as ft
 from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
+from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
@@ -54,7 +55,9 @@ def test_columns_are_guessed_by_name_and_type_and_said(tmp_path):
         "gaps": True, "categories": (),
     }  # fmt: skip
     assert "400 rows, 1 left out as something is missing" in found.said[0]
-    assert found.said[1].startswith("label: score (2 classes); client: station_id (20 values); time: when (2026-03-0")
+    assert found.said[1].startswith(
+        "label: score (2 classes, guessed, as no column is called so); client: station_id (20 values); time: when (20"
+    )
     assert found.said[2] == ("left out: No (numbers the rows), wind (always the same) and constant (always the same)")
 
 
@@ -153,8 +156,28 @@ def test_a_column_that_is_called_a_label_and_is_none_is_said_to_be_one():
     found = read({"label": texts, "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
     assert found.columns["label"] == "kind"
     assert found.said[2] == "left out: label (called a label, but its texts hardly come again: text)"
-    found = read({"label": np.array(["a"] * 40), "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)})
-    assert found.said[2] == "left out: label (always the same)"
+
+
+def test_a_label_that_is_always_the_same_is_refused_and_not_replaced():
+    same = {"label": np.array(["a"] * 40), "x": np.arange(40) / 7, "kind": np.array(list("ab") * 20)}
+    with pytest.raises(FedtideError, match="table: --label: found 'label', but this has one; allowed: a column with"):
+        read(same)
+    assert read(same, Roles(label="kind")).said[2] == "left out: label (always the same)"
+
+
+def test_a_file_that_is_named_twice_and_one_without_commas_are_one_line(tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n" + "1,a\n2,b\n" * 20)
+    (tmp_path / "b.csv").write_text("x;label\n" + "1,5;a\n2,5;b\n" * 20)
+    with pytest.raises(FedtideError, match=r"found 'a\.csv', allowed: each file once"):
+        read([tmp_path / "a.csv", tmp_path / "a.csv"])
+    with pytest.raises(FedtideError, match=r"b\.csv: header: found 'x;label', allowed: names divided by commas"):
+        read(tmp_path / "b.csv")
+
+
+def test_a_bad_cell_of_a_column_that_is_named_is_named():
+    prices = {"price": np.array([*(str(each / 4) for each in range(39)), "3,8"]), "label": np.array(list("ab") * 20)}
+    with pytest.raises(FedtideError, match="found 'price', but 39 of 40 are numbers, row 39 is '3,8'"):
+        read(prices, Roles(features="price"))
 
 
 @pytest.mark.parametrize(("gap", "rows"), [("sun", 120), ("NA", 119), ("", 119)])

@@ -30,6 +30,25 @@ def summary(*methods: MethodSummary) -> Summary:
     return Summary("", "", 100, "held_out_clients", 64, None, [], list(methods), pairs)
 
 
+def test_a_headline_says_what_is_had_without_training():
+    """The best of two forecasts is level with the value of a week ago, and ahead of that of a day ago."""
+
+    def made(known: dict[str, float]) -> list[MethodSummary]:
+        return [
+            MethodSummary(name, "fedavg", [0, 1, 2], 0, {
+                "accuracy": Measure.of([score] * 3), **{key: Measure.of([value] * 3) for key, value in known.items()}
+            })
+            for name, score in (("A", 0.8), ("B", 0.7))
+        ]  # fmt: skip
+
+    record = ExperimentRecord("", from_dict(raw(A)), [])
+    said = narrative.headline(record, summary(*made({"yesterday": 0.75, "last_week": 0.8})))
+    assert said.endswith(
+        " That is no better than saying the value of a week ago, which needs no training and gets 80.0 %."
+    )
+    assert "no better" not in narrative.headline(record, summary(*made({"yesterday": 0.75})))
+
+
 @pytest.mark.parametrize(("values", "no_better"), [
     ([0.6, 0.61, 0.62], False),
     ([0.5, 0.5, 0.5], True),

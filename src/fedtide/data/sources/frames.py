@@ -188,10 +188,10 @@ def _said(rows: Rows, there: int, found: Assigned, categories: Sequence[str], un
     time = "none" if rows.time is None else f"{', '.join(found.time)} ({spanned(rows.time.numpy(), unit)})"
     lack = there - len(rows)
     yield f"{rows.name}: {there:,} rows" + (f", {lack:,} left out as something is missing" if lack else "")
-    classes = f"{found.label} ({rows.labeled})"
+    kind = rows.labeled
     if rows.value is not None:
-        classes = f"{found.label} ({rows.labeled} from {float(rows.value.min()):g} to {float(rows.value.max()):g})"
-    classes += GUESSED if found.guessed else ""
-    yield f"label: {classes}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
+        kind = f"{kind} from {float(rows.value.min()):g} to {float(rows.value.max()):g}"
+    label = f"{found.label} ({kind}{GUESSED if found.guessed else ''})"
+    yield f"label: {label}; client: {client}; domain: {domain}; time: {time}; features: {shown}"
     if found.left:
         yield f"left out: {listed([f'{name} ({why})' for name, why in found.left.items()])}"

@@ -214,7 +214,7 @@ class CalendarPlan(Plan):
 
     @cached_property
     def _sorted(self) -> dict[str, tuple[Tensor, np.ndarray, np.ndarray]]:
-        """Rows of each part, and of `COME`, client by client in the order of their times, these times, and the owners."""
+        """Rows of each part and of `COME`, client by client in the order of their times, these times, and owners."""
         assert self.view.rows.time is not None
         parts, found = self.view.parts, {}
         judged = [parts[part] for part in ("test", "val")]
@@ -252,7 +252,7 @@ class CalendarPlan(Plan):
 
         def count(part: str, begin: float, end: float) -> np.ndarray:
             _, time, owner = self._sorted[part]
-            return np.bincount(owner[(begin <= time) & (time < end)], minlength=len(self.view.parts[part]))
+            return np.bincount(owner[(begin <= time) & (time < end)], minlength=len(self.view.group))
 
         return lru_cache(maxsize=16)(count)  # a round asks for the same again and again
 
