@@ -25,8 +25,9 @@ from fedtide.algorithms.fedavg import State, average_updates
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import LocalTrainer, gradient_step, one_gradient
+from fedtide.learn.local import LocalTrainer, one_gradient
 from fedtide.learn.server import SGD, Server
+from fedtide.learn.steps import Gradient, Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -49,8 +50,9 @@ def fedsgd(
     """
     one_gradient(local)
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        step = gradient_step(task, local, payload, shard, moment)
+    @Stepwise
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        step = yield Gradient(task, local, payload, shard, moment, rng)
         if step is None:
             return None
         delta, loss = step

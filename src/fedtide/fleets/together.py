@@ -16,7 +16,7 @@ from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, train_stacked, unstackable, why_untrainable
-from fedtide.learn.steps import Features, LayerGradient, Losses, Steps, Stepwise, Train
+from fedtide.learn.steps import Features, Gradient, LayerGradient, Losses, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
 HELD_BYTES = 2**28
@@ -117,7 +117,7 @@ class Together:
         if isinstance(first, Losses | Features | LayerGradient):
             yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
-        if isinstance(first, Train) and (stack := self._stack(first)) is not None:
+        if isinstance(first, Train | Gradient) and (stack := self._stack(first.training)) is not None:
             least = 2 if first.task.scratch.needs_pairs else 1
             able = [each for each in group if len(each.request.shard) >= least]
             group = [each for each in group if len(each.request.shard) < least]
@@ -128,19 +128,20 @@ class Together:
     def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         if not group:
             return
-        first: Train = group[0].request
+        first: Train = group[0].request.training
         rate = first.local.lr * first.local.lr_schedule(first.moment)
         counts = torch.tensor([len(each.request.shard) for each in group])
-        for part in self.cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
-            some = [group[k] for k in part.tolist()]
-            requests: list[Train] = [each.request for each in some]
+        for cut in self.cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
+            some = [group[k] for k in cut.tolist()]
+            requests: list[Train] = [each.request.training for each in some]
             terms = None if first.term is None else [request.term for request in requests]
             shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
             losses = [request.objective for request in requests]
             fit = train_stacked(
                 stack, first.local, terms, first.weights, shards, first.moment, rngs, losses, features=first.features
             )
-            yield from zip(some, fitted_parts(fit, first.weights, rate), strict=True)
+            for each, part in zip(some, fitted_parts(fit, first.weights, rate), strict=True):
+                yield each, each.request.result(part)
 
     def _stack(self, request: Train) -> Copies | None:
         """Return what trains several copies of a model; None if that cannot be."""

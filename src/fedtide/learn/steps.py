@@ -125,12 +125,52 @@ class Train:
         objective: Loss = self.task.loss if self.loss is None else self.loss
         return objective
 
+    @property
+    def training(self) -> Train:
+        """What a stack trains: this."""
+        return self
+
+    def result(self, fitted: Any) -> Any:
+        """Return what the client is sent of what a stack trained: all."""
+        return fitted
+
     def alone(self) -> Fitted:
         """Train one client."""
         fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, extra=self.term)
         if not (self.features and fitted.steps):
             return fitted
         return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).alone())
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """One gradient over all of a client's samples, as `gradient_step` takes it. The result is what that returns."""
+
+    task: Task
+    local: LocalTrainer
+    weights: Weights
+    shard: Shard
+    moment: Moment
+    rng: Rng
+
+    @property
+    def key(self) -> Hashable:
+        """That of the step of SGD, but for which request it is."""
+        return Gradient, self.training.key
+
+    @property
+    def training(self) -> Train:
+        """The step of plain SGD that a stack takes, with the same update but for rounding."""
+        step = replace(self.local, epochs=None, local_steps=1, batch_size=0)
+        return Train(self.task, step, self.weights, self.shard, self.moment, self.rng)
+
+    def result(self, fitted: Any) -> tuple[Weights, float]:
+        """Return the step and the loss before it."""
+        return fitted.delta, fitted.loss
+
+    def alone(self) -> tuple[Weights, float] | None:
+        """Take it for one client; None if its samples are too few."""
+        return gradient_step(self.task, self.local, self.weights, self.shard, self.moment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +267,6 @@ def local_update(
     `extra` is a gradient term of local training.
     """
     if variant == "gradient":
-        return gradient_step(task, local, weights, shard, moment)
+        return (yield Gradient(task, local, weights, shard, moment, rng))  # type: ignore[no-any-return]
     fitted = yield Train(task, local, weights, shard, moment, rng, extra)
     return (fitted.delta, fitted.loss) if fitted.steps else None
