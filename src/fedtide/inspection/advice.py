@@ -8,8 +8,8 @@ from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.entry import Trait
 from fedtide.inspection.findings import Findings, Question
 
-LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels",)}
-"""What losses help with, whatever the algorithm."""
+LOSSES: Mapping[str, tuple[Trait, ...]] = {"wsm": ("labels", "holdings")}
+"""What losses help with, whatever the algorithm: the re-weighted softmax where a client lacks labels, if for a time."""
 
 
 def _level(*questions: Question) -> Callable[[Findings], int]:
@@ -51,7 +51,7 @@ def helps(algorithm: str, loss: str) -> tuple[Trait, ...]:
     """Return what an algorithm with a loss, both by name, is for.
 
     >>> helps("scaffold", "cross-entropy"), helps("fedavg", "wsm")
-    (('labels',), ('labels',))
+    (('labels',), ('labels', 'holdings'))
     """
     entry = REGISTRY.get(algorithm)
     both = (*(entry.helps if entry else ()), *LOSSES.get(loss, ()))
