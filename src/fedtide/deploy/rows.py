@@ -133,6 +133,7 @@ class FileRows:
     transforms: tuple[Prepare, ...] = ()
     val: bool = False
     target: ClassVar[Target] = CLASSES
+    apart: ClassVar[bool] = False
 
     @staticmethod
     def read(

@@ -24,6 +24,10 @@ class ClientRows(Protocol):
     def target(self) -> Target:
         """What they are labeled with."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether no validation row by which a client decides is one that it is judged on at the same time."""
+
     def shard(self, client: int, moment: Moment) -> Shard:
         """Return the training rows of one client; its validation rows are fetched when they are used."""
 
@@ -94,7 +98,7 @@ class Clients:
         rng = self.key(ask, client)
         with drawn_from(rng.number):
             shard = self.rows.shard(client, ask.moment)
-            if judged == "val":  # rows that are judged must not be adapted on
+            if judged == "val" and not self.rows.apart:  # rows that are judged must not be adapted on
                 shard = replace(shard, fetch_val=None)
             return work(*self.given(ask, client, received, shard, rng))
 

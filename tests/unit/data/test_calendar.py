@@ -234,3 +234,28 @@ def test_a_beginning_after_what_was_learned_will_do():
     source = with_learned(rows(), torch.arange(24))
     assert people(Calendar(begin="1970-01-01T23:01"), source).plan.windows == 9
     assert people(Calendar(), source).window(Moment(0, 8)).begin == "1970-01-02T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("calendar", [True, False])
+def test_who_is_judged_on_rows_to_come_may_decide_by_those_that_came(calendar):
+    """Elsewhere validation rows that are judged are withheld from a client's choice."""
+    experiment = on_calendar("ifca")
+    if not calendar:
+        experiment = experiment.model_copy(update={"shift": toy("ifca").shift})
+    run, seen = played(experiment, rounds=4), []
+    adapt = run.host.algorithm.adapt
+
+    def watched(payload, memory, shard, moment, rng):
+        seen.append((shard.val, moment))
+        return adapt(payload, memory, shard, moment, rng)
+
+    object.__setattr__(run.host.algorithm, "adapt", watched)
+    people = run.host.population
+    judge = Judge(run.host.algorithm, run.fleet, views(people, named=["val"]))
+    list(judge.scores(run.state))
+    moment = seen[0][1]
+    judged = {row for client in people.clients.tolist() for row in people.held(client, moment, "val").tolist()}
+    decided = {row for val, _ in seen if val is not None for row in val.ids.tolist()}
+    assert judged
+    assert bool(decided) is calendar
+    assert not judged & decided
