@@ -127,7 +127,7 @@ class Train:
 
     @property
     def training(self) -> Train:
-        """What a stack trains: this."""
+        """What a stack trains: the request itself."""
         return self
 
     def result(self, fitted: Any) -> Any:
