@@ -2,7 +2,7 @@
 
 Methods climb together: all that are entered play half of the rounds, the better half of them all rounds. A method that
 is dropped sooner may be the one that wins: those that learn slowly, or do something else in the first rounds, cross the
-others late. Where the budget does not pay for that, fewer are entered, then fewer rounds are played.
+others late. Where the budget does not pay for that, fewer are entered, then all play fewer rounds, and none is dropped.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def planned(costs: Sequence[Sequence[Cost]], rounds: int, step: int, seconds: fl
     """Return the best plan that some seconds pay for.
 
     All methods with three, two or one seed; then fewer methods, in the order of nomination, but not fewer than six;
-    then half of the rounds, and half of these. If nothing fits, the cheapest.
+    then half of the rounds for all, and half of these. If nothing fits, the cheapest.
 
     Args:
         costs: of each method, in the order of nomination, of each of its variants.
@@ -111,7 +111,7 @@ def planned(costs: Sequence[Sequence[Cost]], rounds: int, step: int, seconds: fl
     """
     top, plan = rounds, Ladder((rounds,), 1, len(costs))
     while True:
-        rungs = tuple(dict.fromkeys((min(step * math.ceil(top / 2 / step), top), top)))
+        rungs = (top,) if top < rounds else tuple(dict.fromkeys((min(step * math.ceil(top / 2 / step), top), top)))
         for seeds in (3, 2, 1):
             plan = Ladder(rungs, seeds, len(costs))
             if needed(costs, plan) <= seconds:

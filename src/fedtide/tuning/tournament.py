@@ -502,14 +502,17 @@ def _of(rungs: Sequence[int], rounds: int) -> str:
 
 
 def _climb(playing: _Playing, made: Tournament) -> Tournament:
-    """Play the rungs of the plan that are left."""
+    """Play the rungs of the plan that are left, and then on, as far as the budget pays for it."""
     method = {each.entry: each.method for each in made.candidates}
-    for number in range(len(made.reached), len(made.rungs)):
-        if made.ended:
-            break
-        rung, below = made.rungs[number], made.rungs[number - 1] if number else 0
-        entries = made.reached[-1].kept if number else made.entered
-        seeds = playing.experiment.seeds[: made.seeds]
+    seeds = playing.experiment.seeds[: made.seeds]
+    while not made.ended:
+        number, below = len(made.reached), made.reached[-1].rounds if made.reached else 0
+        if number < len(made.rungs):
+            rung, entries = made.rungs[number], made.reached[-1].kept if number else made.entered
+        else:
+            rung, entries = _further(playing, made, method)
+            if rung == below:
+                break
         title = f"{len(entries)} at {_of((rung,), playing.experiment.rounds)}, {_seeds(seeds)}"
         alive, failed = playing.rung(title, entries, seeds, rung, below)
         if playing.stop.asked:
@@ -520,12 +523,24 @@ def _climb(playing: _Playing, made: Tournament) -> Tournament:
             return _now(playing, made, failed=failed, ended=OVER if alive else "all methods failed")
         values = playing.values(alive, seeds, min(reached, rung))
         methods = len({method[entry] for entry in alive})
-        last = number == len(made.rungs) - 1 or not whole
+        last = number >= len(made.rungs) - 1 or not whole
         kept = climbing(values, method, methods if last else half(methods))
         about = {"rounds": min(reached, rung), "seeds": seeds, "values": values, "kept": kept, "failed": failed}
         made = _now(playing, made, **about, ended="" if whole else OVER)
         playing.display.said(_best(made))
     return made
+
+
+def _further(playing: _Playing, made: Tournament, method: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Return to which round the better half goes on beyond the plan, and who that is; the last rung if nobody does."""
+    top, step, study = made.reached[-1], playing.experiment.eval_every, playing.experiment.rounds
+    rung = min(step * math.ceil(2 * top.rounds / step), study)
+    entries = climbing({entry: top.values[entry] for entry in top.kept}, method, half(len(top.kept)))
+    seconds = [made.costs[entry].of(rung - top.rounds) for entry in entries for _ in top.seeds]
+    begun = len(top.seeds) > made.seeds  # another seed was played already
+    if begun or len(entries) < LEAST or max(sum(seconds) / playing.processes, *seconds) > KEPT_BACK * playing.left:
+        return top.rounds, ()
+    return rung, tuple(entries)
 
 
 def _tell_apart(playing: _Playing, made: Tournament) -> Tournament:

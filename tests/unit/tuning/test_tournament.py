@@ -56,6 +56,23 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert ready.baseline == "A"
 
 
+def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
+    """The plan ends at two of four rounds, with one seed; a budget that is left pays for all four."""
+    monkeypatch.setattr(tournament, "planned", lambda costs, rounds, step, seconds: Ladder((2,), 1, len(costs)))
+    whole = begun(tmp_path / "whole", A, MOMENTUM, PROX, SCAFFOLD)
+    assert execute(whole, workers=1)
+    made = read_tournament(whole)
+    assert [(rung.rounds, len(rung.values)) for rung in made.reached[:2]] == [(2, 4), (4, 2)]
+    best = sorted(made.reached[0].values, key=lambda entry: -made.reached[0].values[entry][2])[:2]
+    assert set(made.reached[1].values) == set(best)
+    assert made.rungs == (2,)
+    # Where it is not left nobody goes on; nor once another seed is played.
+    short = begun(tmp_path / "short", A, MOMENTUM, PROX, SCAFFOLD)
+    monkeypatch.setattr(tournament, "KEPT_BACK", 0.0)
+    assert execute(short, workers=1)
+    assert {rung.rounds for rung in read_tournament(short).reached} == {2}
+
+
 def test_the_value_of_a_rung_is_the_mean_of_the_last_evaluations_on_validation_rows(tmp_path, plan):
     root = begun(tmp_path / "t", A, PROX)
     assert execute(root, workers=1)
