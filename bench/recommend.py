@@ -1,13 +1,13 @@
 """Whether a tournament within a tenth of the cost names the best method: the ten worlds of `never-worse`, as kept.
 
-python bench/recommend.py [--worlds "groups,day or night"] [--share 0.1] [--seed 300] [--out FILE]
+python bench/recommend.py [--worlds "groups,day or night"] [--share 0.1] [--seeds 600,610,620,630,640] [--out FILE]
 python bench/recommend.py --keep FILE
 
 In each world all methods of the recipe whose results are kept are candidates. What is best is known from these: means
 of five seeds on test rows. The tournament plays other seeds. Named is the one that leads; it is right where its kept
 accuracy is within a point of the best. The budget is a share of what the recipe costs, five seeds of every method, in
-seconds of CPU, as the machine may have other work: estimated from FedAvg before, and told as it was after, from what
-each took.
+seconds of CPU, as the machine may have other work: some rounds of each method are timed first, evaluations as the
+recipe has them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from fedtide.runs.runner import judge_of
 from fedtide.tuning import entering, tournament
 from machine import keep
 
-RATIO = 2.4
-"""Cost of a round of the recipe's methods in rounds of FedAvg, on average."""
-ROUNDS = 4
-"""Rounds of FedAvg that are measured."""
+WARM_UP = 2
+"""Rounds of a method that are played before some are timed, until it is judged as often as the recipe says."""
 SEEDS = 5
 SHARE = 0.1
 """Of the full cost."""
@@ -46,7 +44,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--worlds", default="")
     options.add_argument("--share", type=float, default=SHARE)
-    options.add_argument("--seed", type=int, default=300, help="first seed of the tournaments")
+    options.add_argument("--seeds", default="600,610,620,630,640", help="first seed of each tournament")
     options.add_argument("--out", type=Path, default=None, help="a line of JSON for each world is appended")
     options.add_argument(
         "--keep", type=Path, default=None, help="keep these lines for the documentation, and play none"
@@ -61,11 +59,16 @@ def main() -> None:
         name = point.name
         if given.worlds and name not in given.worlds.split(","):
             continue
-        line = {"world": name, "seed": given.seed, **played(point.experiment, kept[name], given.share, given.seed)}
-        print(json.dumps(line), flush=True)
-        if given.out is not None:
-            with open(given.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        truth = kept[name]
+        known = tuple(method for method in point.experiment.method if method.name in truth)
+        experiment = point.experiment.model_copy(update={"method": known, "claim": ()})
+        cost = SEEDS * sum(cost_of(experiment, method) for method in known)
+        for seed in map(int, given.seeds.split(",")):
+            line = {"world": name, "seed": seed, **played(experiment, truth, given.share * cost, cost, seed)}
+            print(json.dumps(line), flush=True)
+            if given.out is not None:
+                with open(given.out, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
 
 
 def kept_of(lines: list[dict]) -> None:
@@ -100,7 +103,7 @@ def kept_of(lines: list[dict]) -> None:
         ],
     ]  # fmt: skip
     seeds = sorted({line["seed"] for line in lines})
-    command = f"for seed in {' '.join(map(str, seeds))}; do python bench/recommend.py --seed $seed --out FILE; done"
+    command = f"python bench/recommend.py --seeds {','.join(map(str, seeds))} --out FILE"
     about = {"command": command, "minutes": sum(line["spent"] for line in lines) / 60}
     results = {"header": header, "rows": rows}
     keep(
@@ -114,19 +117,14 @@ def on_processor_time() -> None:
         setattr(module, name, SimpleNamespace(time=time.process_time, perf_counter=time.process_time))
 
 
-def played(experiment, truth, share: float, seed: int) -> dict[str, object]:
+def played(experiment, truth, budget: float, cost: float, seed: int) -> dict[str, object]:
     """Play a tournament in a world, and compare what it names with what is known."""
-    known = tuple(method for method in experiment.method if method.name in truth)
-    experiment = experiment.model_copy(update={"seeds": (seed - 1,), "method": known, "claim": ()})
-    whole = experiment.rounds * SEEDS * len(experiment.method)
-    budget = share * whole * RATIO * of_fedavg(experiment, seed)
+    experiment = experiment.model_copy(update={"seeds": (seed - 1,)})
     with tempfile.TemporaryDirectory() as folder:
         request = Request(str(Path(folder) / "t"), workers=1)
         root = api.begin_recommendation(experiment, request, f"{max(budget, 1):.3f}s")
         api.recommendation_shown(root, 1, Output(quiet=True))
         made = tournament.read_tournament(root)
-    rounds = {entry: cost.round for entry, cost in made.costs.items()}
-    cost = experiment.rounds * SEEDS * fmean(rounds.values()) * len(experiment.method)
     best = max(truth, key=truth.get)
     left = made.survivors
     return {
@@ -138,18 +136,20 @@ def played(experiment, truth, share: float, seed: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def of_fedavg(experiment, seed: int) -> float:
-    """Return the seconds of a round of the plain method, evaluations included."""
-    playing = tournament.played_by(experiment)
-    judge = judge_of(playing, playing.method[0], seed, MemoryStore(None))
-    began = 0.0
-    for step, scored in runner.evaluated(judge, rounds=playing.rounds, seed=seed, every=2):
+def cost_of(experiment, method) -> float:
+    """Return the seconds of a run of a method, from those of its first rounds."""
+    judge = judge_of(experiment, method, experiment.seeds[0], MemoryStore(None))
+    timed = min(experiment.rounds - WARM_UP, experiment.eval_every)
+    began = time.process_time()
+    first = began
+    for step, scored in runner.evaluated(judge, rounds=experiment.rounds, seed=0, every=experiment.eval_every):
         list(scored or ())
         done = step.moment.round + 1
-        began = time.process_time() if done == 2 else began
-        if done == 2 + ROUNDS:
+        first = time.process_time() if done == WARM_UP else first
+        if done == WARM_UP + timed:
             break
-    return (time.process_time() - began) / ROUNDS
+    each = (time.process_time() - first) / timed
+    return first - began + (experiment.rounds - WARM_UP) * each
 
 
 if __name__ == "__main__":
