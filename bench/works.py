@@ -67,17 +67,17 @@ class Work:
 
 
 FEW_CHANNELS = (
-    "convolutions of one to sixteen channels are products of few rows, half of a round or more, and do a quarter of the "
-    "arithmetic a second that large ones do (below), one by one, stacked, and in the library that peers call, too"
+    "convolutions of one to sixteen channels are products of few rows, half of a round or more, and do a quarter of "
+    "the arithmetic a second that large ones do (below), one by one, stacked, and in the library that peers call, too"
 )
 WORKS = {
     "logistic": Work(
         "logistic regression 784-10, 10 x 60 rows, batch 10", {"kind": "linear"}, 10, 60, 10,
-        goals=(Goal(1.5, limit="nine tenths of a round are calls of Python and of small operations of torch, not arithmetic"),),
+        goals=(Goal(1.5, limit="nine tenths of a round are calls of Python and torch, not arithmetic"),),
     ),
     "mlp": Work(
         "MLP 784-200-10, 100 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 100, 50, 10,
-        goals=(Goal(2.2, limit="half of a round is products near the speed of large ones, and the rest moves weights and rows"),),
+        goals=(Goal(2.2, limit="half of a round is products near the speed of large ones, the rest moves weights"),),
     ),
     "lenet": Work(
         "LeNet-5, 10 x 100 rows, batch 20", {"kind": "lenet5"}, 10, 100, 20, True,
