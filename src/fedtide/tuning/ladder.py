@@ -20,7 +20,7 @@ SEEDS = 5
 """Seeds that a tournament has; the last ones are for those that cannot be told apart."""
 ENOUGH = 3
 """Seeds from which the spread of a difference is known."""
-FEW = 6
+FEW = 5
 """Methods below which rather fewer rounds are played than fewer methods are entered."""
 LEAST = 2
 """Methods that go on at least: a comparison."""
@@ -100,7 +100,7 @@ def needed(costs: Sequence[Sequence[Cost]], ladder: Ladder) -> float:
 def planned(costs: Sequence[Sequence[Cost]], rounds: int, step: int, seconds: float) -> Ladder:
     """Return the best plan that some seconds pay for.
 
-    All methods with three, two or one seed; then fewer methods, in the order of nomination, but not fewer than six;
+    All methods with three, two or one seed; then fewer methods, in the order of nomination, but not fewer than five;
     then half of the rounds for all, and half of these. If nothing fits, the cheapest.
 
     Args:
