@@ -94,13 +94,13 @@ class Population:
         self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
         self._what.check(self._view)
-        if self._by_rows and not self.apart:
+        if self._by_rows and not self._ahead:
             kind = getattr(self.shift.what, "kind", type(self.shift.what).__name__)
             raise refused("shift.who.kind", "data", "what = 'calendar', or who = 'always'", f"what is '{kind}'")
 
     def check(self, rounds: int) -> None:
         """Raise if the shift does not fit a number of rounds, as far as this is known in advance."""
-        if self.shift.clock == "rounds" or self.apart:
+        if self.shift.clock == "rounds" or self._ahead:
             self.plan.check(rounds)
         if self.shift.clock == "rounds":
             self.row_transform.events(float(rounds), 0.0)  # counts the events and raises if there are too many
@@ -138,9 +138,13 @@ class Population:
 
     # A user's own kinds need not inherit from ours.
     @property
-    def apart(self) -> bool:
-        """Whether clients are judged on rows to come, and so on others than they decide by."""
+    def _ahead(self) -> bool:
         return getattr(self._what, "ahead", False)
+
+    @property
+    def apart(self) -> bool:
+        """Whether clients never decide by rows that they are judged on: those are still to come."""
+        return self._ahead
 
     @property
     def _by_rows(self) -> bool:
@@ -186,11 +190,11 @@ class Population:
 
     def window(self, moment: Moment) -> Window | None:
         """Return the window of wall-clock time of a round; None where rounds have none."""
-        return self.plan.window(moment) if self.apart else None
+        return self.plan.window(moment) if self._ahead else None
 
     def clock(self, number: int) -> float | None:
         """Return the time at which a round begins on the clock of the run; None where this is up to the devices."""
-        return self.plan.clock(number) if self.apart else None
+        return self.plan.clock(number) if self._ahead else None
 
     def wait(self, moment: Moment) -> float:
         """Return the seconds until a client is awake, on the clock of seconds; 0 where one is."""
@@ -282,7 +286,7 @@ class Population:
         Where rows to be judged on are to come, whoever has some is judged, and has perhaps nothing yet to train on.
         """
         counted = self.counts(clients, part, moment) > 0
-        there = None if self.apart else self.there(moment)  # what is to come is judged, whoever has nothing yet
+        there = None if self._ahead else self.there(moment)  # what is to come is judged, whoever has nothing yet
         if there is not None:
             seen = clients < self.registered
             counted &= ~seen | there[torch.where(seen, clients, 0)]
@@ -353,7 +357,7 @@ class Population:
         (`Target.best_constant`).
         """
         rows, owner = self.pooled(clients, moment, part)
-        before = self.plan.known(moment) if self.apart and part != "train" else None
+        before = self.plan.known(moment) if self._ahead and part != "train" else None
         if self.rows.steps is not None or not len(rows) or (before is not None and not len(before[0])):
             return None
 
