@@ -155,7 +155,7 @@ def sized(repeats: int) -> list[dict[str, Any]]:
     """A line for each case."""
     fixed = {"threads": 1, "n_init": STARTS, "k_max": K_MAX}
     return [
-        {"title": case.title, "description": case.about, **measured(case.act, repeats * (5 if case.many else 1)),
+        {"title": case.title, "about": case.about, **measured(case.act, repeats * (5 if case.many else 1)),
          "goal": case.goal, **fixed}
         for case in cases()
     ]  # fmt: skip
