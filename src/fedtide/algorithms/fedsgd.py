@@ -27,7 +27,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
 from fedtide.learn.local import LocalTrainer, one_gradient
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.steps import Gradient, Steps, Stepwise
+from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -52,7 +52,7 @@ def fedsgd(
 
     @Stepwise
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        step = yield Gradient(task, local, payload, shard, moment, rng)
+        step = yield Gradient(Train(task, local, payload, shard, moment, rng))
         if step is None:
             return None
         delta, loss = step

@@ -283,7 +283,7 @@ class Population:
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
         """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part.
 
-        Where rows to be judged on are to come, whoever has some is judged, and has perhaps nothing yet to train on.
+        Where these rows are to come, clients that have some are judged, though they may have nothing yet to train on.
         """
         counted = self.counts(clients, part, moment) > 0
         there = None if self._ahead else self.there(moment)  # what is to come is judged, whoever has nothing yet

@@ -155,7 +155,7 @@ class StackedEngine(LocalEngine):
             models, rows = (STACK_BYTES, STEP_BYTES) if cpu else (GPU_STACK_BYTES, GPU_STEP_BYTES)
             most = min(models // model, rows // max(step, 1))
         row = 4 * math.prod(self.host.population.rows.shape)
-        if len(counts) <= most and int(counts.sum()) * row <= ROW_BYTES:  # as of few clients that are small
+        if 0 < len(counts) <= most and int(counts.sum()) * row <= ROW_BYTES:  # as of few clients that are small
             return [torch.arange(len(counts))]
         held = (counts.cumsum(0) - counts) * row // ROW_BYTES
         number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)

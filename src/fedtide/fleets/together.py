@@ -51,6 +51,11 @@ class Working:
             return end.value  # type: ignore[no-any-return]
         return None
 
+    @property
+    def rows(self) -> int:
+        """Number of rows that it waits to be trained on."""
+        return len(self.request.training.shard)
+
     def alone(self) -> Any:
         """Compute the request for this client only."""
         return self._drawing(self.request.alone)
@@ -118,10 +123,10 @@ class Together:
             yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
         if isinstance(first, Train | Gradient) and (stack := self._stack(first.training)) is not None:
-            least = 2 if first.task.scratch.needs_pairs else 1
-            able = [each for each in group if len(each.request.shard) >= least]
-            group = [each for each in group if len(each.request.shard) < least]
-            yield from self._trained(stack, sorted(able, key=lambda each: -len(each.request.shard)))
+            least = 2 if first.training.task.scratch.needs_pairs else 1
+            able = [each for each in group if each.rows >= least]
+            group = [each for each in group if each.rows < least]
+            yield from self._trained(stack, sorted(able, key=lambda each: -each.rows))
         for each in group:
             yield each, each.alone()
 
@@ -130,7 +135,7 @@ class Together:
             return
         first: Train = group[0].request.training
         rate = first.local.lr * first.local.lr_schedule(first.moment)
-        counts = torch.tensor([len(each.request.shard) for each in group])
+        counts = torch.tensor([each.rows for each in group])
         for cut in self.cut(counts, size_in_bytes(first.weights), stack, first.local.batch_size):
             some = [group[k] for k in cut.tolist()]
             requests: list[Train] = [each.request.training for each in some]

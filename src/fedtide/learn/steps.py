@@ -144,14 +144,9 @@ class Train:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """One gradient over all of a client's samples, as `gradient_step` takes it. The result is what that returns."""
+    """One gradient over all of a client's samples in place of a training. The result is that of `gradient_step`."""
 
-    task: Task
-    local: LocalTrainer
-    weights: Weights
-    shard: Shard
-    moment: Moment
-    rng: Rng
+    instead: Train
 
     @property
     def key(self) -> Hashable:
@@ -161,8 +156,8 @@ class Gradient:
     @property
     def training(self) -> Train:
         """The step of plain SGD that a stack takes, with the same update but for rounding."""
-        step = replace(self.local, epochs=None, local_steps=1, batch_size=0)
-        return Train(self.task, step, self.weights, self.shard, self.moment, self.rng)
+        step = replace(self.instead.local, epochs=None, local_steps=1, batch_size=0)
+        return replace(self.instead, local=step, term=None)
 
     def result(self, fitted: Any) -> tuple[Weights, float]:
         """Return the step and the loss before it."""
@@ -170,7 +165,8 @@ class Gradient:
 
     def alone(self) -> tuple[Weights, float] | None:
         """Take it for one client; None if its samples are too few."""
-        return gradient_step(self.task, self.local, self.weights, self.shard, self.moment)
+        asked = self.instead
+        return gradient_step(asked.task, asked.local, asked.weights, asked.shard, asked.moment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +262,8 @@ def local_update(
 
     `extra` is a gradient term of local training.
     """
+    training = Train(task, local, weights, shard, moment, rng, extra)
     if variant == "gradient":
-        return (yield Gradient(task, local, weights, shard, moment, rng))  # type: ignore[no-any-return]
-    fitted = yield Train(task, local, weights, shard, moment, rng, extra)
+        return (yield Gradient(training))  # type: ignore[no-any-return]
+    fitted = yield training
     return (fitted.delta, fitted.loss) if fitted.steps else None

@@ -295,7 +295,7 @@ def test_cifar_for_python_comes_back_as_written(tmp_path, classes, names, key):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({b"labels": [1], b"data": print}, "(it calls builtins.print)"),
+        ({b"labels": [1], b"data": len}, "(it calls builtins.len)"),
         ({b"labels": [1], b"data": np.zeros((1, 3072))}, "(it has an array of 'f8')"),
         ({b"labels": [1], b"data": np.zeros((1, 9), np.uint8)}, "(labels (1,) and data (1, 9))"),
         ({b"labels": [10], b"data": np.zeros((1, 3072), np.uint8)}, "label: found 10, allowed: 0 to 9"),

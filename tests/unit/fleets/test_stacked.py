@@ -209,6 +209,12 @@ def test_small_stacks_give_the_same(monkeypatch):
     near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
 
 
+def test_nobody_is_cut_into_no_stack():
+    """As of a cluster whose clients have no rows."""
+    _, host = ragged()
+    assert StackedEngine(host)._cut(torch.empty(0, dtype=torch.int64), 1, None, 20) == []
+
+
 @pytest.mark.parametrize(("where", "alone"), [("cpu", True), ("meta", False)])
 def test_a_device_takes_more_rows_at_once_than_a_cache(where, alone):
     """The network of FEMNIST makes 2 MB of a row, and 40 MB of a batch of 20."""

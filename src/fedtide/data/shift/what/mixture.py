@@ -20,6 +20,7 @@ from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import Holding, OwnRows, Plan, PopulationView, Rhythm
 
 JUDGED = "val", "test"
+"""Parts on which clients are judged."""
 STILL = 0.1
 """Number of cycles over a run below which a mixture counts as constant."""
 
