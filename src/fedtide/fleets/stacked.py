@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Notes, Shard, Slotted, Weights
+from fedtide.core.types import Notes, Shard, Slotted
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -115,26 +116,20 @@ class StackedEngine(LocalEngine):
 
     def _summed(self, work: Training, ask: Ask, payload: Tree) -> BlockResult:
         """Train clients and add their updates up in stacks, without an answer of each."""
-        clients, slots = ask.clients, ask.slot
-        counts = self.host.population.counts(clients, "train", ask.moment)
-        able = counts >= (2 if work.task.scratch.needs_pairs else 1)
+        counts = self.host.population.counts(ask.clients, "train", ask.moment)
+        able = (counts >= (2 if work.task.scratch.needs_pairs else 1)).nonzero().flatten()
+        able = able[counts[able].argsort(descending=True, stable=True)]
         total: Tree = None
         losses: dict[int, Tensor] = {}
         bad: list[int] = []
         up = 0
-        for slot in [0] if slots is None else slots.unique().tolist():
-            received = payload if slots is None else payload[slot]
-            here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
-            here = here[counts[here].argsort(descending=True, stable=True)]
-            stack, size, sent = self._stack(work.task), size_in_bytes(received), work.sent_bytes(received)
-            for cut in self._cut(counts[here], size, stack, work.local.batch_size):
-                part = here[cut]
-                summed, each, left_out = self._train(work, ask, received, clients[part])
-                if summed is not None:
-                    total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
-                bad += left_out
-                losses |= each
-                up += sent * len(each)
+        one: Any = next((each for _, each in ask.sent(payload)), None)  # all are of one size
+        for cut in self._cut(counts[able], size_in_bytes(one), self._stack(work.task), work.local.batch_size):
+            summed, each, left_out = self._train(work, ask.of(able[cut]), payload)
+            total = sums.merge(total, summed)
+            bad += left_out
+            losses |= each
+            up += work.sent_bytes(one) * len(each)
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return BlockResult(total, counted, {}, [], notes, sorted(bad), up)
@@ -161,24 +156,39 @@ class StackedEngine(LocalEngine):
         number = torch.maximum(torch.arange(len(counts)) // max(most, 1), held)
         return [(number == k).nonzero().flatten() for k in number.unique().tolist()]
 
-    def _train(
-        self, work: Training, ask: Ask, received: Weights, clients: Tensor
-    ) -> tuple[Tree, dict[int, Tensor], list[int]]:
+    def _train(self, work: Training, ask: Ask, payload: Tree) -> tuple[Tree, dict[int, Tensor], list[int]]:
         """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
-        shards = self.host.population.shards(clients, ask.moment)
-        rngs = [self.host.clients.key(ask, client) for client in clients.tolist()]
+        shards = self.host.population.shards(ask.clients, ask.moment)
+        rngs = [self.host.clients.key(ask, client) for client in ask.clients.tolist()]
         stack, terms = self._stack(work.task), _terms(work, shards)
+        received = [each for _, each in ask.sent(payload)]
         fit = train_stacked(stack, work.local, terms, received, shards, ask.moment, rngs)
-        total = work.sum_of(fit, shards)
+        total = _sum_of(work, fit, shards, ask)
         bad: list[int] = []
         if not all_finite(total):
             good = _finite(fit)
-            bad = clients[~good].tolist()
-            pick = lambda leaf: leaf[good.to(leaf.device)].double()  # noqa: E731
-            fit = replace(fit, delta=map_leaves(pick, fit.delta), loss=pick(fit.loss))
-            clients, shards = clients[good], [shard for shard, kept in zip(shards, good.tolist(), strict=True) if kept]
-            total = work.sum_of(fit, shards) if shards else None
-        return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), bad
+            bad, ask = ask.clients[~good].tolist(), ask.of(good)
+            fit, shards = _part(fit, shards, good.nonzero().flatten())
+            total = _sum_of(work, replace(fit, delta=map_leaves(Tensor.double, fit.delta)), shards, ask)
+        return total, dict(zip(ask.clients.tolist(), fit.loss.clone().unbind(), strict=True)), bad
+
+
+def _sum_of(work: Training, fit: Fit, shards: Sequence[Shard], ask: Ask) -> Tree:
+    """Return the sum of what clients send that were trained at once, or a sum for each slot; None of nobody."""
+    if not shards:
+        return None
+    if ask.slot is None:
+        return work.sum_of(fit, shards)
+    members = {slot: (ask.slot == slot).nonzero().flatten() for slot in ask.slot.unique().tolist()}
+    return Slotted({slot: work.sum_of(*_part(fit, shards, where)) for slot, where in members.items()}, ask.slots)
+
+
+def _part(fit: Fit, shards: Sequence[Shard], where: Tensor) -> tuple[Fit, list[Shard]]:
+    """Return what came of the clients at some positions, and their samples."""
+    if len(where) == len(shards):
+        return fit, list(shards)
+    delta = map_leaves(lambda leaf: leaf[where.to(leaf.device)], fit.delta)
+    return replace(fit, delta=delta, loss=fit.loss[where]), [shards[k] for k in where.tolist()]
 
 
 def in_order(done: BlockResult) -> BlockResult:

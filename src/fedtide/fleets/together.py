@@ -141,11 +141,12 @@ class Together:
             requests: list[Train] = [each.request.training for each in some]
             terms = None if first.term is None else [request.term for request in requests]
             shards, rngs = [request.shard for request in requests], [request.rng for request in requests]
+            received = [request.weights for request in requests]
             losses = [request.objective for request in requests]
             fit = train_stacked(
-                stack, first.local, terms, first.weights, shards, first.moment, rngs, losses, features=first.features
+                stack, first.local, terms, received, shards, first.moment, rngs, losses, features=first.features
             )
-            for each, part in zip(some, fitted_parts(fit, first.weights, rate), strict=True):
+            for each, part in zip(some, fitted_parts(fit, received, rate), strict=True):
                 yield each, each.request.result(part)
 
     def _stack(self, request: Train) -> Copies | None:

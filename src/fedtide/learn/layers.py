@@ -10,12 +10,13 @@ weights by the product that makes the gradient, which then exists nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedtide.core.trees import Tree, leaves, map_leaves
 from fedtide.core.types import Weights
 from fedtide.learn.task import Task
 from fedtide.models.branched import Branched, Branches
@@ -45,6 +46,18 @@ class Room:
         return held[: math.prod(shape)].view(shape)
 
 
+def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
+    """Return trees (clients, ...) of what is made of each client's; a view of one where all have the same.
+
+    >>> side_by_side("aba", lambda letter: [torch.tensor(float(letter == "b"))])
+    [tensor([0., 1., 0.])]
+    """
+    one_of = {id(one): made(one) for one in {id(one): one for one in each}.values()}
+    if len(one_of) == 1:
+        return map_leaves(lambda leaf: leaf.expand(len(each), *leaf.shape), one_of[id(each[0])])
+    return map_leaves(lambda *same: torch.stack(same), *(one_of[id(one)] for one in each))
+
+
 class Product:
     """A layer with parameters, which hold the tensors `weights` (clients, ...).
 
@@ -61,9 +74,9 @@ class Product:
         self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
         self.weights: list[Tensor] = []
 
-    def load(self, params: Sequence[Tensor], clients: int) -> list[Tensor]:
-        """Copy parameters, in the layer's layout, once for each client, and return the copies."""
-        self.weights = [self.room.take((self, k), clients, *one.shape).copy_(one) for k, one in enumerate(params)]
+    def load(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Copy parameters (clients, ...), in the layer's layout, and return the copies."""
+        self.weights = [self.room.take((self, k), *each.shape).copy_(each) for k, each in enumerate(params)]
         return self.weights
 
 
@@ -375,11 +388,15 @@ class LayerStack:
         named = dict(zip(self.task.scratch.names, params, strict=True))
         return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
 
-    def load(self, received: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy weights once for each client; return the copies, and nothing else that a forward pass reads."""
-        parts = self._by_layer([received.params[name] for name in self.task.scratch.names])
-        pairs = zip(self.products, parts, strict=True)
-        return [held for layer, part in pairs for held in layer.load(part, clients)], []
+    def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
+        """Return what each client begins with (clients, ...), by layers, as it is held."""
+        names = self.task.scratch.names
+        return side_by_side(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
+
+    def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
+        pairs = zip(self.products, starts, strict=True)
+        return [held for layer, parts in pairs for held in layer.load(parts)], []
 
     def fit(self, shape: Sequence[int]) -> None:
         """Make room for rows of a shape (clients, rows, ...), with the padding that its steps read and do not write."""
@@ -434,12 +451,11 @@ class LayerStack:
                 break
         return gradient, value, []
 
-    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
-        """Return new minus old (clients, ...), in place."""
-        start = [received.params[name] for name in self.task.scratch.names]
-        moved = iter([now.sub_(old) for now, old in zip(params, self.layout(start), strict=True)])
+    def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
+        moved = iter([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
         named: dict[str, Tensor] = {}
         for layer in self.products:
             parts = layer.split([next(moved) for _ in layer.weights])
             named |= dict(zip(layer.names, parts, strict=True))
-        return Weights({name: named[name] for name in received.params}, {})
+        return Weights({name: named[name] for name in like.params}, {})

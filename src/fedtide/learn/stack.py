@@ -26,7 +26,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
 from fedtide.learn.captured import CapturedStack, Graphs
 from fedtide.learn.device import home
-from fedtide.learn.layers import LayerStack, Room, known_layers
+from fedtide.learn.layers import LayerStack, Room, known_layers, side_by_side
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import Columns, Loss, StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
@@ -87,12 +87,12 @@ class FittedPart:
         return add(self.received, self.delta)
 
 
-def fitted_parts(fit: Fit, received: Weights, rate: float) -> list[FittedPart]:
-    """Return what came of each client, trained from `received` at a learning rate."""
+def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[FittedPart]:
+    """Return what came of each client, trained from the weights that it received at a learning rate."""
     losses, steps, moved = fit.loss.tolist(), fit.steps.tolist(), map_leaves(home, fit.delta)
     deltas = [map_leaves(lambda leaf, k=k: leaf[k], moved) for k in range(len(losses))]
-    parts = zip(losses, steps, deltas, fit.features, strict=True)
-    return [FittedPart(loss, taken, taken * rate, delta, received, z) for loss, taken, delta, z in parts]
+    parts = zip(losses, steps, deltas, received, fit.features, strict=True)
+    return [FittedPart(loss, taken, taken * rate, delta, began, z) for loss, taken, delta, began, z in parts]
 
 
 def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
@@ -161,8 +161,14 @@ class Copies(Protocol):
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held, but for the clients."""
 
-    def load(self, weights: Weights, clients: int, /) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
+    def starts(self, received: Sequence[Weights], /) -> Tree:
+        """Return what each client begins with (clients, ...): the params, as they are held, and all else that is read.
+
+        It is a view of one where all have received the same object.
+        """
+
+    def load(self, starts: Any, /) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy what clients begin with; return the params, and all else that a forward pass reads."""
 
     def gradient(
         self,
@@ -182,8 +188,8 @@ class Copies(Protocol):
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor, /) -> Tensor:
         """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
 
-    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
-        """Return new minus old, in place."""
+    def difference(self, like: Weights, starts: Any, params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
 
 
 class Stack:
@@ -213,31 +219,37 @@ class Stack:
         self.traced: dict[Any, Callable[..., Any]] = {}
         self.products: dict[int, Tensor] = {}
 
-    def load(self, weights: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
+    def starts(self, received: Sequence[Weights]) -> list[Tensor]:
+        """Return what each client begins with (clients, ...): the params, and all else that a forward pass reads."""
+        return side_by_side(received, self._read)
+
+    def _read(self, weights: Weights) -> list[Tensor]:
+        known = {**self.counters, **weights.buffers, **weights.params}
+        names = [*self.names, *self.held]
+        lost = next((name for name in names if known.get(name) is None), None)
+        if lost is not None:  # a buffer that is not part of the model's weights
+            raise FedtideError(f"model: '{lost}' is not among its weights")
+        return [known[name].to(self.device) for name in names]
+
+    def load(self, starts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy what clients begin with; return the params, and all else that a forward pass reads."""
         loaded = []
-        for name in (*self.names, *self.held):
-            one = weights.params.get(name, weights.buffers.get(name, self.counters.get(name)))
-            if one is None:  # a buffer that is not part of the model's weights
-                raise FedtideError(f"model: '{name}' is not among its weights")
+        for name, each in zip((*self.names, *self.held), starts, strict=True):
             held = self.store.get(name)
-            if held is None or len(held) < clients:
-                shape = (clients, *one.shape)
-                self.store[name] = held = torch.empty(shape, dtype=one.dtype, device=self.device)
-            loaded.append(held[:clients].copy_(one))
+            if held is None or len(held) < len(each):
+                self.store[name] = held = torch.empty(each.shape, dtype=each.dtype, device=self.device)
+            loaded.append(held[: len(each)].copy_(each))
         return loaded[: len(self.names)], loaded[len(self.names) :]
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held, but for the clients."""
         return [each.to(self.device) for each in params]
 
-    def difference(self, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
-        """Return new minus old, in place."""
-        named = _named(self, params, held)
-        return Weights(
-            {name: named[name].sub_(old.to(self.device)) for name, old in received.params.items()},
-            {name: named[name].sub_(old.to(self.device)) for name, old in received.buffers.items()},
-        )
+    def difference(self, like: Weights, starts: list[Tensor], params: list[Tensor], held: list[Tensor]) -> Weights:
+        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
+        named, old = _named(self, params, held), dict(zip((*self.names, *self.held), starts, strict=True))
+        moved = [{name: named[name].sub_(old[name]) for name in part} for part in (like.params, like.buffers)]
+        return Weights(*moved)
 
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task, in evaluation mode."""
@@ -378,14 +390,15 @@ def train_pair(
     short = replace(local, epochs=None, local_steps=1, batch_size=0)
     terms, losses = (None if each is None else [each] * 2 for each in (term, loss))
     keys = [Rng(0), Rng(1)]
-    return train_stacked(stack, short, terms, received, [shard] * 2, Moment(0, 1), keys, losses, features=features)
+    both = [received] * 2
+    return train_stacked(stack, short, terms, both, [shard] * 2, Moment(0, 1), keys, losses, features=features)
 
 
 def train_stacked(
     stack: Copies,
     local: LocalTrainer,
     terms: Sequence[Any] | None,
-    received: Weights,
+    received: Sequence[Weights],
     shards: Sequence[Shard],
     moment: Moment,
     rngs: Sequence[Rng],
@@ -393,13 +406,13 @@ def train_stacked(
     *,
     features: bool = False,
 ) -> Fit:
-    """Train several clients from `received`, each on its own samples.
+    """Train several clients from what each received, on its own samples.
 
     Args:
         stack: stacked models of the task.
         local: local training.
         terms: the gradient term of each client, all of one kind, with `stacked`; None for none.
-        received: the initial weights of all clients.
+        received: the clients' initial weights; those of the same model may be one object, which is then read once.
         shards: the clients' samples in descending order of size; each has enough for a step.
         moment: the time, for the schedule.
         rngs: the clients' keys.
@@ -412,8 +425,8 @@ def train_stacked(
     pairs = zip(losses or [task.loss] * len(shards), shards, strict=True)
     prepared, columns = zip(*(loss.prepare(shard) for loss, shard in pairs), strict=True)
     steps = _Steps(task, local, shards, rngs, stack.device, columns)
-    start = stack.layout([received.params[name] for name in scratch.names])
-    params, held = stack.load(received, len(shards))
+    starts = stack.starts(received)
+    params, held = stack.load(starts)
     shared = map_leaves(lambda each: None if each is None else each.to(stack.device), stack.loss.stacked(prepared))
     term = None if terms is None else terms[0].stacked(terms, stack.layout)
     rate = local.lr * local.lr_schedule(moment)
@@ -427,7 +440,7 @@ def train_stacked(
         if active != cut:  # views, which see what later steps write
             cut, views = active, _some((params, held, shared), active, None)
         now = views[0]
-        extra = None if term is None else term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
+        extra = None if term is None else term(now, [each[:active] for each in leaves(starts)[: len(now)]])
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
@@ -464,7 +477,7 @@ def train_stacked(
     if features:
         passes = [stack.features(params, held, x) for x in steps.in_order()]
         after = [z[: len(shard)] for z, shard in zip(home(torch.cat(passes, 1)), shards, strict=True)]
-    return Fit(stack.difference(received, params, held), home(loss), taken, after)
+    return Fit(stack.difference(received[0], starts, params, held), home(loss), taken, after)
 
 
 def _some(values: Tree, active: int, who: Tensor | None) -> Any:

@@ -111,8 +111,8 @@ class Train:
 
     @property
     def key(self) -> Hashable:
-        """Model and loss, settings, the kind of the gradient term, where it begins, and whether features are wanted."""
-        return Train, self.stack, self.local, _kind(self.term), _same([self.weights]), self.features
+        """Model and loss, settings, the kind of the gradient term, and whether features are wanted."""
+        return Train, self.stack, self.local, _kind(self.term), self.features
 
     @property
     def stack(self) -> Hashable:

@@ -112,7 +112,8 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(squares, weigh
         assert work.sent_bytes(weights) == size_in_bytes(answer.total)
         total = sums.add(total, answer.total)
     copies = stack.stack_of(task, torch.device("cpu"), (3,))
-    near(total, work.sum_of(stack.train_stacked(copies, work.local, None, weights, shards, NOW, rngs), shards))
+    fit = stack.train_stacked(copies, work.local, None, [weights] * 3, shards, NOW, rngs)
+    near(total, work.sum_of(fit, shards))
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
@@ -242,8 +243,8 @@ def test_recorded_convolutions_give_the_same_bits(monkeypatch):
         monkeypatch.setattr(stack, "TRACED_AFTER", after)
         task = Task(lambda: model)
         made = stack.Stack(task, torch.device("cpu"))
-        keys = [Rng(0).at(i) for i in range(3)]
-        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, task.init(Rng(0)), shards, NOW, keys)
+        received, keys = [task.init(Rng(0))] * 3, [Rng(0).at(i) for i in range(3)]
+        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, received, shards, NOW, keys)
         results.append((fit.delta, fit.loss))
     assert same(*results)
 
@@ -356,7 +357,7 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
         shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
-    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, None, weights, shards, NOW, rngs)
+    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, None, [weights] * 3, shards, NOW, rngs)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng)
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -387,12 +388,14 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     draw = torch.Generator().manual_seed(0)
     rows = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (7, 5, 2)]
     shards = [Shard(x, torch.arange(len(x)) % 3, torch.arange(len(x))) for x in rows]
-    weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
+    one, other = task.init(Rng(0)), task.init(Rng(1))
+    received, rngs = [other, one, other], [Rng(0).at(client) for client in range(3)]
+    other.buffers["mean"].fill_(0.25)
     term = Proximal(mu) if mu else None
     fit = stack.train_stacked(
-        stack.Stack(task, torch.device("cpu")), solver, term and [term] * 3, weights, shards, NOW, rngs
+        stack.Stack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
     )
-    for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+    for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, extra=term)
         expected = by_torch(weights, shard, rng, settings, mu)
         for name, change in alone.delta.params.items():

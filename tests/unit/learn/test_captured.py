@@ -72,7 +72,7 @@ def trained(made, local, sizes=SIZES, terms=None, choices=None):
         ]
         rngs = [Rng(0).at(number, client) for client in range(len(rows))]
         losses = None if choices is None else [BranchLoss(made.task.loss, choice, 0.5, 0.1) for choice in choices]
-        fit = stack.train_stacked(made, local, terms, weights, shards, now, rngs, losses)
+        fit = stack.train_stacked(made, local, terms, [weights] * len(shards), shards, now, rngs, losses)
         found.append(detached((fit.delta, fit.loss)))
         weights = Weights(
             {name: old + home(fit.delta.params[name].mean(0)) for name, old in weights.params.items()}, {}

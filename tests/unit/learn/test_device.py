@@ -229,7 +229,7 @@ def test_pictures_and_their_changes_are_on_the_device(name, elsewhere):
         one, other = (CHANGED(each, each.loss, weights, shard, now, Rng(0)) for each in (here, there))
         assert same(one.delta, other.delta)
     made = stack.stack_of(there, torch.device(name), (2, 8, 8))
-    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [shard] * 2, now, keys)
+    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, [weights] * 2, [shard] * 2, now, keys)
     assert fit.delta.params["0.weight"].device == torch.device(name) or name == "cpu:0"
 
 
@@ -261,7 +261,7 @@ def test_every_target_trains_on_a_device(target, elsewhere):
     given, now, weights = Shard(torch.rand(9, 4), y, torch.arange(9)), Moment(0, 1), task.init(Rng(0))
     assert LocalTrainer(batch_size=4)(task, task.loss, weights, given, now, Rng(0)).steps == 3
     made = stack.stack_of(task, torch.device("meta"), (4,))
-    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, weights, [given] * 2, now, [Rng(0), Rng(1)])
+    fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, [weights] * 2, [given] * 2, now, [Rng(0), Rng(1)])
     assert fit.steps.tolist() == [3, 3]
 
 

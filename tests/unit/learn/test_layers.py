@@ -84,16 +84,17 @@ def test_clients_are_trained_as_alone(model, case):
         Task(MODELS[model], loss, dtype=torch.float64),
         LocalTrainer(lr=0.1, batch_size=4, **SETTINGS.get(case, {})),
     )
-    shards, weights, rngs = list(some_shards(ties=True)), task.init(Rng(0)), [Rng(0).at(i) for i in range(3)]
+    shards, one, other = list(some_shards(ties=True)), task.init(Rng(0)), task.init(Rng(1))
+    rngs = [Rng(0).at(i) for i in range(3)]
     shards[1] = replace(shards[1], y=shards[1].y % 2)  # a client without a class
     by = [torch.randn_like(each) for each in task.scratch.values]
     term = {"proximal": Proximal(0.5), "correction": Correction(by)}.get(case)
     terms = None if term is None else [term] * 3
     made = stack_of(task, torch.device("cpu"), SHAPE)
     assert isinstance(made, LayerStack)
-    for _ in range(2):  # the second time in storage that was used
-        fit = train_stacked(made, local, terms, weights, shards, NOW, rngs)
-        for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+    for received in ([one] * 3, [one, other, one]):  # the second time in storage that was used
+        fit = train_stacked(made, local, terms, received, shards, NOW, rngs)
+        for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
             alone = local(task, task.loss, weights, shard, NOW, rng, extra=term)
             assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
             assert list(fit.delta.params) == list(alone.delta.params)
@@ -147,7 +148,7 @@ def test_clients_that_train_branches_are_trained_as_alone(layer, base, kind, cou
     made = stack_of(task, torch.device("cpu"), SHAPE, losses[0])
     assert isinstance(made, kind)
     for _ in range(2):
-        fit = train_stacked(made, local, None, weights, shards, NOW, rngs, losses)
+        fit = train_stacked(made, local, None, [weights] * 3, shards, NOW, rngs, losses)
         for client, (shard, rng, loss) in enumerate(zip(shards, rngs, losses, strict=True)):
             alone = local(task, loss, weights, shard, NOW, rng)
             assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
