@@ -74,6 +74,15 @@ def test_the_model_of_a_comparison_is_named(run):
         ft.results(run).model  # noqa: B018
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_was_trained_on_a_gpu_is_read_without_one(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    assert 'device = "cuda"' in config.read_text()
+    assert Trained.read(tmp_path / "run", "A").task.device == "cpu"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions_are_those_of_the_runs_evaluation(run, name):
     trained = Trained.read(run, name)

@@ -122,17 +122,16 @@ class Together:
         if isinstance(first, Losses | Features | LayerGradient):
             yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
-        if isinstance(first, Train | Gradient) and (stack := self._stack(first.training)) is not None:
+        if isinstance(first, Train | Gradient):
             least = 2 if first.training.task.scratch.needs_pairs else 1
-            able = [each for each in group if each.rows >= least]
-            group = [each for each in group if each.rows < least]
-            yield from self._trained(stack, sorted(able, key=lambda each: -each.rows))
+            able = [each for each in group if each.rows >= least]  # whoever is not cannot show what can be stacked
+            if able and (stack := self._stack(able[0].request.training)) is not None:
+                group = [each for each in group if each.rows < least]
+                yield from self._trained(stack, sorted(able, key=lambda each: -each.rows))
         for each in group:
             yield each, each.alone()
 
     def _trained(self, stack: Copies, group: list[Working]) -> Iterator[tuple[Working, Any]]:
-        if not group:
-            return
         first: Train = group[0].request.training
         rate = first.local.lr * first.local.lr_schedule(first.moment)
         counts = torch.tensor([each.rows for each in group])

@@ -86,6 +86,8 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
     layers = known_layers(task, tuple(shard.x.shape[1:]), room)
     if layers is None or not all(isinstance(layer, Dense | Flat | Rectifier) for layer in layers):
         return None
+    if isinstance(next(layer for layer in layers if not isinstance(layer, Flat)), Rectifier):
+        return None  # it would write to rows that all models read
     if getattr(layers[-1], "branches", None) is not None:
         return None
     task.scratch.judged = made = SideBySide(task, models, layers)

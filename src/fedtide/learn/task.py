@@ -364,6 +364,8 @@ def concat_passes(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
 def joined(columns: Sequence[Tensor]) -> Tensor:
     """Concatenate columns; without a copy if they were cut from one tensor in this order.
 
+    Where some are on another device than the CPU, such as rows beside those that a client kept, all go there.
+
     >>> rows = torch.arange(5)
     >>> joined(rows.split([2, 3])) is rows
     True
@@ -375,7 +377,8 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
         parts = zip(columns, sizes, starts, strict=True)
         if all(c._base is whole and c.data_ptr() == at for c, n, at in parts if n):
             return whole
-    return torch.cat(list(columns))
+    where = next((column.device for column in columns if column.device.type != CPU), columns[0].device)
+    return torch.cat([column.to(where) for column in columns])
 
 
 def example_of(task: Task, purpose: str) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
+from fedtide.learn.device import home
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
@@ -249,7 +250,7 @@ def certainty(logits: Tensor) -> Tensor:
 
 def counted_steps(task: Task, x: Tensor) -> Tensor | None:
     """Return the mask of steps that count (rows, steps): the model's own, else all but token 0; None for rows."""
-    says = getattr(getattr(task.scratch.module, "model", None), "counted", None)
+    x, says = home(x), getattr(getattr(task.scratch.module, "model", None), "counted", None)
     if says is not None:
         return says(x)
     return None if x.is_floating_point() or x.dim() != 2 else x != 0

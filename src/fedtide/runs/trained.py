@@ -23,7 +23,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.fleets.host import Host
 from fedtide.fleets.schema import made_up
 from fedtide.fleets.tally import decision_units
-from fedtide.learn.device import home
+from fedtide.learn.device import CPU, home
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
 from fedtide.models.branched import unbranched
@@ -189,12 +189,16 @@ class Trained(Models):
         newest = checkpoint.check_files(folder, about)
         memory = MemoryStore(run.folder / "memory")
         memory.read_index(newest / "memory.safetensors")
-        host = host_of(run.experiment, run.method, run.seed, memory)
+        # What was trained on a GPU can be read without one.
+        fleet = run.experiment.fleet
+        anywhere = fleet if fleet.device == CPU else replace(fleet, device="auto")
+        experiment = run.experiment.model_copy(update={"fleet": anywhere})
+        host = host_of(experiment, run.method, run.seed, memory)
         asks = run.folder / ASKS
         return Trained(
             title=run.title,
             host=host,
-            task=task_in(run.experiment, run.method, host.population),
+            task=task_in(experiment, run.method, host.population),
             state=codec.from_file(newest / "state.safetensors"),
             moment=Moment(about.round - 1, run.experiment.rounds, about.before),
             decide_per=run.method.decide_per,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from fedtide.fleets import stacked as engines
 from fedtide.fleets import together
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.stacked import StackedEngine
+from fedtide.laws.toy import with_rows
 from fedtide.learn import stack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
@@ -36,6 +38,7 @@ SIZES = (1, 7, 20, 53, 0, 4, 4, 9)
 EVERYONE = {"cohort": {"kind": "everyone"}}
 ALWAYS = {"who": {"kind": "always"}}
 NOW = Moment(0, 1)
+NORMED = "python:helpers.toys:normed"
 
 
 def ragged(options=None, algorithm="fedavg", model=None, precision="fp64"):
@@ -208,6 +211,22 @@ def test_small_stacks_give_the_same(monkeypatch):
     whole = played(experiment, host=host, rounds=2, engine=StackedEngine)
     monkeypatch.setattr(engines, "STACK_BYTES", 1)
     near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
+
+
+@pytest.mark.parametrize(("algorithm", "model", "rows"), [("scaffold", None, 0), ("ifca", NORMED, 1)])
+def test_a_client_that_cannot_take_a_step_does_not_show_that_others_cannot_be_stacked(
+    algorithm, model, rows, monkeypatch
+):
+    """Whoever comes first must not decide it: a run that is resumed begins with another client."""
+    experiment, host = ragged(algorithm=algorithm, model=model)
+    train = host.population.parts["train"]
+    lists = [torch.from_numpy(np.asarray(train[client])) for client in range(len(train))]
+    host, sizes = with_rows(host, [lists[2][:rows], *lists[1:4]] + [each[:2] for each in lists[4:]]), []
+    counted = lambda *given, **more: (sizes.append(len(given[4])), stack.train_stacked(*given, **more))[1]  # noqa: E731
+    monkeypatch.setattr(together, "train_stacked", counted)
+    near(*(run.state for run in both(experiment, host)))
+    assert len(sizes) >= 3
+    assert min(sizes) > 1
 
 
 def test_nobody_is_cut_into_no_stack():

@@ -37,7 +37,7 @@ from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, Quanti
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.text import LSTM
-from fedtide.multi.branches import BranchLoss, with_branches
+from fedtide.multi.branches import BranchLoss, predict_by_certainty, with_branches
 from fedtide.multi.mixture_loss import Blended
 from fedtide.runs import build, digest
 from fedtide.runs.digest import digest_of
@@ -193,16 +193,38 @@ def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
         assert device.resident(rows, "cuda") is where
 
 
-@pytest.mark.parametrize("name", [
-    "fedavg", "fedavg wsm", "fedprox", "scaffold", "ifca", "fedtem", "fedem", "pfedem", "min-loss", "t-shot",
-])  # fmt: skip
+STACKED = {**ENTRIES, "feddrift kept": {"window": 2}}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in OTHERS[5:] else ()) for name in STACKED]
+)
 def test_stacks_lie_on_the_device(name, elsewhere):
-    experiment = toy(name.partition(" ")[0], ENTRIES[name])
-    here = played(experiment, rounds=1, engine=StackedEngine)
+    experiment = toy(name.partition(" ")[0], STACKED[name])
+    here = played(experiment, rounds=2, engine=StackedEngine)
     elsewhere("cpu:0")
-    assert same(here.state, played(experiment, rounds=1, engine=StackedEngine).state)
+    assert same(here.state, played(experiment, rounds=2, engine=StackedEngine).state)
     elsewhere("meta")
-    played(experiment, rounds=1, engine=StackedEngine)
+    played(experiment, rounds=2, engine=StackedEngine)
+
+
+def test_rows_that_a_client_kept_are_trained_beside_those_on_the_device(elsewhere):
+    elsewhere("meta")
+    task = Task(lambda: nn.Linear(4, 3), device="meta")
+    own, kept = (Shard(torch.rand(4, 4, device=at), torch.arange(4) % 3, torch.arange(4)) for at in ("meta", "cpu"))
+    for shards in ([own, kept], [kept, own]):
+        made = stack.stack_of(task, torch.device("meta"), (4,))
+        received, keys = [task.init(Rng(0))] * 2, [Rng(0), Rng(1)]
+        fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, received, shards, Moment(0, 1), keys)
+        assert fit.delta.params["weight"].device.type == "meta"
+
+
+def test_branches_of_text_on_a_device_are_chosen_at_home(elsewhere):
+    elsewhere("meta")
+    task = Task(partial(LSTM(embedding=4, hidden=3).build, (4,), 5), device="meta")
+    task, x = with_branches(task, "projection", 2), torch.tensor([[1, 2, 3, 0]] * 3, device="meta")
+    said = predict_by_certainty(task, "row")(task.init(Rng(0)), [None], x, torch.zeros(3, dtype=torch.int64))
+    assert said.told.shape == (3, 4, 5)
 
 
 def pictures():

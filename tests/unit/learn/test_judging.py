@@ -33,6 +33,14 @@ def client(rows):
     return Shard(torch.rand(rows, 1, 3, 4, generator=draw), torch.arange(rows) % 3, torch.arange(rows))
 
 
+def test_models_that_begin_with_a_relu_are_judged_one_by_one_and_leave_rows_as_they_are():
+    task, shard = Task(lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(12, 3))), client(4)
+    shard = replace(shard, x=shard.x - 0.5)
+    before, models = shard.x.clone(), [task.init(Rng(k)) for k in range(2)]
+    torch.testing.assert_close(mean_losses(task, models, shard), one_by_one(task, models, shard))
+    assert torch.equal(shard.x, before)
+
+
 def one_by_one(task, models, shard):
     return torch.stack([task.losses(model, shard).double().mean() for model in models])
 
