@@ -234,17 +234,21 @@ class Task:
         x = self.there(x)
         return run_in_bfloat(module, x) if self.bfloat else module(x)
 
-    @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
         """Yield the module's outputs in evaluation mode, `ROWS` samples per pass, or `ROWS` steps of token sequences.
 
         Consume all of them before the task is used for anything else: there is one module.
         """
+        return map(home, self._passes(weights, x))
+
+    @torch.no_grad()
+    def _passes(self, weights: Weights, x: Tensor) -> Iterator[Any]:
+        """Yield outputs on the device."""
         module = self.scratch.load(weights, train=False)
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
         # Without samples there is one pass too, as the shapes of the outputs are needed.
         for rows in parts(max(len(x), 1), steps):
-            yield home(self.run(module, self.inputs(x[rows])))
+            yield self.run(module, self.inputs(x[rows]))
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
@@ -261,10 +265,10 @@ class Task:
         With `mask` (samples, steps), return that of each sequence: the mean over the steps that count.
         """
         found, done = [], 0
-        for outputs in self.outputs(weights, x):
+        for outputs in self._passes(weights, x):
             rows = slice(done, done + len(outputs))
-            told = self.target.told(outputs.double())
-            found.append(self.target.losses(told, y[rows], None if mask is None else mask[rows]))
+            told, counted = self.target.told(outputs.double()), None if mask is None else self.there(mask[rows])
+            found.append(home(self.target.losses(told, self.there(y[rows]), counted)))
             done = rows.stop
         return torch.cat(found)
 
