@@ -26,7 +26,7 @@ from rich.table import Table
 import fedtide
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.deploy import commands as deployment
-from fedtide.request import ExactKind, Family, FleetKind, Output, Request, Scale, recipe, recipes
+from fedtide.request import ExactKind, Family, FleetKind, Output, Request, Scale, goals, recipe, recipes
 from fedtide.terminal import Screen, console, say, tell
 
 if TYPE_CHECKING:
@@ -118,9 +118,14 @@ def run(
             is started on this machine, which ends with the command.
     """
     from fedtide import api
+    from fedtide.goals import goal
     from fedtide.runs import folder
 
     _positive("--workers", request.workers)
+    if goal.is_goal(experiment):
+        if given := next((name for name, value in (("--fleet", fleet), ("--address", address)) if value), None):
+            raise FedtideError(f"{given}: {experiment} is a goal, whose fleet is that of what it tries")
+        return _try(goal.begin(experiment, request), request.workers, output)
     made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
         say(made.said, console(output))
@@ -190,6 +195,7 @@ def resume(
         fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
         address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
     """
+    from fedtide.goals import goal
     from fedtide.runs import folder
     from fedtide.tuning import folder as tunings
     from fedtide.tuning import tournament as tournaments
@@ -207,6 +213,12 @@ def resume(
         ):
             raise FedtideError(f"{given}: {run_folder} is the folder of a tournament, which goes on as it began")
         return _recommend(run_folder, workers, output)
+    if goal.is_folder(run_folder):
+        if given := next(
+            (name for name, value in (("--fleet", fleet), ("--address", address), ("--seeds", seeds)) if value), None
+        ):
+            raise FedtideError(f"{given}: {run_folder} is the folder of a goal, which goes on as it began")
+        return _try(run_folder, workers, output)
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
     if fleet is not None and kind == "stacked":
@@ -583,7 +595,7 @@ def list_recipes(name: str | None = None, /) -> int:
         sys.stdout.write(recipe(name).read_text(encoding="utf-8"))
         return 0
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
-    for path in recipes():
+    for path in (*recipes(), *goals()):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
     console().print(table)
@@ -731,6 +743,19 @@ def _recommend(root: Path, workers: int | None, output: Output) -> int:
     standings = [asdict(each) for each in made.standings]
     found = {"survivors": made.survivors, "standings": standings, "failed": dict(made.failed), "ended": made.ended}
     tell({"report": finished.report.resolve(), "study": finished.study, **found}, output)
+    return 0
+
+
+def _try(root: Path, workers: int | None, output: Output) -> int:
+    from fedtide.goals import goal
+
+    finished = _to_the_end(root, lambda: goal.play(root, workers, output), output)
+    if not isinstance(finished, goal.Finished):
+        return 130
+    say(f"report: {finished.report.resolve()}", console(output))
+    tell(
+        {"report": finished.report.resolve(), "claims": finished.claims.rows, "results": finished.results.rows}, output
+    )
     return 0
 
 

@@ -57,21 +57,7 @@ def read(
     Raises:
         FedtideError: with one line naming the file, the key, what was found and what is allowed.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        kinds: dict[type[Exception], str] = {
-            FileNotFoundError: "no such file",
-            IsADirectoryError: "is a folder, allowed: a TOML file",
-        }
-        raise FedtideError(f"{path}: {kinds.get(type(error), str(error))}") from None
-    try:
-        raw = tomllib.loads(text)
-    except ValueError as error:  # also a number with thousands of digits
-        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
-        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
-    except RecursionError:
-        raise FedtideError(f"{path}: nested too deeply") from None
+    raw = read_toml(path)
     try:
         made = _with_sets(raw, str(path), sets, scale=scale, timed=timed, imports=imports)
         scales = raw.get("scale", {})
@@ -82,6 +68,29 @@ def read(
     except RecursionError:
         raise FedtideError(f"{path}: nested too deeply") from None
     return made
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        FedtideError: with one line that names the file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        kinds: dict[type[Exception], str] = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: "is a folder, allowed: a TOML file",
+        }
+        raise FedtideError(f"{path}: {kinds.get(type(error), str(error))}") from None
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # also a number with thousands of digits
+        hint = "; methods are [[method]] tables, with two brackets" if "('method',)" in str(error) else ""
+        raise FedtideError(f"{path}: not valid TOML: {error}{hint}") from None
+    except RecursionError:
+        raise FedtideError(f"{path}: nested too deeply") from None
 
 
 def _with_sets(raw: Mapping[str, Any], path: str, sets: Sequence[str], **how: Any) -> Experiment:
@@ -105,7 +114,9 @@ def from_dict(
     imports: bool = True,
 ) -> Experiment:
     """An experiment from nested dicts, as `read` gets them from a file."""
-    values = _scaled(copied(dict(raw)), where, scale)
+    if "goal" in raw:
+        raise refused(f"{where}: goal", "a table", "an experiment", "fedtide run plays goals")
+    values = scaled(copied(dict(raw)), where, scale)
     for assignment in sets:
         path, value = parsed(assignment)
         assign(values, path, value)
@@ -148,7 +159,8 @@ def _check_integers(value: Any, key: str, dot: str = ".") -> None:
                 _check_integers(child, f"{key}[{number}]")
 
 
-def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
+def scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
+    """Return the values of a file at a scale, by default "cpu" where there is one."""
     scales = values.pop("scale", {})
     if not isinstance(scales, dict):
         raise refused(f"{where}: scale", scales, "[scale.nano], [scale.cpu], [scale.paper]")

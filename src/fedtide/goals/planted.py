@@ -25,16 +25,6 @@ FOUND = {
 MAY = {"gradual": {"matter"}}
 """What a shift may be found by as well."""
 
-NINE = ("nothing", "labels 0.3", "labels 1", "features", "meaning", "features + who", "same", "sudden", "gradual")
-PAIRS = (
-    "labels 0.3 + features", "labels 0.3 + meaning", "labels 1 + who", "labels 1 + same", "labels 0.3 + sudden",
-    "labels 1 + gradual", "features + same", "features + sudden", "features + gradual", "meaning + who",
-    "meaning + same", "meaning + sudden", "meaning + gradual", "who + same", "who + sudden", "who + gradual",
-    "same + sudden", "same + gradual", "sudden + gradual",
-)  # fmt: skip
-"""All pairs but one that is among the nine, and "features + meaning": as the rows of a group then lie where those of no
-other group do, one rule reads the labels of all, and nothing tells that features mean something else."""
-
 
 def planted(name: str, seed: int, rows: int = 2400) -> Table:
     """Draw rows with the shifts that a name lists."""

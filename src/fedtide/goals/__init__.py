@@ -1,0 +1,1 @@
+"""Goals of commands: worlds whose answers are known, and claims about what a command finds in them."""
