@@ -72,14 +72,6 @@ def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def keep(name: str, about: dict[str, Any]) -> None:
-    """Keep what a program found for the documentation (docs/kept.py)."""
-    path = Path(__file__).parents[1] / "docs" / "results" / "goals" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    told = {"processor": _processor(), "made": now()[:10], **about}
-    path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def resident() -> float:
     """Resident memory of this process in MB."""
     return psutil.Process().memory_info().rss / MB

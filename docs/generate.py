@@ -22,7 +22,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints, is_typeddict
 
-from kept import goals, recipes
+from kept import found_by, recipes
 from keys import PLACES, anchor, configuration, explained, row
 from papers import papers
 
@@ -388,8 +388,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "space_navigation": space_navigation,
     "reveals": reveals,
     "advice": advice,
-    "inspect_goal": partial(goals, "inspect-planted"),
-    "recommend_goal": partial(goals, "recommend"),
+    "inspect_goal": partial(found_by, "inspect-planted", results=True),
+    "recommend_goal": partial(found_by, "recommend", results=True),
 }
 """What a page may ask for. The configuration comes first, as others link to its tables."""
 

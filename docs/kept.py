@@ -1,7 +1,4 @@
-"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that).
-
-Goals that are about commands and not about methods are measured by programs of `bench`, which keep what they find.
-"""
+"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that)."""
 
 from __future__ import annotations
 
@@ -15,18 +12,28 @@ ROOT = Path(__file__).parents[1]
 
 def recipes() -> str:
     """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
-    return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
+    paths = sorted((ROOT / "src" / "fedtide" / "recipes").rglob("*.toml"), key=lambda path: path.stem)
+    return "\n\n".join(goal(path.stem) if path.parent.name == "goals" else recipe(path) for path in paths)
 
 
-def goals(name: str) -> str:
-    """What a program of `bench` has measured and kept (`--keep`): its command, its table, its claims."""
+def goal(name: str) -> str:
+    """One recipe of a goal: what it is about, and its claims."""
+    content = tomllib.loads((ROOT / "src" / "fedtide" / "recipes" / "goals" / f"{name}.toml").read_text("utf-8"))
+    scales = ", ".join(f"`{scale}`" for scale in content["scale"])
+    parts = [f"## {name}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}.", found_by(name)]
+    return "\n\n".join(parts)
+
+
+def found_by(name: str, *, results: bool = False) -> str:
+    """What was found when a goal was last played: its command, its claims, and the table of its worlds."""
+    command = f"```console\nfedtide run recipe:{name}\n```"
     kept_at = ROOT / "docs" / "results" / "goals" / f"{name}.json"
     if not kept_at.is_file():
-        return "It was not played since it last changed."
+        return command
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
-    command = f"```console\n{kept['command']}\n```"
-    taken = f"{minutes(kept['minutes'])} on one core ({kept['processor']}), {kept['made']}."
-    return "\n\n".join([command, taken, _claims(kept), as_markdown(**kept["results"])])
+    taken = f"{minutes(kept['minutes'])} on {kept['cores']} cores ({kept['processor']}), {kept['made']}. {kept['note']}"
+    parts = [command, taken.strip(), _claims(kept)]
+    return "\n\n".join([*parts, as_markdown(**kept["results"])] if results else parts)
 
 
 def minutes(taken: float) -> str:

@@ -69,7 +69,8 @@ class Recommend(Strict):
 
         point = next(point for point in self._points if point.name == world)
         truth = next(each for each in read_study(root / KNOWN).summaries if each.point == world)
-        known = {method.name: method.measures[method.score].mean for method in truth.methods}
+        means = {method.name: method.measures[method.score].mean for method in truth.methods}
+        known = {name: mean for name, mean in means.items() if mean is not None}
         cost = cost_of(root / KNOWN / point.folder)
         folder = root / "tournament"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed

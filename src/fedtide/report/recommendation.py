@@ -101,7 +101,7 @@ def headline(made: Tournament) -> str:
     else:
         said = f"{after} {first} leads, and cannot be told apart from {listed(others)}."
     why = f" With fewer than {ENOUGH} seeds no two can be told apart." if len(rung.seeds) < ENOUGH and others else ""
-    entered = {each.method for each in made.candidates if each.entry in made.entered}
+    entered = {each.method for each in made.candidates if each.entry in made.played}
     out = [name for name in dict.fromkeys(each.method for each in made.candidates) if name not in entered]
     left = f" Not entered, as the budget was too short: {listed(out)}." if out else ""
     return f"{said}{why}{left} Next is a run of the study, on fresh seeds and test rows."
@@ -159,9 +159,8 @@ def verdict(stand: Standing, rung: Rung, last: Rung | None, made: Tournament) ->
 
 def left_out(made: Tournament) -> Table:
     """Build the table of the candidates that the budget did not reach."""
-    played = {entry for rung in made.reached for entry in rung.values} | made.failed.keys()
     rows = [[each.entry, each.why or "nothing that was found speaks for it"] for each in made.candidates
-            if each.entry not in played]  # fmt: skip
+            if each.entry not in made.played]  # fmt: skip
     return Table(["candidate", "nominated as"], rows)
 
 

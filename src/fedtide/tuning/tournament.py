@@ -61,6 +61,8 @@ KEPT_BACK = 0.8
 """Share of what is left that the plan counts on: those that go on may take longer than others."""
 OVER = "the budget was over"
 """Why a tournament may be over."""
+NO_ROWS = "give data.split.val more, or data more clients or time"
+"""What helps where no evaluation had rows."""
 JUDGED = 4
 """Evaluations among the last rounds over which accuracy is averaged, where the study has fewer."""
 
@@ -114,6 +116,11 @@ class Tournament:
             return []
         rung = self.reached[-1]
         return standings({entry: rung.values[entry] for entry in rung.kept})
+
+    @property
+    def played(self) -> set[str]:
+        """Entries of which there is a score, or a reason why there is none."""
+        return {entry for rung in self.reached for entry in rung.values} | self.failed.keys()
 
     @property
     def survivors(self) -> list[str]:
@@ -363,18 +370,19 @@ class _Playing:
 
     def done(self, entry: str, seed: int) -> int:
         """Return the last evaluation of a run, in rounds done."""
-        return max(self.curve(entry, seed)[0], default=0)
+        lines = read_rounds(self.folder(entry, seed))
+        return max((int(line["round"]) + 1 for line in lines if "val" in line.get("scores", {})), default=0)
 
 
 def curve_of(folder: Path) -> tuple[list[int], list[float], list[float] | None]:
     """Return the rounds done at each evaluation of a run, the accuracy on validation rows, and what each counts for.
 
-    An accuracy is NaN where there is none; the weights are None where all evaluations count the same.
+    Evaluations without rows are left out, as of a window in which nothing came. An accuracy is NaN where there is none;
+    the weights are None where all evaluations count the same.
     """
     rounds, values, weights = [], [], []
     for line in read_rounds(folder):
-        if "val" in line.get("scores", {}):
-            told = line["scores"]["val"]
+        if told := line.get("scores", {}).get("val"):
             value = score_in(told)
             rounds.append(int(line["round"]) + 1)
             values.append(math.nan if value is None else float(value))
@@ -416,14 +424,15 @@ def execute(root: Path, *, workers: int | None = None, display: RungsDisplay | N
             if made.ended == OVER:
                 failed = f"; others failed: {reasons}" if reasons else ""
                 raise TooShort(too_short(root.name, made.budget, made.spent, "first rounds") + failed)
-            raise FedtideError(f"{root}: no two methods could be compared, as they failed: {reasons}")
+            why = f"as they failed: {reasons}" if reasons else f"as no validation rows came: {NO_ROWS}"
+            raise FedtideError(f"{root}: no two methods could be compared, {why}")
         write_study(root, made)
     return True
 
 
 def too_short(name: str, budget: float, spent: float, into: str) -> str:
     """Return the line that a budget is too short, with one that would do: seconds of a begin are a share of it."""
-    enough = rounded_up(max(spent / MEASURED, 2 * budget))
+    enough = rounded_up(max(spent / MEASURED, 2 * budget) if spent < budget else 2 * budget)
     return f"--budget: {name}: found {budget:g} s, allowed: {enough} or more, as {spent:.0f} s went into {into}"
 
 
@@ -517,10 +526,13 @@ def _climb(playing: _Playing, made: Tournament) -> Tournament:
         alive, failed = playing.rung(title, entries, seeds, rung, below)
         if playing.stop.asked:
             return made
-        reached = min((playing.done(entry, seed) for entry in alive for seed in seeds), default=rung)
+        done = {entry: {seed: playing.done(entry, seed) for seed in seeds} for entry in alive}
+        reached = min((at for own in done.values() for at in own.values()), default=rung)
         whole = reached >= rung
+        if not whole and not below:
+            alive, seeds, reached = in_time(done)
         if not alive or (not whole and reached <= below):
-            return _now(playing, made, failed=failed, ended=OVER if alive else "all methods failed")
+            return _now(playing, made, failed=failed, ended=OVER if done else "all methods failed")
         values = playing.values(alive, seeds, min(reached, rung))
         methods = len({method[entry] for entry in alive})
         last = number >= len(made.rungs) - 1 or not whole
@@ -529,6 +541,30 @@ def _climb(playing: _Playing, made: Tournament) -> Tournament:
         made = _now(playing, made, **about, ended="" if whole else OVER)
         playing.display.said(_best(made))
     return made
+
+
+def in_time(done: Mapping[str, Mapping[int, int]]) -> tuple[list[str], tuple[int, ...], int]:
+    """Return the entries and seeds that can be compared after a budget was over, and after how many rounds.
+
+    The seeds in which all entries came farthest; where some did not begin, the first seed of those that came farthest.
+
+    Args:
+        done: rounds done, by entry and seed.
+
+    >>> in_time({"A": {3: 50, 4: 50}, "B": {3: 50, 4: 8}})
+    (['A', 'B'], (3,), 50)
+    >>> in_time({"A": {3: 50, 4: 0}, "B": {3: 50, 4: 0}, "C": {3: 8, 4: 0}, "D": {3: 0, 4: 0}})
+    (['A', 'B'], (3,), 50)
+    >>> in_time({"A": {3: 50}, "B": {3: 8}, "C": {3: 0}}), in_time({"A": {3: 8}, "B": {3: 0}})
+    ((['A', 'B'], (3,), 8), ([], (3,), 0))
+    """
+    entries, seeds = list(done), tuple(next(iter(done.values()), {}))
+    shared = {seed: min(own[seed] for own in done.values()) for seed in seeds}
+    if rounds := max(shared.values(), default=0):
+        return entries, tuple(seed for seed in seeds if shared[seed] == rounds), rounds
+    first = sorted((own[seed] for own in done.values() for seed in seeds[:1]), reverse=True)
+    rounds = first[LEAST - 1] if len(first) >= LEAST else 0  # two came so far
+    return [entry for entry in entries if done[entry][seeds[0]] >= rounds > 0], seeds[:1], rounds
 
 
 def _further(playing: _Playing, made: Tournament, method: Mapping[str, str]) -> tuple[int, tuple[str, ...]]:

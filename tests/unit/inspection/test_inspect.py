@@ -19,6 +19,7 @@ from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
+from fedtide.goals.planted import planted
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import found_in
@@ -27,7 +28,6 @@ from fedtide.inspection.study import CANDIDATES, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
 from fedtide.runs.build import population_of
-from helpers.planted import planted
 from helpers.shell import done
 
 HEADER = ("No", "when", "station_id", "basket", "wind", "constant", "score")

@@ -120,6 +120,42 @@ def test_a_budget_that_is_over_is_the_reason_also_where_some_failed(tmp_path, mo
             execute(root, workers=1)
 
 
+def test_a_budget_that_is_over_amid_the_first_rung_compares_what_came_farthest(tmp_path, plan, monkeypatch):
+    """All three have played the first seed, one the second, too."""
+    root = begun(tmp_path / "t", A, PROX, MOMENTUM)
+    play = tournament._Playing.runs
+
+    def slower(playing, entries, seeds, rounds, until):
+        if len(seeds) == 1:
+            return play(playing, entries, seeds, rounds, until)
+        came = play(playing, entries, seeds[:1], rounds, until)
+        return came + play(playing, entries[:1], seeds[1:], rounds, until) + [{}] * (len(entries) - 1)
+
+    monkeypatch.setattr(tournament._Playing, "runs", slower)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    assert made.ended == tournament.OVER
+    assert [(rung.rounds, rung.seeds, len(rung.values)) for rung in made.reached] == [(2, (2,), 3)]
+    assert len(made.survivors) == 3
+
+
+def test_windows_in_which_nothing_came_are_left_out(tmp_path):
+    lines = [
+        {"round": k, "scores": {"val": each}} for k, each in enumerate([{"accuracy": 0.5}, {}, {"accuracy": None}])
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines[:2]))
+    assert curve_of(tmp_path) == ([1], [0.5], None)
+    assert value_at(2, 1, *curve_of(tmp_path)) == 0.5
+    (tmp_path / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert math.isnan(value_at(3, 1, *curve_of(tmp_path)))  # of a method that failed
+
+
+def test_methods_that_were_judged_on_nothing_are_one_line(tmp_path, plan, monkeypatch):
+    monkeypatch.setattr(tournament, "curve_of", lambda folder: ([], [], None))
+    with pytest.raises(FedtideError, match="could be compared, as no validation rows came: give data"):
+        execute(begun(tmp_path / "t", A, PROX), workers=1)
+
+
 @pytest.mark.parametrize(
     "line", ["{}", "[]", '{"rounds": 1, "seeds": [], "values": {"B": {"0": 1.0}}, "kept": []}', "x"]
 )
