@@ -214,13 +214,9 @@ def auxo(
         return state, {**facts, "clusters": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        cluster = state.reward.argmax(1)
-        usual = int(torch.bincount(cluster, minlength=len(state.weights)).argmax())
         # With one cluster all clients count as known.
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
-        return serve_clusters(
-            state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual
-        )
+        return serve_clusters(state.weights, torch.where(known, state.reward.argmax(1), -1), clients)
 
     predict, adapt = predict_by_cluster(task), find_model(task)
     made = Algorithm("auxo", init, {"train": train}, round, serve, predict, adapt, reveals=("sketch",))

@@ -223,9 +223,8 @@ def cfl(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client with pending splits finds its model by itself, in `adapt`.
-        usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
         own = torch.where(pending(state), -1, state.model)
-        return serve_clusters(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
+        return serve_clusters(state.weights, own, clients, splits=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not payload.get("splits") or not len(shard):

@@ -330,9 +330,8 @@ def feddrift(
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        there, model = state.there, torch.where(state.judged, state.model, -1)
-        usual = torch.bincount(state.model[state.judged], minlength=max_clusters)[there].argmax()
-        served, slot = serve_clusters(state.weights, model, clients, there, int(usual))
+        model = torch.where(state.judged, state.model, -1)
+        served, slot = serve_clusters(state.weights, model, clients, state.there)
         return [{**each, **beside.sent(state)} for each in served], slot
 
     works: dict[str, Work] = {"train": train, "judge": judge}

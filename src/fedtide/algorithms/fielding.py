@@ -328,8 +328,7 @@ def fielding(
             model = mix_models(state.weights, state.members) if representation.needs_model else None
             more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
             cluster = state.cluster
-        every = torch.arange(len(state.weights))
-        return serve_clusters(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
+        return serve_clusters(state.weights, cluster, clients, **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centers" not in payload or not len(shard.labels):

@@ -229,9 +229,8 @@ def flexcfl(
         }
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        usual = int(torch.bincount(state.group[state.group >= 0], minlength=len(state.weights)).argmax())
-        more = {"start": state.start, "directions": state.directions}
-        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), usual, **more)
+        start, directions = state.start, state.directions
+        return serve_clusters(state.weights, state.group, clients, start=start, directions=directions)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):

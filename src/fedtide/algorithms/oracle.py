@@ -94,7 +94,7 @@ def oracle(
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
+        return serve_clusters(state.weights, state.group, clients)
 
     works, predict = {"train": Training(task, local, weighting, extra)}, predict_by_cluster(task)
     made = Algorithm("oracle", init, works, round, serve, predict, reveals=("true_groups",))
