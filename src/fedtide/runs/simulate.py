@@ -33,8 +33,8 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import CLASSES
-from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
 
@@ -235,7 +235,8 @@ def simulate(
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
-    clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
+    cost = algorithm.compute_cost or training_cost(LocalTrainer(), {})
+    clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.about), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")
