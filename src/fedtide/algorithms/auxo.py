@@ -64,7 +64,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
@@ -165,7 +165,7 @@ def auxo(
         update_fraction: fraction of the update that is used as sketch, from its end.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
+    term = proximal(mu)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, n = task.init(rng), len(fleet.clients)
@@ -176,7 +176,7 @@ def auxo(
         return State((weights,), (server.init(weights),), one, sides, never, nothing > 0, nothing, memo)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        fitted = local(task, task.loss, payload, shard, moment, rng, term=term)
         if not fitted.steps:
             return None
         delta = fitted.delta

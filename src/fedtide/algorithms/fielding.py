@@ -105,7 +105,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
@@ -240,7 +240,7 @@ def fielding(
         raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
     if cluster_layer != NOTHING:
         check_layer(task, cluster_layer, "cluster_layer")
-    term, totals = Proximal(mu) if mu else None, fair_totals if q else None
+    term, totals = proximal(mu), fair_totals if q else None
     train = Training(task, local, weighting, term, squares=pooling)
     if q:
         train = FairTraining(task, local, weighting, term, q=q)

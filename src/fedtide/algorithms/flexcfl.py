@@ -76,7 +76,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import label_question, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
@@ -148,7 +148,7 @@ def flexcfl(
             send the squared length of their update in each layer. "false" is the paper.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
+    term = proximal(mu)
     first = replace(local, epochs=None, local_steps=pretrain)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -195,7 +195,7 @@ def flexcfl(
         return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = first(task, task.loss, payload, shard, moment, rng, extra=extra)
+        fitted = first(task, task.loss, payload, shard, moment, rng, term=term)
         if not fitted.steps:
             return None
         update = flat(fitted.delta.params | fitted.delta.buffers)
@@ -235,7 +235,7 @@ def flexcfl(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):
             return None
-        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), extra=extra)
+        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), term=term)
         if not fitted.steps:
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
@@ -243,7 +243,7 @@ def flexcfl(
     works: dict[str, Work] = {
         "cold": cold,
         "shifted": shifted,
-        "train": Training(task, local, weighting, extra, squares=pooling),
+        "train": Training(task, local, weighting, term, squares=pooling),
     }
     reveals = ("update",) if migrate is None else ("update", "shifted")
     if clusters == "silhouette":
