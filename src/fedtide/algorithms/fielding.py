@@ -122,6 +122,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.pooling import Evidence
 from fedtide.multi.representation import Labels, Representation, report_question
+from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
@@ -137,7 +138,6 @@ from fedtide.parts.drift import (
     move_to_nearest,
     theta,
 )
-from fedtide.parts.recluster import Clusterer, Clustering, KMeans
 from fedtide.parts.weighting import Weighting
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]

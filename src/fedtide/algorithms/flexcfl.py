@@ -90,7 +90,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans, cosines
-from fedtide.parts.recluster import KMeans
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.weighting import Weighting
 
 PART = 1 << 16

@@ -121,7 +121,7 @@ class KMeans:
         fitted = sample_rows(rows, some, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
-        labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
+        labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
         scores: dict[int, float] = {}
         best = 0
         if len(ks) > 1 or self.min_silhouette > -1:
@@ -201,7 +201,7 @@ def _finished(
 # -- the fits ---------------------------------------------------------------------------------------------------------
 
 
-def kmeans(
+def kmeans_for_each(
     x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, center: Center = "mean"
 ) -> Tensor:
     """Return for each K the labels (Ks, rows) int64 of the lowest cost among `n_init` starts; no cluster is empty.
@@ -214,7 +214,7 @@ def kmeans(
         n_init: number of starts.
         center: center of a cluster.
     """
-    seeds, far = draw_seeds(x, max(ks), n_init, kind, rng)
+    seeds, far = draw_starts(x, max(ks), n_init, kind, rng)
     tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
     at_once = max(CELLS // (len(x) * max(ks)), 1)
     best = torch.zeros(len(ks), len(x), dtype=torch.int64)
@@ -232,8 +232,8 @@ def kmeans(
     return best
 
 
-def draw_seeds(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Draw k-means++ seeds: their rows (starts, k), and the metric from each seed to all rows (starts, k, rows).
+def draw_starts(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Draw k-means++ seeds of several starts: their rows (starts, k), and the metric to all rows (starts, k, rows).
 
     A row of zeros is no seed under the cosine distance. If all distances from the seeds are zero, row 0 is taken.
     """
