@@ -1,12 +1,10 @@
-"""Measures of clusters of clients: agreement with the true groups, and churn."""
+"""Measures of clusters of clients: agreement with the true groups, evenness and churn."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-
-from fedtide.parts.cluster import entropy
 
 Table = np.ndarray
 """Contingency table (groups, clusters): number of clients of each group in each cluster."""
@@ -80,6 +78,25 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     table = contingency(old, new)
     stayed = int(table[linear_sum_assignment(table, maximize=True)].sum())
     return (len(both) - stayed) / len(both)
+
+
+def evenness(sizes: np.ndarray) -> float:
+    """Return the normalized entropy of cluster sizes: 0 if all clients are in one cluster, 1 if sizes are equal.
+
+    >>> evenness(np.array([8, 0])), evenness(np.array([4, 4]))
+    (0.0, 1.0)
+    """
+    return entropy(sizes / sizes.sum()) / math.log(len(sizes)) if len(sizes) > 1 else 0.0
+
+
+def entropy(shares: np.ndarray) -> float:
+    """Return the entropy of shares that sum to one, in nats.
+
+    >>> round(entropy(np.array([0.5, 0.5, 0.0])), 4)
+    0.6931
+    """
+    kept = shares[shares > 0]
+    return abs(float((kept * np.log(kept)).sum()))
 
 
 def _pairs(counts: np.ndarray) -> np.ndarray:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedtide.evaluate.clusters import ari, churn, contingency, nmi, purity
-from fedtide.parts.cluster import evenness
+from fedtide.evaluate.clusters import ari, churn, contingency, evenness, nmi, purity
 
 labels = st.integers(2, 30).flatmap(
     lambda n: st.tuples(*[arrays.arrays(np.int64, n, elements=st.integers(0, 4)) for _ in range(2)])
