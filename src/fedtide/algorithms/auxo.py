@@ -70,6 +70,7 @@ from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans
+from fedtide.parts.distance import unit
 from fedtide.parts.weighting import Weighting, client_weight
 
 REWARD, SHRINKS = 5.0, 0.9
@@ -239,9 +240,8 @@ def learn_evidence(state: State, c: int, clients: Tensor, sketches: Tensor, rng:
 
 def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
     """Add evidence for the sides of participants (n,), given by their centered sketches (n, d)."""
-    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     may = known(state, c, clients) | (len(state.weights) == 1)
-    at, side = sides_of(state, c, clients, unit, may, rng)
+    at, side = sides_of(state, c, clients, unit(x), may, rng)
     sides, times, divided = state.sides.clone(), state.times.clone(), state.divided.clone()
     sides[clients[at], c] += torch.nn.functional.one_hot(side, 2) * 2.0 - 1.0
     times[clients[at], c] += 1
@@ -254,30 +254,30 @@ def known(state: State, c: int, clients: Tensor) -> Tensor:
     return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
 
 
-def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
+def sides_of(state: State, c: int, clients: Tensor, towards: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
     """Return the positions of the participants that are given a side, and the side of each.
 
     Args:
         state: the state before the round's evidence.
         c: the cluster.
         clients: (n,) its participants.
-        unit: (n, d) their sketches, centered and of length one.
+        towards: (n, d) their sketches, centered and of length one.
         may: (n,) mask of clients that may start the sides.
         rng: the key of 2-means.
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not state.divided[c]:
         at = may.nonzero().flatten()
-        return (at, halves(unit[at], rng)) if len(at) >= 2 else (nothing, nothing)
+        return (at, halves(towards[at], rng)) if len(at) >= 2 else (nothing, nothing)
     side = side_of(state, clients, c)
     with_side, without = (side != 2).nonzero().flatten(), (side == 2).nonzero().flatten()
     if not len(with_side):
         return nothing, nothing
     if (side[with_side] == side[with_side[0]]).all():
-        from_first = (unit - unit[with_side[0]]).norm(dim=1)
+        from_first = (towards - towards[with_side[0]]).norm(dim=1)
         at = from_first.argsort(stable=True)[: len(clients) // 4]
         return at, side[with_side[0]].expand(len(at))
-    near = torch.cdist(unit[without], unit[with_side]).argmin(1)
+    near = torch.cdist(towards[without], towards[with_side]).argmin(1)
     return without, side[with_side[near]]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
+from fedtide.parts.distance import unit
 
 Points = np.ndarray
 """(rows, d) float64."""
@@ -125,9 +126,7 @@ def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
     >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    left, right = (
-        z.double() / z.double().norm(dim=1, keepdim=True).clamp(min=1e-12) for z in (x, x if y is None else y)
-    )
+    left, right = (unit(z.double()) for z in (x, x if y is None else y))
     return (left @ right.T).clamp(-1.0, 1.0)
 
 
