@@ -56,7 +56,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, StepCount
 from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -162,10 +162,9 @@ def flexcfl(
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; unchanged if fewer than m answer."""
-        reachable, count = fleet.reachable, len(state.weights)
-        size = min(alpha * count, len(reachable))
-        drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
-        reply = fleet.ask("cold", reachable[torch.from_numpy(drawn)].sort().values, state.start, reveal=("update",))
+        count = len(state.weights)
+        drawn = draw_some(fleet.reachable, alpha * count, rng.at("cold"))
+        reply = fleet.ask("cold", drawn, state.start, reveal=("update",))
         if len(reply.clients) < count:
             return state
         parameters = state.directions.shape[1]
