@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from torch import nn
 
 from fedtide.config import Data, Forgetting, StopAt
-from fedtide.config.schema import as_target
+from fedtide.config.schema import as_stop_at
 from fedtide.core.config_types import Count, Spelled, Whole
 from fedtide.core.errors import refused
 from fedtide.core.frames import Library, frame
@@ -125,7 +125,7 @@ class SimulationOptions(Strict):
     threads: Count = 1
     forgetting: Forgetting | None = None
     devices: Annotated[Devices, Spelled] = Steady()
-    stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
 
 
 @dataclass(frozen=True, repr=False)
