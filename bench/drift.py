@@ -27,9 +27,9 @@ from fedtide.algorithms.fielding import State, adopt, cluster_reports, reassign_
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
+from fedtide.parts.clusterer import Clustering, KMeans
 from fedtide.parts.distance import Kind, means
 from fedtide.parts.drift import FixedFraction, event_of, heterogeneity, move_to_nearest
-from fedtide.parts.recluster import Clustering, KMeans
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512

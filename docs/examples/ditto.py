@@ -80,7 +80,7 @@ def ditto(
             return [lam * (v - a) for v, a in zip(now, anchor, strict=True)]
 
         v = w if memory is None else memory["own"]
-        own = local(task, task.loss, v, shard, moment, rng.at("own"), extra=pull)
+        own = local(task, task.loss, v, shard, moment, rng.at("own"), term=pull)
         kept = ft.weights.map_leaves(torch.clone, own.weights)
         total = {"delta": Weighted(delta, len(shard)), "loss": Weighted(loss, len(shard))}
         return Answer(total, memory={"own": kept}, update=delta)

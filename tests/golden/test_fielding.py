@@ -11,8 +11,8 @@ from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.representation import Gradient
+from fedtide.parts.clusterer import KCenter
 from fedtide.parts.drift import Adaptive
-from fedtide.parts.recluster import KCenter
 from helpers.quadratics import TASK, after, at
 
 TWO = KCenter(2)

@@ -23,8 +23,8 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.drift import FixedFraction, Gain
-from fedtide.parts.recluster import KMeans
 from helpers.stages import begun, holding
 
 SHARES = (0, 1, 1, 3, 3, 4)

@@ -30,9 +30,9 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.distance import between
 from fedtide.parts.drift import FixedFraction
-from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.naive_sums import naive_by_sums
 from helpers.stages import begun

@@ -32,7 +32,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Slotted, Weighted, Weights
 from fedtide.learn.server import SGD, Adam
 from fedtide.multi.clusters import receive_models, send_models, share_layers, step_models
-from fedtide.parts.recluster import Clustering
+from fedtide.parts.clusterer import Clustering
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 

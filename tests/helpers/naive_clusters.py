@@ -1,4 +1,4 @@
-"""k-means and silhouettes in plain Python, as slow as they are short: what `parts.recluster` has to agree with."""
+"""k-means and silhouettes in plain Python, as slow as they are short: what `parts.clusterer` has to agree with."""
 
 from __future__ import annotations
 

@@ -64,12 +64,13 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans
+from fedtide.parts.distance import unit
 from fedtide.parts.weighting import Weighting, client_weight
 
 REWARD, SHRINKS = 5.0, 0.9
@@ -165,7 +166,7 @@ def auxo(
         update_fraction: fraction of the update that is used as sketch, from its end.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
+    term = proximal(mu)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, n = task.init(rng), len(fleet.clients)
@@ -176,7 +177,7 @@ def auxo(
         return State((weights,), (server.init(weights),), one, sides, never, nothing > 0, nothing, memo)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        fitted = local(task, task.loss, payload, shard, moment, rng, term=term)
         if not fitted.steps:
             return None
         delta = fitted.delta
@@ -214,13 +215,9 @@ def auxo(
         return state, {**facts, "clusters": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        cluster = state.reward.argmax(1)
-        usual = int(torch.bincount(cluster, minlength=len(state.weights)).argmax())
         # With one cluster all clients count as known.
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
-        return serve_clusters(
-            state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual
-        )
+        return serve_clusters(state.weights, torch.where(known, state.reward.argmax(1), -1), clients)
 
     predict, adapt = predict_by_cluster(task), find_model(task)
     made = Algorithm("auxo", init, {"train": train}, round, serve, predict, adapt, reveals=("sketch",))
@@ -243,9 +240,8 @@ def learn_evidence(state: State, c: int, clients: Tensor, sketches: Tensor, rng:
 
 def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
     """Add evidence for the sides of participants (n,), given by their centered sketches (n, d)."""
-    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     may = known(state, c, clients) | (len(state.weights) == 1)
-    at, side = sides_of(state, c, clients, unit, may, rng)
+    at, side = sides_of(state, c, clients, unit(x), may, rng)
     sides, times, divided = state.sides.clone(), state.times.clone(), state.divided.clone()
     sides[clients[at], c] += torch.nn.functional.one_hot(side, 2) * 2.0 - 1.0
     times[clients[at], c] += 1
@@ -258,30 +254,30 @@ def known(state: State, c: int, clients: Tensor) -> Tensor:
     return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
 
 
-def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
+def sides_of(state: State, c: int, clients: Tensor, towards: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
     """Return the positions of the participants that are given a side, and the side of each.
 
     Args:
         state: the state before the round's evidence.
         c: the cluster.
         clients: (n,) its participants.
-        unit: (n, d) their sketches, centered and of length one.
+        towards: (n, d) their sketches, centered and of length one.
         may: (n,) mask of clients that may start the sides.
         rng: the key of 2-means.
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not state.divided[c]:
         at = may.nonzero().flatten()
-        return (at, halves(unit[at], rng)) if len(at) >= 2 else (nothing, nothing)
+        return (at, halves(towards[at], rng)) if len(at) >= 2 else (nothing, nothing)
     side = side_of(state, clients, c)
     with_side, without = (side != 2).nonzero().flatten(), (side == 2).nonzero().flatten()
     if not len(with_side):
         return nothing, nothing
     if (side[with_side] == side[with_side[0]]).all():
-        from_first = (unit - unit[with_side[0]]).norm(dim=1)
+        from_first = (towards - towards[with_side[0]]).norm(dim=1)
         at = from_first.argsort(stable=True)[: len(clients) // 4]
         return at, side[with_side[0]].expand(len(at))
-    near = torch.cdist(unit[without], unit[with_side]).argmin(1)
+    near = torch.cdist(towards[without], towards[with_side]).argmin(1)
     return without, side[with_side[near]]
 
 

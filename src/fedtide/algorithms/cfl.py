@@ -80,6 +80,7 @@ from fedtide.multi.clusters import (
     train_clusters,
 )
 from fedtide.parts.cluster import Linkage, cosines, halves
+from fedtide.parts.distance import unit
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -223,9 +224,8 @@ def cfl(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client with pending splits finds its model by itself, in `adapt`.
-        usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
         own = torch.where(pending(state), -1, state.model)
-        return serve_clusters(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
+        return serve_clusters(state.weights, own, clients, splits=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not payload.get("splits") or not len(shard):
@@ -351,8 +351,8 @@ def make_halves(state: State, before: State, k: int, clients: Tensor, updates: T
         updates: these updates (n, P), float64.
         second: (n,) mask of the second half.
     """
-    unit = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(state.recent.updates.dtype)
+    towards = unit(updates)
+    sides = torch.stack([towards[~second].mean(0), towards[second].mean(0)]).to(state.recent.updates.dtype)
     other, model, placed = len(state.weights), state.model.clone(), state.placed.clone()
     model[clients[second]], placed[clients] = other, len(state.splits) + 1
     weights, server = (*state.weights, state.weights[k]), (*state.server, state.server[k])

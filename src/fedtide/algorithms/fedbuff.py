@@ -52,7 +52,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
@@ -156,7 +156,7 @@ def fedbuff(
         flight = flight.pick(~done & ~given_up)
         return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
-    works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
+    works = {"train": Training(task, local, weighting, proximal(mu))}
     made = Algorithm(
         "fedbuff", init, works, round, shared_weights, task.predict,
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",

@@ -87,7 +87,7 @@ from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import sum_update
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
@@ -212,8 +212,8 @@ def feddrift(
         window: number of steps whose samples count, including the current one; above 1, clients keep samples.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
-    beside, predict = Anchoring(anchor, task, local, server, weighting, extra=extra), predict_by_cluster(task)
+    term = proximal(mu)
+    beside, predict = Anchoring(anchor, task, local, server, weighting, term=term), predict_by_cluster(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start, registered = task.init(rng), len(fleet.clients)
@@ -250,7 +250,7 @@ def feddrift(
         parts, updates, losses, seen = {}, {}, 0.0, 0
         for k in sorted(mine):
             key = rng if k == own else rng.at("model", k)
-            fitted = yield Train(task, local, models[k], mine[k], moment, key, extra)
+            fitted = yield Train(task, local, models[k], mine[k], moment, key, term)
             if fitted.steps:
                 updates[k] = fitted.delta if len(mine) == 1 else detached(fitted.delta)
                 parts[k] = Weighted(updates[k], client_weight(mine[k], weighting))
@@ -330,9 +330,8 @@ def feddrift(
         return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        there, model = state.there, torch.where(state.judged, state.model, -1)
-        usual = torch.bincount(state.model[state.judged], minlength=max_clusters)[there].argmax()
-        served, slot = serve_clusters(state.weights, model, clients, there, int(usual))
+        model = torch.where(state.judged, state.model, -1)
+        served, slot = serve_clusters(state.weights, model, clients, state.there)
         return [{**each, **beside.sent(state)} for each in served], slot
 
     works: dict[str, Work] = {"train": train, "judge": judge}

@@ -105,7 +105,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
@@ -122,6 +122,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.pooling import Evidence
 from fedtide.multi.representation import Labels, Representation, report_question
+from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
@@ -137,7 +138,6 @@ from fedtide.parts.drift import (
     move_to_nearest,
     theta,
 )
-from fedtide.parts.recluster import Clusterer, Clustering, KMeans
 from fedtide.parts.weighting import Weighting
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]
@@ -240,7 +240,7 @@ def fielding(
         raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
     if cluster_layer != NOTHING:
         check_layer(task, cluster_layer, "cluster_layer")
-    term, totals = Proximal(mu) if mu else None, fair_totals if q else None
+    term, totals = proximal(mu), fair_totals if q else None
     train = Training(task, local, weighting, term, squares=pooling)
     if q:
         train = FairTraining(task, local, weighting, term, q=q)
@@ -328,8 +328,7 @@ def fielding(
             model = mix_models(state.weights, state.members) if representation.needs_model else None
             more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
             cluster = state.cluster
-        every = torch.arange(len(state.weights))
-        return serve_clusters(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
+        return serve_clusters(state.weights, cluster, clients, **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centers" not in payload or not len(shard.labels):

@@ -101,9 +101,9 @@ from fedtide.multi.kmeans_by_sums import (
 )
 from fedtide.multi.pooling import Evidence
 from fedtide.multi.representation import Represent, Representation, drifted_from
+from fedtide.parts.clusterer import Clusterer, KMeans
 from fedtide.parts.distance import Distance, between
 from fedtide.parts.drift import Event, Trigger, center_moves, has_val, theta
-from fedtide.parts.recluster import Clusterer, KMeans
 
 
 @ingredient

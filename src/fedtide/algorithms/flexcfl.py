@@ -56,7 +56,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, StepCount
 from fedtide.core.ids import per_client
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -76,7 +76,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import label_question, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
@@ -90,7 +90,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans, cosines
-from fedtide.parts.recluster import KMeans
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.weighting import Weighting
 
 PART = 1 << 16
@@ -148,7 +148,7 @@ def flexcfl(
             send the squared length of their update in each layer. "false" is the paper.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
+    term = proximal(mu)
     first = replace(local, epochs=None, local_steps=pretrain)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -162,10 +162,9 @@ def flexcfl(
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; unchanged if fewer than m answer."""
-        reachable, count = fleet.reachable, len(state.weights)
-        size = min(alpha * count, len(reachable))
-        drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
-        reply = fleet.ask("cold", reachable[torch.from_numpy(drawn)].sort().values, state.start, reveal=("update",))
+        count = len(state.weights)
+        drawn = draw_some(fleet.reachable, alpha * count, rng.at("cold"))
+        reply = fleet.ask("cold", drawn, state.start, reveal=("update",))
         if len(reply.clients) < count:
             return state
         parameters = state.directions.shape[1]
@@ -195,7 +194,7 @@ def flexcfl(
         return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = first(task, task.loss, payload, shard, moment, rng, extra=extra)
+        fitted = first(task, task.loss, payload, shard, moment, rng, term=term)
         if not fitted.steps:
             return None
         update = flat(fitted.delta.params | fitted.delta.buffers)
@@ -229,14 +228,13 @@ def flexcfl(
         }
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        usual = int(torch.bincount(state.group[state.group >= 0], minlength=len(state.weights)).argmax())
-        more = {"start": state.start, "directions": state.directions}
-        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), usual, **more)
+        start, directions = state.start, state.directions
+        return serve_clusters(state.weights, state.group, clients, start=start, directions=directions)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):
             return None
-        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), extra=extra)
+        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), term=term)
         if not fitted.steps:
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
@@ -244,7 +242,7 @@ def flexcfl(
     works: dict[str, Work] = {
         "cold": cold,
         "shifted": shifted,
-        "train": Training(task, local, weighting, extra, squares=pooling),
+        "train": Training(task, local, weighting, term, squares=pooling),
     }
     reveals = ("update",) if migrate is None else ("update", "shifted")
     if clusters == "silhouette":

@@ -66,7 +66,7 @@ from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.clusters import (
@@ -143,8 +143,8 @@ def ifca(
         one_gradient(local)
         if mu:
             raise refused("mu", mu, "0 with variant 'gradient', as one gradient is taken where the pull is zero")
-    extra = Proximal(mu) if mu else None
-    beside = Anchoring(anchor, task, local, server, weighting, variant, extra)
+    term = proximal(mu)
+    beside = Anchoring(anchor, task, local, server, weighting, variant, term)
     by_cluster = predict_by_cluster(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -162,7 +162,7 @@ def ifca(
         models = receive_models(payload["models"])
         j = int((yield Losses(task, models, shard)).argmin())
         parts = yield from beside.train(by_cluster, {**payload, "models": models, "usual": j}, None, shard, moment, rng)
-        update = yield from local_update(task, local, variant, models[j], shard, moment, rng, extra)
+        update = yield from local_update(task, local, variant, models[j], shard, moment, rng, term)
         if update is None:
             return None
         delta, loss = update

@@ -38,7 +38,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal, Pull
+from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
@@ -79,7 +79,7 @@ def oracle(
         cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
     """
     check_layer(task, cluster_layer, "cluster_layer")
-    extra = Proximal(mu) if mu else None
+    term = proximal(mu)
 
     def init(fleet: Simulation, rng: Rng) -> State:
         start, group = task.init(rng), fleet.true_groups
@@ -94,9 +94,9 @@ def oracle(
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        return serve_clusters(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
+        return serve_clusters(state.weights, state.group, clients)
 
-    works, predict = {"train": Training(task, local, weighting, extra)}, predict_by_cluster(task)
+    works, predict = {"train": Training(task, local, weighting, term)}, predict_by_cluster(task)
     made = Algorithm("oracle", init, works, round, serve, predict, reveals=("true_groups",))
     return with_cohort(made, cohort, task, local)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.algorithms.options import as_cohort
-from fedtide.config.schema import Method, as_target, is_own, options_model
+from fedtide.config.schema import Method, as_stop_at, is_own, options_model
 from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.groups import by_what
@@ -17,7 +17,7 @@ from fedtide.data.groups import by_what
 SEEDS = 1000
 """At most so many seeds may be asked for as the first and the last."""
 
-SHORT = {"cohort": as_cohort, "stop_at": as_target, "groups": by_what}
+SHORT = {"cohort": as_cohort, "stop_at": as_stop_at, "groups": by_what}
 """How what is written short at a key is read, where it is not by its kind."""
 
 

@@ -49,7 +49,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CLASSES
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
-from fedtide.multi.personal import OTHERS, names_of
+from fedtide.multi.personal import PERSONAL_OTHERS, names_of
 from fedtide.multi.representation import Embedding
 from fedtide.tracking.settings import Track
 
@@ -118,8 +118,8 @@ class Method(Strict):
     @property
     def others(self) -> list[str]:
         """Names of other uses of its models, each judged as a method of its own."""
-        known = self.options.get(OTHERS) and not is_own(self.algorithm)
-        return names_of(self.settings()[OTHERS]) if known else []
+        known = self.options.get(PERSONAL_OTHERS) and not is_own(self.algorithm)
+        return names_of(self.settings()[PERSONAL_OTHERS]) if known else []
 
     def named(self, other: str) -> Method:
         """Return the method under the name of one of its other uses."""
@@ -151,7 +151,7 @@ class Forgetting(Strict):
     eval_clients: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
 
 
-def as_target(value: Any) -> Any:
+def as_stop_at(value: Any) -> Any:
     """Read `0.8` as `{accuracy = 0.8}`."""
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
@@ -350,7 +350,7 @@ class Experiment(Strict):
         Annotated[MacroF1 | AUC | OwnMetric, Field(discriminator="kind"), BeforeValidator(_metric)], ...
     ] = ()
     embedding: Annotated[Embedding | None, Spelled] = None
-    stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
     checkpoint_every: Count | None = None
     average_last: Count | None = None
     baseline: str | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 STREAMS: dict[int | str, str] = {"val": "valid", "train_clients": "seen", "held_out_clients": "unseen"}
 """Names in keys that were other words once: their draws stay those of then, and so do the results that are kept."""
@@ -46,3 +47,14 @@ class Rng:
     def numpy(self) -> np.random.Generator:
         """A fresh numpy generator (PCG64), started from this key."""
         return np.random.Generator(np.random.PCG64(self.number))
+
+
+def draw_some(rows: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+    """Draw at most `at_most` rows without replacement, such as ids, and keep their order; None takes all.
+
+    >>> draw_some(torch.tensor([4, 7, 9]), 2, Rng(0)).tolist()
+    [7, 9]
+    """
+    if at_most is None or len(rows) <= at_most:
+        return rows
+    return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), at_most, replace=False)))]

@@ -19,6 +19,7 @@ from fedtide.config.deploy import parted
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, refused
 from fedtide.deploy.files import PUBLIC, SECRET, check_secret, read_bytes, write_new
+from fedtide.wire.masks import library
 
 AUTHORITY, SERVER = timedelta(days=3650), timedelta(days=397)
 """How long certificates are valid: that of the authority, which tickets carry, and that of the server."""
@@ -29,20 +30,6 @@ SKEW = timedelta(minutes=5)
 KIND = "ecdsa-sha2-nistp384"
 LARGEST = 20_000
 """Bytes of a key or certificate."""
-
-
-def library() -> Any:
-    """Return the package `cryptography`; raise with the name of the extra where it is missing."""
-    try:
-        import cryptography
-        import cryptography.exceptions
-        import cryptography.hazmat.primitives.asymmetric.ec
-        import cryptography.hazmat.primitives.hashes
-        import cryptography.hazmat.primitives.serialization
-        import cryptography.x509
-    except ImportError:
-        raise FedtideError("cryptography: not installed; real clients need: pip install 'fedtide[deploy]'") from None
-    return cryptography
 
 
 def make_authority(folder: Path, address: str) -> None:

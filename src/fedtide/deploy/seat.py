@@ -28,6 +28,7 @@ from fedtide.deploy.rows import FileRows, columns_in_words
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
 from fedtide.runs.build import algorithm_of, task_of
+from fedtide.wire.masks import library
 
 NO_RULES = Path("none")
 """What a person says in place of a file of rules to drop those that a node had."""
@@ -81,7 +82,7 @@ class Seat:
         Raises:
             FedtideError: a file is damaged, or does not fit the study or this machine.
         """
-        certificates.library()
+        library()
         found.check_clock(datetime.now(UTC))
         check_versions(found)
         study = found.experiment

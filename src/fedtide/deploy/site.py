@@ -62,7 +62,7 @@ from fedtide.runs.build import host_of, rows_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import plan_without_sampling
-from fedtide.wire.masks import hidden
+from fedtide.wire.masks import hidden, library
 
 try:
     import fcntl
@@ -453,7 +453,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         FedtideError: there is something at `root`, or the study cannot be deployed; nothing is written.
     """
     _check_free(root)
-    certificates.library()
+    library()
     study = chosen(experiment, method, roster.clients, address, where)
     check_hidden(study, roster, where)
     preflight(study, where)

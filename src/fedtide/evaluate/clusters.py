@@ -1,15 +1,10 @@
-"""Measures of clusters of clients: agreement with the true groups, churn, heterogeneity within clusters."""
+"""Measures of clusters of clients: agreement with the true groups, evenness and churn."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import torch
-
-from fedtide.parts.cluster import entropy
-from fedtide.parts.distance import Kind
-from fedtide.parts.drift import heterogeneity
 
 Table = np.ndarray
 """Contingency table (groups, clusters): number of clients of each group in each cluster."""
@@ -85,25 +80,23 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     return (len(both) - stayed) / len(both)
 
 
-def apart_within(vectors: np.ndarray, clusters: np.ndarray, distance: Kind = "l1") -> float:
-    """Return the intra-cluster heterogeneity: mean distance of clients from the others in their cluster.
+def evenness(sizes: np.ndarray) -> float:
+    """Return the normalized entropy of cluster sizes: 0 if all clients are in one cluster, 1 if sizes are equal.
 
-    Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance between its label
-    distribution and those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between
-    0 and 2; NaN without clients. For embeddings the distance is the square of the Euclidean one.
-
-    Args:
-        vectors: (clients, d) of each client, such as its label distribution.
-        clusters: (clients,) cluster of each client.
-        distance: the distance between two vectors.
-
-    >>> apart_within(np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 0, 1])).__round__(4)
-    0.6667
+    >>> evenness(np.array([8, 0])), evenness(np.array([4, 4]))
+    (0.0, 1.0)
     """
-    if not len(vectors):
-        return math.nan
-    x, label = torch.from_numpy(vectors.astype(np.float64)), torch.from_numpy(clusters.astype(np.int64))
-    return heterogeneity(x, label, distance)
+    return entropy(sizes / sizes.sum()) / math.log(len(sizes)) if len(sizes) > 1 else 0.0
+
+
+def entropy(shares: np.ndarray) -> float:
+    """Return the entropy of shares that sum to one, in nats.
+
+    >>> round(entropy(np.array([0.5, 0.5, 0.0])), 4)
+    0.6931
+    """
+    kept = shares[shares > 0]
+    return abs(float((kept * np.log(kept)).sum()))
 
 
 def _pairs(counts: np.ndarray) -> np.ndarray:

@@ -27,10 +27,9 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.loop import Step
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.core.types import Grouping, Scores, Weights
 from fedtide.data.population import Population
-from fedtide.evaluate.judge import draw_clients
 from fedtide.fleets.simulated import SimulatedFleet
 
 QUESTION = "train"
@@ -116,7 +115,7 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
         others = [o for o in ("val", "test") if population.counts(population.clients, o).any()]
         allowed = " or ".join(f"'{o}'" for o in others) or "none, as there are only training rows"
         raise refused("forgetting.part", part, f"{allowed} (see data.split)", "no registered client has such rows")
-    return None if at_most is None else draw_clients(with_rows, at_most, Rng(seed).at("judged", "forgetting"))
+    return None if at_most is None else draw_some(with_rows, at_most, Rng(seed).at("judged", "forgetting"))
 
 
 @dataclass(frozen=True)

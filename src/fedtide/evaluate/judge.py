@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.core.checkpoint import Restorable
 from fedtide.core.errors import refused
 from fedtide.core.loop import Playable
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.core.types import Algorithm, Cost, EvalSplit, Grouping, Holdings, Payload, Scores, Shard, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import METRICS, Metric, summarized
@@ -92,7 +92,7 @@ def views(
         ("held_out_clients", held.held_out_clients, "test"),
         ("val", held.clients, "val"),
     ):
-        judged = draw_clients(clients[held.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        judged = draw_some(clients[held.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
     there = [view.name for view in out]
@@ -105,14 +105,6 @@ def views(
         }
         raise refused("eval_splits", missing[0], ", ".join(there) or "none", why[missing[0]])
     return out if named is None else [view for view in out if view.name in named]
-
-
-def draw_clients(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
-    """Draw at most `at_most` clients without replacement, sorted; None takes all."""
-    if at_most is None or len(clients) <= at_most:
-        return clients
-    picks = rng.numpy().choice(len(clients), at_most, replace=False)
-    return clients[torch.from_numpy(picks)].sort().values
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from fedtide.core.loop import Step
 from fedtide.core.types import Cost, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES
-from fedtide.evaluate.clusters import apart_within
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.ask import Query
 from fedtide.parts.distance import Kind
+from fedtide.parts.drift import distances_within
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
@@ -169,34 +169,34 @@ def windows(truth: Population | None, step: Step) -> dict[str, Any]:
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
     """Return the heterogeneity of the judged clients within clusters, by what they hold now, where that drifts.
 
-    `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
-    there is one for a method without any; null where all are at experts of their own. `all`: if all were in one.
-    "embedding" has the same by the features of a network, if the experiment names one.
+    `within`: the mean L1 distance of label shares, 0 to 2, between clients of a cluster (arXiv 2411.01580, section 2
+    and table 3), of which there is one for a method without any; null where all are at experts of their own. `all`: if
+    all were in one. "embedding" has the same by the features of a network, if the experiment names one.
     """
     truth, moment = judge.fleet.truth, judge.fleet.moment
     if truth is None or not (truth.shift.drifts or judge.embedded is not None):
         return {}
     if truth.rows.steps is not None or truth.rows.classes > CLASSES:
         return {}
-    shares = truth.label_shares(scores.clients, moment).numpy()
+    shares = truth.label_shares(scores.clients, moment)
     found = judge.clusters(scores, slot)
     nowhere = -1 if any(each is not None for each in found) else 0
-    cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
-    held = shares.any(axis=1)
+    cluster = torch.tensor([nowhere if each is None else each for each in found], dtype=torch.int64)
+    held = shares.any(1)
     told = {"heterogeneity": _apart(shares[held], cluster[held], "l1")}
     if judge.embedded is not None and held.any():
-        holders = scores.clients[torch.from_numpy(held)].tolist()
+        holders = scores.clients[held].tolist()
         means = [judge.embedded.mean(truth.shard(client, moment)) for client in holders]
-        told["embedding"] = _apart(torch.stack(means).numpy(), cluster[held], judge.embedded.distance)
+        told["embedding"] = _apart(torch.stack(means), cluster[held], judge.embedded.distance)
     return told
 
 
-def _apart(vectors: np.ndarray, cluster: np.ndarray, distance: Kind) -> dict[str, float]:
-    """Return heterogeneity within clusters, and of all; cluster -1 is none."""
-    clustered = cluster >= 0
-    within = apart_within(vectors[clustered], cluster[clustered], distance)
-    everyone = apart_within(vectors, np.zeros(len(vectors)), distance)
-    return {"within": round(within, 6), "all": round(everyone, 6)}
+def _apart(vectors: torch.Tensor, cluster: torch.Tensor, distance: Kind) -> dict[str, float]:
+    """Return heterogeneity within clusters, and of all; cluster -1 is none. NaN without clients."""
+    x, clustered = vectors.double(), cluster >= 0
+    within = distances_within(x[clustered], cluster[clustered], distance)
+    everyone = distances_within(x, torch.zeros_like(cluster), distance)
+    return {"within": round(float(within.mean()), 6), "all": round(float(everyone.mean()), 6)}
 
 
 def losses(trained: list[Query]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedtide.fleets.client import Clients, Kept
 from fedtide.fleets.tally import Tally, decision_units
 from fedtide.learn.task import ROWS
 
-HELD_BYTES = 256_000_000
+PERSONAL_BYTES = 256_000_000
 """Upper bound on the bytes of personal models held at a time during evaluation, but for those of one client."""
 
 
@@ -74,7 +74,7 @@ def _with_memory(
     for i, client in enumerate(ask.clients.tolist()):
         made.append(clients.adapt(ask, client, received, scoring.part))
         held += size_in_bytes(made[-1])
-        if held >= HELD_BYTES or i + 1 == len(places):
+        if held >= PERSONAL_BYTES or i + 1 == len(places):
             yield places[first : i + 1], made
             made, first, held = [], i + 1, 0
 

@@ -18,7 +18,7 @@ from fedtide.core.types import Notes, Shard, Slotted
 from fedtide.fleets.ask import Ask, BlockResult
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.together import HELD_BYTES, Together
+from fedtide.fleets.together import RECEIVED_BYTES, Together
 from fedtide.learn.device import CPU, home
 from fedtide.learn.local import Term
 from fedtide.learn.stack import Copies, Fit, stack_of, train_pair, train_stacked, unstackable, why_untrainable
@@ -143,7 +143,7 @@ class StackedEngine(LocalEngine):
             stack: what trains them; None if clients only work in step.
             batch: batch size, 0 for all rows.
         """
-        most = HELD_BYTES // max(model, 1)
+        most = RECEIVED_BYTES // max(model, 1)
         if stack is not None and len(counts):
             step = stack.row_bytes * (batch or int(counts.max()))
             cpu = stack.device.type == CPU

@@ -19,7 +19,7 @@ from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, trai
 from fedtide.learn.steps import Features, Gradient, LayerGradient, Losses, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
-HELD_BYTES = 2**28
+RECEIVED_BYTES = 2**28
 """Bytes of what clients receive, for those that work in step: they may hold as much of their own."""
 
 Cut = Callable[[Tensor, int, Copies | None, int], list[Tensor]]

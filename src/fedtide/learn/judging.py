@@ -18,7 +18,7 @@ from fedtide.learn.device import home
 from fedtide.learn.layers import Dense, Flat, Layer, Rectifier, Room, known_layers
 from fedtide.learn.task import Task, parts
 
-HELD_BYTES = 32 * 2**20
+SIDE_BY_SIDE_BYTES = 32 * 2**20
 """Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
 
 
@@ -80,7 +80,7 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
     if held is not None and held.state == _state(models):
         return held
     task.scratch.judged = None
-    if sum(leaf.nbytes for leaf in leaves(list(models))) > HELD_BYTES or models[0].buffers:
+    if sum(leaf.nbytes for leaf in leaves(list(models))) > SIDE_BY_SIDE_BYTES or models[0].buffers:
         return None
     room = Room(task.dtype, torch.device(task.device))
     layers = known_layers(task, tuple(shard.x.shape[1:]), room)

@@ -120,7 +120,7 @@ class LocalTrainer:
         moment: Moment,
         rng: Rng,
         *,
-        extra: Term | None = None,
+        term: Term | None = None,
     ) -> Fitted:
         """Train from `weights` on `shard`.
 
@@ -131,9 +131,9 @@ class LocalTrainer:
             shard: the client's samples; without samples there is no step.
             moment: the time, for the schedule and for clients that do only a part of their work.
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
-            extra: a gradient term, for example a proximal pull or a control variate.
+            term: a gradient term, for example a proximal pull or a control variate.
         """
-        *_, fitted = self._epochs(task, loss, weights, shard, moment, rng, extra)
+        *_, fitted = self._epochs(task, loss, weights, shard, moment, rng, term)
         return fitted()  # the losses of all epochs are read at once
 
     def iter_epochs(
@@ -145,16 +145,16 @@ class LocalTrainer:
         moment: Moment,
         rng: Rng,
         *,
-        extra: Term | None = None,
+        term: Term | None = None,
     ) -> Iterator[Fitted]:
         """Train like `__call__`, and yield the result so far after each epoch; the last one is final.
 
         The caller may read and evaluate `fitted.weights`, but must not load other weights into the task.
         """
-        return (fitted() for fitted in self._epochs(task, loss, weights, shard, moment, rng, extra))
+        return (fitted() for fitted in self._epochs(task, loss, weights, shard, moment, rng, term))
 
     def _epochs(
-        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, extra: Term | None
+        self, task: Task, loss: Loss, weights: Weights, shard: Shard, moment: Moment, rng: Rng, term: Term | None
     ) -> Iterator[Callable[[], Fitted]]:
         """Train, and yield after each epoch, and at the end, what returns the result so far."""
         scratch = task.scratch
@@ -164,14 +164,14 @@ class LocalTrainer:
         module = scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
-        received = [] if extra is None else [task.there(weights.params[name]) for name in scratch.names]
+        received = [] if term is None else [task.there(weights.params[name]) for name in scratch.names]
         shared, columns = loss.prepare(shard)
         shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns)))
         # Labels are counted on the CPU: a device would be waited for in every step.
         table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
         alone = (
-            extra is not None or self.max_grad_norm is not None or self.weight_decay > 0
+            term is not None or self.max_grad_norm is not None or self.weight_decay > 0
         )  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
         unread: list[tuple[Tensor, int]] = []
@@ -196,8 +196,8 @@ class LocalTrainer:
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if alone:
                 gradient = unshare(gradient)  # autograd lets added parameters share one storage
-            if extra is not None:
-                torch._foreach_add_(gradient, extra(scratch.values, received))
+            if term is not None:
+                torch._foreach_add_(gradient, term(scratch.values, received))
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)

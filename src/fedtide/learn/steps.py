@@ -136,7 +136,7 @@ class Train:
 
     def alone(self) -> Fitted:
         """Train one client."""
-        fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, extra=self.term)
+        fitted = self.local(self.task, self.objective, self.weights, self.shard, self.moment, self.rng, term=self.term)
         if not (self.features and fitted.steps):
             return fitted
         return replace(fitted, features=Features(self.task, fitted.weights, self.shard.x).alone())
@@ -256,13 +256,13 @@ def local_update(
     shard: Shard,
     moment: Moment,
     rng: Rng,
-    extra: Term | None = None,
+    term: Term | None = None,
 ) -> Steps[tuple[Weights, float] | None]:
     """Return a client's update and its training loss, by local training or by one gradient; None without a step.
 
-    `extra` is a gradient term of local training.
+    `term` is the gradient term of local training.
     """
-    training = Train(task, local, weights, shard, moment, rng, extra)
+    training = Train(task, local, weights, shard, moment, rng, term)
     if variant == "gradient":
         return (yield Gradient(training))  # type: ignore[no-any-return]
     fitted = yield training

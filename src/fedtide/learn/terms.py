@@ -47,6 +47,11 @@ class Proximal:
         return self
 
 
+def proximal(mu: float) -> Proximal | None:
+    """Return FedProx's pull; None for a strength of 0, which adds nothing."""
+    return Proximal(mu) if mu else None
+
+
 @dataclass(frozen=True)
 class Correction:
     """A constant correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).

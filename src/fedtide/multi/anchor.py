@@ -85,7 +85,7 @@ class Anchoring:
         server: the server optimizer.
         weighting: weight of a client.
         variant: kind of local update.
-        extra: gradient term of local training.
+        term: gradient term of local training.
     """
 
     on: bool
@@ -94,7 +94,7 @@ class Anchoring:
     server: Server
     weighting: Weighting
     variant: LocalUpdate = "averaging"
-    extra: Term | None = None
+    term: Term | None = None
 
     def start(self, rng: Rng) -> Anchor | None:
         """Return the anchor before any training, which begins as FedAvg's model does."""
@@ -118,7 +118,7 @@ class Anchoring:
 
     def _update(self, payload: Any, shard: Shard, moment: Moment, rng: Rng) -> Steps[tuple[Weighted, Weighted] | None]:
         weights = payload["anchor"]["weights"]
-        made = yield from local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.extra)
+        made = yield from local_update(self.task, self.local, self.variant, weights, shard, moment, rng, self.term)
         if made is None:
             return None
         return Weighted(detached(made[0]), client_weight(shard, self.weighting)), Weighted(made[1], len(shard))

@@ -498,7 +498,7 @@ def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
 
 
 def serve_clusters(
-    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor, usual: int, **more: Any
+    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, **more: Any
 ) -> tuple[list[Payload], Slot]:
     """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
 
@@ -507,13 +507,20 @@ def serve_clusters(
         model: (registered,) the model of each client; -1 if unknown.
         clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
             model by themselves (by `find_model`, or the method's own way).
-        among: (n,) the models that they may find.
-        usual: index in `among` of the model for clients that find none.
+        among: (n,) the models that they may find; None means all. Who finds none gets the model that most clients are
+            known to have, the "usual" one.
         more: further entries of the last slot.
+
+    >>> models = [Weights({"w": torch.tensor(k)}) for k in (0.0, 1.0)]
+    >>> served, slot = serve_clusters(models, torch.tensor([1, -1, -1]), torch.tensor([0, 1, 9]))
+    >>> slot.tolist(), served[2]["usual"]
+    ([1, 2, 2], 1)
     """
     served: list[Payload] = [
         {"models": (weights,), "numbers": torch.tensor([k]), "usual": 0} for k, weights in enumerate(models)
     ]
+    among = torch.arange(len(models)) if among is None else among
+    usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
     known = clients < len(model)
     slot = torch.full_like(clients, -1)
     slot[known] = model[clients[known]]

@@ -38,8 +38,8 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Fleet, Memory, Moment, Shard, Weighted, Work
+from fedtide.parts.clusterer import TIE, KMeans, kmeans_for_each
 from fedtide.parts.distance import Distance, Joint, between, unit
-from fedtide.parts.recluster import TIE, KMeans, kmeans
 
 STEPS = 10
 """Largest number of Lloyd steps: each costs two questions, and from such a beginning most end after four."""
@@ -263,7 +263,7 @@ def _begin(cells: Groups, clustering: KMeans, distance: Distance, rng: Rng) -> l
         return []
     rows = unit(cells.centers) if distance == "cosine" else cells.centers
     ks = range(min(clustering.k_min, most), most + 1)
-    labels = kmeans(rows, ks, distance, rng.at("starts"), n_init=clustering.n_init)
+    labels = kmeans_for_each(rows, ks, distance, rng.at("starts"), n_init=clustering.n_init)
     return [_joined(cells, label) for label in labels]
 
 

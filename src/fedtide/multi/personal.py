@@ -150,7 +150,7 @@ class Ensemble(OwnModel):
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
 
-OTHERS = "personal_others"
+PERSONAL_OTHERS = "personal_others"
 """Option of an algorithm with personalizations that are judged beside its own."""
 
 

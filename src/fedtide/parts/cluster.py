@@ -1,8 +1,7 @@
-"""Clustering of plain arrays: k-means, nearest centers, halves by cosine, and the evenness of cluster sizes."""
+"""Clustering of plain arrays: k-means, nearest centers, and halves by cosine."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
+from fedtide.parts.distance import unit
 
 Points = np.ndarray
 """(rows, d) float64."""
@@ -126,9 +126,7 @@ def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
     >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    left, right = (
-        z.double() / z.double().norm(dim=1, keepdim=True).clamp(min=1e-12) for z in (x, x if y is None else y)
-    )
+    left, right = (unit(z.double()) for z in (x, x if y is None else y))
     return (left @ right.T).clamp(-1.0, 1.0)
 
 
@@ -149,22 +147,3 @@ def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
     second = np.zeros(len(similarity), dtype=bool)
     second[root.get_right().pre_order()] = True
     return ~second if second[0] else second
-
-
-def evenness(sizes: np.ndarray) -> float:
-    """Return the normalized entropy of cluster sizes: 0 if all clients are in one cluster, 1 if sizes are equal.
-
-    >>> evenness(np.array([8, 0])), evenness(np.array([4, 4]))
-    (0.0, 1.0)
-    """
-    return entropy(sizes / sizes.sum()) / math.log(len(sizes)) if len(sizes) > 1 else 0.0
-
-
-def entropy(shares: np.ndarray) -> float:
-    """Return the entropy of shares that sum to one, in nats.
-
-    >>> round(entropy(np.array([0.5, 0.5, 0.0])), 4)
-    0.6931
-    """
-    kept = shares[shares > 0]
-    return abs(float((kept * np.log(kept)).sum()))

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedtide.evaluate.clusters import ari, churn, contingency, nmi, purity
+from fedtide.evaluate.clusters import ari, churn, contingency, evenness, nmi, purity
 from fedtide.evaluate.metrics import mean_of_known
-from fedtide.parts.cluster import evenness
 from fedtide.report.drift import cluster_counts
 from fedtide.report.reading import RunRecord
 

@@ -23,7 +23,7 @@ from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, ComputeCost, Scores
+from fedtide.core.types import Algorithm, Scores
 from fedtide.core.user_code import call, called_itself, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
@@ -37,7 +37,7 @@ from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.begin import weights_of
 from fedtide.learn.device import CPU, find_device, name_of
-from fedtide.learn.local import LocalTrainer
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
@@ -233,19 +233,10 @@ def wire_of(experiment: Experiment, method: Method, algorithm: Algorithm, regist
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
     """Build the clock of a run; the device of each client follows from the run's seed."""
     directory = experiment.data.directory
-    cost = algorithm.compute_cost or default_cost(method.settings().get("local"))
+    local = method.settings().get("local")
+    solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # an algorithm of a user's own may have none
+    cost = algorithm.compute_cost or training_cost(solver, {})
     return experiment.timing.clock(population.registered, population.seed, Path(directory) if directory else None, cost)
-
-
-def default_cost(local: Any) -> ComputeCost:
-    """Return the cost of questions where an algorithm does not say it: local training, or a pass without gradients."""
-
-    def cost(question: str, rows: Tensor) -> Tensor:
-        if question != "train":
-            return rows / 3
-        return local.samples(rows) if isinstance(local, LocalTrainer) else rows
-
-    return cost
 
 
 def _fits(method: Method, population: Population) -> None:

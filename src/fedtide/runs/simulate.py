@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 from torch import nn
 
 from fedtide.config import Data, Forgetting, StopAt
-from fedtide.config.schema import as_target
+from fedtide.config.schema import as_stop_at
 from fedtide.core.config_types import Count, Spelled, Whole
 from fedtide.core.errors import refused
 from fedtide.core.frames import Library, frame
@@ -33,8 +33,8 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.target import CLASSES
-from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
 from fedtide.runs.trained import Models
 
@@ -125,7 +125,7 @@ class SimulationOptions(Strict):
     threads: Count = 1
     forgetting: Forgetting | None = None
     devices: Annotated[Devices, Spelled] = Steady()
-    stop_at: Annotated[StopAt | None, BeforeValidator(as_target)] = None
+    stop_at: Annotated[StopAt | None, BeforeValidator(as_stop_at)] = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -235,7 +235,8 @@ def simulate(
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
-    clock = devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None))
+    cost = algorithm.compute_cost or training_cost(LocalTrainer(), {})
+    clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.about), *metrics))
     probe = probe_of(forgetting, fleet, seed, "client")

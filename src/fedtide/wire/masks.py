@@ -64,8 +64,10 @@ def library() -> Any:
         import cryptography.hazmat.primitives.hashes
         import cryptography.hazmat.primitives.kdf.hkdf
         import cryptography.hazmat.primitives.serialization
+        import cryptography.x509
     except ImportError:
-        raise FedtideError("cryptography: not installed; masked sums need: pip install 'fedtide[deploy]'") from None
+        what = "real clients and masked sums need: pip install 'fedtide[deploy]'"
+        raise FedtideError(f"cryptography: not installed; {what}") from None
     return cryptography
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtide.core.memory import MemoryStore
-from fedtide.runs.build import default_cost, host_of
+from fedtide.runs.build import host_of
 from helpers.toys import toy
 
 LOCAL = {"lr": 0.1, "batch_size": 10, "epochs": 2}
@@ -89,6 +89,5 @@ def test_effort(name, options, costs):
     experiment = toy(name, {"local": LOCAL, **options})
     method = experiment.method[0]
     algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
-    cost = algorithm.compute_cost or default_cost(method.settings()["local"])
-    found = {question: cost(question, torch.tensor([30])).double().tolist() for question in costs}
+    found = {question: algorithm.compute_cost(question, torch.tensor([30])).double().tolist() for question in costs}
     assert found == {question: pytest.approx([cost]) for question, cost in costs.items()}

@@ -21,7 +21,7 @@ from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
 from fedtide.multi.clusters import mix_models, quotas
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
-from fedtide.parts.recluster import KMeans
+from fedtide.parts.clusterer import KMeans
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.preflight import preflight
 from helpers.toys import TOY, played, toy

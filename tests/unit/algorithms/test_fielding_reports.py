@@ -23,8 +23,8 @@ from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels, hashing
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.drift import Adaptive, FixedFraction, event_of
-from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, task_of
 from fedtide.runs.digest import digest_of
 from fedtide.runs.preflight import preflight

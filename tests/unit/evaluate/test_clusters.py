@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedtide.evaluate.clusters import apart_within, ari, churn, contingency, nmi, purity
-from fedtide.parts.cluster import evenness
-from fedtide.parts.drift import heterogeneity
+from fedtide.evaluate.clusters import ari, churn, contingency, evenness, nmi, purity
 
 labels = st.integers(2, 30).flatmap(
     lambda n: st.tuples(*[arrays.arrays(np.int64, n, elements=st.integers(0, 4)) for _ in range(2)])
@@ -80,28 +77,3 @@ def test_a_cluster_that_splits_is_still_one_of_its_halves():
     """Of six the larger part of four is what was there; two have a new cluster. Two that merge lose the smaller one."""
     whole, halves = dict.fromkeys(range(6), 4), dict(enumerate([3, 3, 0, 0, 0, 0]))
     assert churn(whole, halves) == churn(halves, whole) == 2 / 6
-
-
-# -- heterogeneity within clusters -------------------------------------------------------------------------------------
-
-
-def test_heterogeneity_by_hand():
-    """Distances of the first three: 1 (0 and 1), 2 (0 and 2), 1 (1 and 2); the fourth is alone.
-
-    Client 0 is (1 + 2) / 2 away from the others, client 1 (1 + 1) / 2, client 2 (2 + 1) / 2: their sum is 4, of four.
-    """
-    shares = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
-    assert apart_within(shares, np.array([7, 7, 7, 2])) == 1.0
-    # In one cluster client 3 is 0, 1 and 2 away: client 0 has (1 + 2 + 0) / 3, 1 has 1, 2 has 5 / 3, 3 has 1.
-    assert apart_within(shares, np.zeros(4)) == pytest.approx((1 + 1 + 5 / 3 + 1) / 4)
-    assert apart_within(shares, np.arange(4)) == 0.0
-    assert math.isnan(apart_within(shares[:0], np.zeros(0)))
-
-
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 999))
-def test_heterogeneity_is_that_of_all_pairs(clients, classes, seed):
-    """However it is summed, it is what Fielding computes from pairs."""
-    draw = np.random.default_rng(seed)
-    shares, clusters = draw.dirichlet(np.ones(classes), clients), draw.integers(0, 3, clients)
-    pairs = heterogeneity(torch.from_numpy(shares), torch.from_numpy(clusters), "l1")
-    assert apart_within(shares, clusters) == pytest.approx(pairs, abs=1e-12)

@@ -18,8 +18,7 @@ from fedtide.fleets.ask import Ask
 from fedtide.fleets.clock import DeviceClock
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalTrainer
-from fedtide.runs.build import default_cost
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.runs.digest import digest_of
 from fedtide.runs.runner import judge_of
 from helpers.handmade import client_of, fleet, people
@@ -187,10 +186,9 @@ def test_rows_that_a_solver_puts_through_the_model(local, rows, samples):
 
 
 def test_questions_beside_training_are_a_pass_without_gradients():
-    cost = default_cost(LocalTrainer(epochs=2))
+    cost = training_cost(LocalTrainer(epochs=2), {})
     assert cost("train", torch.tensor([30])).tolist() == [60]
     assert cost("report", torch.tensor([30])).tolist() == [10]
-    assert default_cost(None)("train", torch.tensor([30])).tolist() == [30]
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------

@@ -506,6 +506,6 @@ def test_what_clients_make_to_be_judged_is_held_for_some_at_a_time(monkeypatch):
     held: list[int] = []
     made = fleet({}, people(8), predict=predict, adapt=adapt)
     together = made.score({}, ALL)
-    monkeypatch.setattr("fedtide.fleets.scoring.HELD_BYTES", 100)
+    monkeypatch.setattr("fedtide.fleets.scoring.PERSONAL_BYTES", 100)
     assert same(made.score({}, ALL), together)
     assert held == [8, 3, 3, 2]

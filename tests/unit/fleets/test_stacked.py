@@ -25,7 +25,7 @@ from fedtide.laws.toy import with_rows
 from fedtide.learn import stack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.digest import digest_of
@@ -410,12 +410,12 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     one, other = task.init(Rng(0)), task.init(Rng(1))
     received, rngs = [other, one, other], [Rng(0).at(client) for client in range(3)]
     other.buffers["mean"].fill_(0.25)
-    term = Proximal(mu) if mu else None
+    term = proximal(mu)
     fit = stack.train_stacked(
         stack.Stack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
     )
     for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
-        alone = solver(task, task.loss, weights, shard, NOW, rng, extra=term)
+        alone = solver(task, task.loss, weights, shard, NOW, rng, term=term)
         expected = by_torch(weights, shard, rng, settings, mu)
         for name, change in alone.delta.params.items():
             torch.testing.assert_close(change, expected[name], rtol=1e-6, atol=1e-7)  # torch clips to a little less

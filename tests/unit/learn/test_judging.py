@@ -92,7 +92,7 @@ def test_other_models_are_judged_one_by_one(build):
 
 
 def test_large_models_are_not_held_twice(monkeypatch):
-    monkeypatch.setattr(judging, "HELD_BYTES", 100)
+    monkeypatch.setattr(judging, "SIDE_BY_SIDE_BYTES", 100)
     task = Task(dense)
     mean_losses(task, [task.init(Rng(k)) for k in range(2)], client(4))
     assert task.scratch.judged is None

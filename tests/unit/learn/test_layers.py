@@ -95,7 +95,7 @@ def test_clients_are_trained_as_alone(model, case):
     for received in ([one] * 3, [one, other, one]):  # the second time in storage that was used
         fit = train_stacked(made, local, terms, received, shards, NOW, rngs)
         for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
-            alone = local(task, task.loss, weights, shard, NOW, rng, extra=term)
+            alone = local(task, task.loss, weights, shard, NOW, rng, term=term)
             assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
             assert list(fit.delta.params) == list(alone.delta.params)
             for name, change in alone.delta.params.items():

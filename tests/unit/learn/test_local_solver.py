@@ -306,7 +306,7 @@ def test_an_extra_term_is_added_to_every_gradient():
 
     solver = LocalTrainer(lr=0.1, batch_size=0)
     start, plain = fit(solver, shard(6))
-    _, pulled = fit(solver, shard(6), extra=term)
+    _, pulled = fit(solver, shard(6), term=term)
     for name in start.params:
         torch.testing.assert_close(pulled.weights.params[name], plain.weights.params[name] - 0.2)
     ((now, received),) = told
@@ -321,7 +321,7 @@ def test_an_extra_term_sees_where_the_parameters_are_and_where_they_started():
         told.append(float((now[0] - received[0]).abs().sum()))
         return [torch.zeros_like(v) for v in now]
 
-    fit(LocalTrainer(lr=0.1, batch_size=2), shard(6), extra=term)
+    fit(LocalTrainer(lr=0.1, batch_size=2), shard(6), term=term)
     assert told[0] == 0.0
     assert all(distance > 0 for distance in told[1:])
 
@@ -329,7 +329,7 @@ def test_an_extra_term_sees_where_the_parameters_are_and_where_they_started():
 def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
     solver = LocalTrainer(lr=0.1, batch_size=2, epochs=3)
     start, free = fit(solver, shard(6))
-    _, held = fit(solver, shard(6), extra=Proximal(5.0))
+    _, held = fit(solver, shard(6), term=Proximal(5.0))
 
     def far(fitted):
         return sum(float((fitted.weights.params[n] - start.params[n]).square().sum()) for n in start.params)
@@ -338,7 +338,7 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
     _, clipped = fit(
         LocalTrainer(lr=1.0, batch_size=0, max_grad_norm=0.1),
         shard(6),
-        extra=lambda now, _: [torch.full_like(v, 1e6) for v in now],
+        term=lambda now, _: [torch.full_like(v, 1e6) for v in now],
     )
     assert far(clipped) == pytest.approx(0.01, rel=1e-9)
 

@@ -327,3 +327,17 @@ def test_heterogeneity_is_a_mean_over_clients_and_zero_alone():
     assert heterogeneity(x, label, "l1") == pytest.approx(6 / 4)
     assert heterogeneity(x, label, "sq-l2") == pytest.approx((5 + 2.5 + 6.5) / 4)
     assert heterogeneity(x, torch.zeros(4, dtype=torch.int64), "l1") == pytest.approx(2 * (1 + 3 + 9 + 2 + 8 + 6) / 12)
+
+
+def test_heterogeneity_of_label_shares_by_hand():
+    """Distances of the first three: 1 (0 and 1), 2 (0 and 2), 1 (1 and 2); the fourth is alone.
+
+    Client 0 is (1 + 2) / 2 away from the others, client 1 (1 + 1) / 2, client 2 (2 + 1) / 2: their sum is 4, of four.
+    """
+    shares = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]], dtype=f64)
+    assert heterogeneity(shares, torch.tensor([7, 7, 7, 2]), "l1") == 1.0
+    # In one cluster client 3 is 0, 1 and 2 away: client 0 has (1 + 2 + 0) / 3, 1 has 1, 2 has 5 / 3, 3 has 1.
+    one = torch.zeros(4, dtype=torch.int64)
+    assert heterogeneity(shares, one, "l1") == pytest.approx((1 + 1 + 5 / 3 + 1) / 4)
+    assert heterogeneity(shares, torch.arange(4), "l1") == 0.0
+    assert distances_within(shares[:0], one[:0], "l1").mean().isnan()  # as a record says it of nobody

@@ -10,9 +10,9 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.parts import recluster
+from fedtide.parts import clusterer
+from fedtide.parts.clusterer import KMeans, draw_starts, k_center, kmeans_for_each, lloyd, silhouettes
 from fedtide.parts.distance import Joint, Kind, between, means, set_scales
-from fedtide.parts.recluster import KMeans, draw_seeds, k_center, kmeans, lloyd, silhouettes
 from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -178,7 +178,7 @@ def test_rows_of_one_direction_are_the_same_under_cosine():
 
 
 def test_one_cluster_at_most_asks_for_no_kmeans(monkeypatch):
-    monkeypatch.setattr(recluster, "kmeans", None)
+    monkeypatch.setattr(clusterer, "kmeans_for_each", None)
     found = KMeans(k_max=1).fit(grouped(30, 3)[0], "l1", Rng(0))
     assert (found.k, found.silhouette) == (1, {})
 
@@ -189,14 +189,14 @@ def test_k_stays_below_the_number_of_rows():
 
 
 def test_a_fixed_k_asks_for_no_silhouette(monkeypatch):
-    monkeypatch.setattr(recluster, "silhouettes", None)
+    monkeypatch.setattr(clusterer, "silhouettes", None)
     found = KMeans(k_min=4, k_max=4).fit(grouped(30, 3)[0], "l1", Rng(0))
     assert (found.k, found.silhouette) == (4, {})
 
 
 def test_equal_silhouettes_give_the_smaller_k(monkeypatch):
     x, _ = grouped(30, 3)
-    monkeypatch.setattr(recluster, "silhouettes", lambda x, labels, kind: torch.full(labels.shape, 0.25))
+    monkeypatch.setattr(clusterer, "silhouettes", lambda x, labels, kind: torch.full(labels.shape, 0.25))
     assert KMeans().fit(x, "l1", Rng(0)).k == 2
 
 
@@ -229,11 +229,11 @@ def test_an_empty_range_is_an_error():
 
 def test_seeds_are_drawn_in_proportion_to_the_distance():
     x = torch.tensor([[0.0], [1.0], [4.0]])
-    seeds, far = draw_seeds(x, 2, 6000, "l1", Rng(0))
+    seeds, far = draw_starts(x, 2, 6000, "l1", Rng(0))
     from_zero = seeds[seeds[:, 0] == 0][:, 1]
     assert (from_zero == 2).float().mean().item() == pytest.approx(4 / 5, abs=0.03)
     assert seeds[:, 0].bincount().tolist() == pytest.approx([2000] * 3, abs=150)
-    squared, _ = draw_seeds(x, 2, 6000, "sq-l2", Rng(0))
+    squared, _ = draw_starts(x, 2, 6000, "sq-l2", Rng(0))
     assert (squared[squared[:, 0] == 0][:, 1] == 2).float().mean().item() == pytest.approx(16 / 17, abs=0.02)
     assert torch.equal(far, (x[seeds] - x[:, 0]).abs())
 
@@ -241,7 +241,7 @@ def test_seeds_are_drawn_in_proportion_to_the_distance():
 def test_a_row_without_direction_is_no_seed_and_in_a_cluster_all_the_same():
     x, group = grouped(60, 3)
     x = torch.cat([x, torch.zeros(3, 12)])
-    seeds, _ = draw_seeds(x, 5, 200, "cosine", Rng(0))
+    seeds, _ = draw_starts(x, 5, 200, "cosine", Rng(0))
     assert seeds.max() < 60
     found = KMeans(k_min=3, k_max=3).fit(x, "cosine", Rng(0))
     assert found.label[:60].tolist() == group.tolist()
@@ -251,7 +251,7 @@ def test_the_best_of_many_starts_counts():
     x = loose(80, 6, 5)
     costs = []
     for n_init in (1, 10):
-        label = kmeans(x, [6], "l1", Rng(0), n_init=n_init)[0]
+        label = kmeans_for_each(x, [6], "l1", Rng(0), n_init=n_init)[0]
         costs.append(between(x, means(x, label, 6, x[:6]), "l1").gather(1, label[:, None]).sum().item())
     assert costs[1] < costs[0]
 
@@ -260,9 +260,9 @@ def test_the_best_of_many_starts_counts():
 def test_how_many_starts_are_worked_on_at_a_time_does_not_show(kind, monkeypatch):
     x = loose(60, 6, 7)
     x = x / x.norm(dim=1, keepdim=True) if kind == "cosine" else x
-    whole = kmeans(x, range(2, 6), kind, Rng(0))
-    monkeypatch.setattr(recluster, "CELLS", 700)
-    assert torch.equal(kmeans(x, range(2, 6), kind, Rng(0)), whole)
+    whole = kmeans_for_each(x, range(2, 6), kind, Rng(0))
+    monkeypatch.setattr(clusterer, "CELLS", 700)
+    assert torch.equal(kmeans_for_each(x, range(2, 6), kind, Rng(0)), whole)
 
 
 def test_a_key_gives_the_same_clustering_and_the_global_generator_is_left_alone():

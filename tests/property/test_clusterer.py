@@ -1,4 +1,4 @@
-"""Laws of re-clustering and of what is taken over."""
+"""Laws of clustering and of what new clusters take over."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
+from fedtide.parts.clusterer import KMeans, k_center, lloyd, silhouettes
 from fedtide.parts.distance import Kind, between, sum_distances
 from fedtide.parts.drift import heterogeneity, mixing_matrix
-from fedtide.parts.recluster import KMeans, k_center, lloyd, silhouettes
 from helpers.examples import examples
 
 law = examples(30)

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, ModelCount, StepCount, ingredient
-from fedtide.core.rng import Rng
+from fedtide.core.rng import Rng, draw_some
 from fedtide.parts.distance import (
     CELLS,
     Center,
@@ -113,15 +113,15 @@ class KMeans:
             distance: distance for assignment, starts, cost and silhouette; a joint one is rescaled.
             rng: the key of all draws.
         """
-        kind = set_scales(distance, sample_rows(x, SCALED, rng.at("scales")))
+        kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
         rows = unit(x) if kind == "cosine" else x
         if self.k_max == 1 or len(x) < 3 or _alike(rows):
             return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, self.center)
         some = None if self.fit_samples is None else max(self.fit_samples, 3)
-        fitted = sample_rows(rows, some, rng.at("fit"))
+        fitted = draw_some(rows, some, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
-        labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
+        labels = kmeans_for_each(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
         scores: dict[int, float] = {}
         best = 0
         if len(ks) > 1 or self.min_silhouette > -1:
@@ -163,7 +163,7 @@ class KCenter:
 
     def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
         """Cluster rows; arguments are those of `KMeans.fit`."""
-        kind = set_scales(distance, sample_rows(x, SCALED, rng.at("scales")))
+        kind = set_scales(distance, draw_some(x, SCALED, rng.at("scales")))
         found = k_center(x, self.k, kind)
         return replace(found, centers=means(x, found.label, found.k, found.centers, kind, self.center))
 
@@ -175,13 +175,6 @@ Clusterer = Annotated[KMeans | KCenter, Field(discriminator="kind")]
 def _alike(rows: Tensor) -> bool:
     """Tell whether all rows are equal up to rounding."""
     return bool((rows - rows[0]).abs().max() <= 4 * torch.finfo(rows.dtype).eps * rows[0].abs().max())
-
-
-def sample_rows(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
-    """Draw `size` rows and keep their order; return all rows if there are no more, or without a size."""
-    if size is None or size >= len(rows):
-        return rows
-    return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), size, replace=False)))]
 
 
 def _finished(
@@ -201,7 +194,7 @@ def _finished(
 # -- the fits ---------------------------------------------------------------------------------------------------------
 
 
-def kmeans(
+def kmeans_for_each(
     x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, center: Center = "mean"
 ) -> Tensor:
     """Return for each K the labels (Ks, rows) int64 of the lowest cost among `n_init` starts; no cluster is empty.
@@ -214,7 +207,7 @@ def kmeans(
         n_init: number of starts.
         center: center of a cluster.
     """
-    seeds, far = draw_seeds(x, max(ks), n_init, kind, rng)
+    seeds, far = draw_starts(x, max(ks), n_init, kind, rng)
     tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
     at_once = max(CELLS // (len(x) * max(ks)), 1)
     best = torch.zeros(len(ks), len(x), dtype=torch.int64)
@@ -232,8 +225,8 @@ def kmeans(
     return best
 
 
-def draw_seeds(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Draw k-means++ seeds: their rows (starts, k), and the metric from each seed to all rows (starts, k, rows).
+def draw_starts(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Draw k-means++ seeds of several starts: their rows (starts, k), and the metric to all rows (starts, k, rows).
 
     A row of zeros is no seed under the cosine distance. If all distances from the seeds are zero, row 0 is taken.
     """
@@ -516,7 +509,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
 
 def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
     """Return the mean silhouette of each labeling, over all rows or a random subset of size `rows`."""
-    some = sample_rows(torch.arange(len(x)), rows, rng)
+    some = draw_some(torch.arange(len(x)), rows, rng)
     return silhouettes(x[some], labels[:, some], kind).mean(1).tolist()
 
 
