@@ -156,6 +156,10 @@ class Finished:
         """Return a data frame with a row for each client and evaluation of a run; `slot` is its cluster or model."""
         return self._frame("clients", library)
 
+    def clusters(self, library: Library | None = None) -> Any:
+        """Return a data frame with a row for each cluster or model and evaluation of a run: its clients, their mean."""
+        return self._frame("clusters", library)
+
     def _frame(self, of: str, library: Library | None) -> Any:
         from fedtide.report import rows  # as a report, what every worker process need not import
 

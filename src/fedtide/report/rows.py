@@ -52,6 +52,20 @@ def clients(study: Study) -> Iterator[Row]:
                 yield {**about, **{name: _cell(name, text) for name, text in row.items()}, "view": view}
 
 
+def clusters(study: Study) -> Iterator[Row]:
+    """Yield a row for each cluster or model that clients were judged with: how many they are, and means over their rows."""
+    names = ("point", "method", "seed", "round", "view", "slot")
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in clients(study):
+        if row.get("slot") is not None and row["rows"]:
+            found.setdefault(tuple((name, row[name]) for name in names if name in row), []).append(row)
+    for about, own in found.items():
+        rows = sum(row["rows"] for row in own)
+        known = [name for name in ("accuracy", "loss") if all(row.get(name) is not None for row in own)]
+        means = {name: sum(row["rows"] * row[name] for row in own) / rows for name in known}
+        yield {**dict(about), "clients": len(own), "rows": rows, **means}
+
+
 def _runs(study: Study) -> Iterator[tuple[Row, RunRecord]]:
     for point, record in zip(points_of(study), study.records, strict=True):
         for method in record.methods:

@@ -75,6 +75,21 @@ def test_curves_rounds_and_clients_have_the_names_of_the_records(done, library):
     slots = dict(zip(clients["method"], clients["slot"], strict=True))
     assert slots["A"] is None
     assert slots["IFCA <2>"] in (0, 1)
+    _, clusters = done.clusters()
+    assert set(clusters["method"]) == {"IFCA <2>"}
+    names = ("seed", "round", "view")
+    for k in range(len(clusters["slot"])):
+        of_it = [
+            (clients["rows"][i], clients["accuracy"][i], clients["loss"][i])
+            for i in range(len(clients["slot"]))
+            if clients["method"][i] == "IFCA <2>"
+            and clients["slot"][i] == clusters["slot"][k]
+            and all(clients[name][i] == clusters[name][k] for name in names)
+        ]
+        rows, accuracy, loss = map(np.array, zip(*of_it, strict=True))
+        assert (clusters["clients"][k], clusters["rows"][k]) == (len(of_it), rows.sum())
+        assert clusters["accuracy"][k] == pytest.approx((rows * accuracy).sum() / rows.sum())
+        assert clusters["loss"][k] == pytest.approx((rows * loss).sum() / rows.sum())
 
 
 def test_points_of_a_sweep_are_columns(tmp_path, library):
