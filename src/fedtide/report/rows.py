@@ -53,7 +53,7 @@ def clients(study: Study) -> Iterator[Row]:
 
 
 def clusters(study: Study) -> Iterator[Row]:
-    """Yield a row for each cluster or model that clients were judged with: how many they are, and means over their rows."""
+    """Yield a row for each cluster or model that clients were judged with: how many, and means over their rows."""
     names = ("point", "method", "seed", "round", "view", "slot")
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in clients(study):
