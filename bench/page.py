@@ -83,6 +83,7 @@ def rounds(lines: list[dict[str, Any]]) -> list[str]:
     out: list[str] = []
     for mine in by_work.values():
         title, peers = mine[0]["title"], any("best_peer" in line for line in mine)
+        apart = any(line["peak_mb"] is not None for line in mine)
         header = ["contender", "milliseconds per round", "quartiles", "best naive / this"]
         header += [f"{mine[0]['best_peer']} / this"] if peers else []
         cells = [
@@ -92,19 +93,19 @@ def rounds(lines: list[dict[str, Any]]) -> list[str]:
                 f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}",
                 f"{line['ratio']:.2f}",
                 *([f"{line['peer_ratio']:.2f} ({line['peer_q1']:.2f} to {line['peer_q3']:.2f})"] if peers else []),
-                "" if line.get("first") is None else f"{line['first']:.1f}",
-                "" if line["peak_mb"] is None else line["peak_mb"],
+                *([] if not apart else ["" if line.get("first") is None else f"{line['first']:.1f}"]),
+                *([] if not apart else ["" if line["peak_mb"] is None else line["peak_mb"]]),
             )
             for line in mine
         ]
-        header += ["start and first round, s", "peak memory, MB"]
+        header += ["start and first round, s", "peak memory, MB"] if apart else []
         out += [f"### {title[0].upper()}{title[1:]}", "", *table(header, cells)]
         versions = "; ".join(mine[0].get("peers", {}).values())
         theirs = f"Peers: {versions}. " if peers and versions else ""
         missing = [peer for peer in PEERS if peer not in {line.get("who") for line in mine}]
         absent = f"Not installed, or not asked for (`make bench-peers`): {', '.join(missing)}. " if missing else ""
         about = f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} turns."
-        out += [f"{about}{divided(mine)}", ""]
+        out += [about, ""]
     return out
 
 
@@ -112,11 +113,27 @@ DIVIDED = (("workers-2", "local-1"), ("pfl-torchrun-2", "pfl-1"))
 """Contenders with two processes, and the same with one."""
 
 
-def divided(lines: list[dict[str, Any]]) -> str:
-    """What two processes cost beyond one, in processor time; "" where it was not measured."""
-    worked = {line["contender"]: line["cpu_ms"] for line in lines if line.get("cpu_ms")}
-    told = [f"{two} / {one} {worked[two] / worked[one]:.2f}" for two, one in DIVIDED if {two, one} <= worked.keys()]
-    return f" Processor time of all processes, means: {', '.join(told)}." if told else ""
+def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> list[str]:
+    """What two processes cost beyond one, in processor time, and what two do that share nothing but the machine."""
+    cells = []
+    for line in beside:
+        worked = {one["contender"]: one.get("cpu_ms") for one in played if one["work"] == line["work"]}
+        told = [f"{worked[two] / worked[one]:.2f}" if worked.get(two) else "" for two, one in DIVIDED]
+        quartiles = f"{line['ratio']:.2f} ({line['q1']:.2f} to {line['q3']:.2f})"
+        cells.append((line["title"], *told, quartiles))
+    header = ["work", *(f"{two} / {one}" for two, one in DIVIDED), "two that share nothing / one"]
+    return [
+        "### What a second process costs",
+        "",
+        "Processor time of a round, of all processes together, divided by that of one: it should be less than 1.10. The "
+        "last column is the limit of the machine: a round in one process while another one plays the same beside it, "
+        "without a word between them (`bench/beside.py`). Caches, memory and clock are shared, so what is above that "
+        "column is ours, or the peer's: calls, and sums that are sent and added.",
+        "",
+        *table(header, cells),
+        f"{provenance(beside[0])} Means of rounds, medians of {beside[0]['repeats']} turns in the last column.",
+        "",
+    ]
 
 
 OURS = {"any": "", "one by one": "clients one by one", "stacked": "clients stacked", "bf16": "in bfloat16"}
@@ -438,11 +455,14 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
-    names = ("goals", "rounds", "where", "where stacked", "population", "evaluation", "report", "server", "assign",
+    names = ("goals", "rounds", "beside", "where", "where stacked", "population", "evaluation", "report", "server", "assign",
              "loss", "clusters", "drift", "growth")  # fmt: skip
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     found = newest(by_bench["goals"], "work")
-    out = (goals(found) if found else []) + rounds(newest(by_bench["rounds"], "work"))
+    played = newest(by_bench["rounds"], "work")
+    out = (goals(found) if found else []) + rounds(played)
+    if beside := newest(by_bench["beside"], "work"):
+        out += processes(played, beside)
     for name in ("where", "where stacked"):
         if newest_lines := newest(by_bench[name], "bench"):
             out += where(newest_lines)
