@@ -125,8 +125,8 @@ def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> lis
     return [
         "### What a second process costs",
         "",
-        "Processor time of a round, of all processes together, divided by that of one: it should be less than 1.10. The "
-        "last column is the limit of the machine: a round in one process while another one plays the same beside it, "
+        "Processor time of a round, of all processes together, divided by that of one: the goal is less than 1.10. "
+        "The last column is the limit of the machine: a round in one process while another one plays the same beside it, "
         "without a word between them (`bench/beside.py`). Caches, memory and clock are shared, so what is above that "
         "column is ours, or the peer's: calls, and sums that are sent and added.",
         "",
@@ -455,8 +455,8 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
-    names = ("goals", "rounds", "beside", "where", "where stacked", "population", "evaluation", "report", "server", "assign",
-             "loss", "clusters", "drift", "growth")  # fmt: skip
+    names = ("goals", "rounds", "beside", "where", "where stacked", "population", "evaluation", "report", "server",
+             "assign", "loss", "clusters", "drift", "growth")  # fmt: skip
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     found = newest(by_bench["goals"], "work")
     played = newest(by_bench["rounds"], "work")
