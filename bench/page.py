@@ -126,9 +126,9 @@ def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> lis
         "### What a second process costs",
         "",
         "Processor time of a round, of all processes together, divided by that of one: the goal is less than 1.10. "
-        "The last column is the limit of the machine: a round in one process while another one plays the same beside it, "
-        "without a word between them (`bench/beside.py`). Caches, memory and clock are shared, so what is above that "
-        "column is ours, or the peer's: calls, and sums that are sent and added.",
+        "The last column is the limit of the machine: a round in one process while another one plays the same beside "
+        "it, without a word between them (`bench/beside.py`). Caches, memory and clock are shared, so what is above "
+        "that column is ours, or the peer's: calls, and sums that are sent and added.",
         "",
         *table(header, cells),
         f"{provenance(beside[0])} Means of rounds, medians of {beside[0]['repeats']} turns in the last column.",
