@@ -63,7 +63,7 @@ from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
-from fedtide.multi.branches import blend_branches, losses_of, with_branches
+from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
@@ -140,7 +140,7 @@ def fedem(
         if not len(shard):
             return None
         weights, pi = payload["weights"], even if memory is None else memory["pi"]
-        joints, q = e_step(losses_of(task, weights, shard), pi)
+        joints, q = e_step((yield BranchLosses(task, weights, shard)), pi)
         pi = q.mean(0)
         parts = yield from beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=Blended(q, task.loss))

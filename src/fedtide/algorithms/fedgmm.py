@@ -71,7 +71,7 @@ from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.anchor import Anchor, Anchored, Anchoring
-from fedtide.multi.branches import blend_branches, losses_of, with_branches
+from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import (
     init_models,
     join_models,
@@ -172,7 +172,7 @@ def fedgmm(
             return None
         models = receive_models(payload["models"])
         together, z = join_models(models, component_layer), extract(models[0], shard.x)
-        losses = losses_of(whole, together, shard).double().T[:, None]
+        losses = (yield BranchLosses(whole, together, shard)).double().T[:, None]
         pi, mu, cov = even if memory is None else memory["pi"], payload["mu"], payload["cov"]
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses

@@ -53,9 +53,9 @@ from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchDivisor,
     BranchLoss,
+    BranchLosses,
     ChoosePer,
     branch_update,
-    least_loss,
     predict_by_certainty,
     step_branches,
     with_branches,
@@ -113,7 +113,7 @@ def minloss(
             return None
         weights = payload["weights"]
         parts = yield from beside.train(by_branch, payload, None, shard, moment, rng)
-        k = least_loss(task, weights, shard)
+        k = int((yield BranchLosses(task, weights, shard)).mean(1).argmin())  # ties: the first
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=BranchLoss(task.loss, k, lam, eps))
         if not fitted.steps:
             return None

@@ -16,7 +16,7 @@ from fedtide.fleets.host import Host
 from fedtide.learn.device import Drawing, drawing, drawn_from
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.stack import Copies, fitted_parts, stack_of, train_pair, train_stacked, unstackable, why_untrainable
-from fedtide.learn.steps import Features, Gradient, LayerGradient, Losses, Steps, Stepwise, Train
+from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.training import Training
 
 RECEIVED_BYTES = 2**28
@@ -119,7 +119,7 @@ class Together:
     def _results(self, group: list[Working]) -> Iterator[tuple[Working, Any]]:
         """Yield clients with the results of equal requests, each of which may be lost when the next is taken."""
         first = group[0].request
-        if isinstance(first, Losses | Features | LayerGradient):
+        if hasattr(first, "together"):
             yield from zip(group, first.together([each.request for each in group]), strict=True)
             return
         if isinstance(first, Train | Gradient):

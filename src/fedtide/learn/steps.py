@@ -75,7 +75,7 @@ class Stepwise:
         return alone(self.start(payload, memory, shard, moment, rng))
 
 
-def _same(weights: Sequence[Weights]) -> Hashable:
+def same_weights(weights: Sequence[Weights]) -> Hashable:
     """Return what is equal for weights that share their storage, as what all clients received does."""
     return tuple(id(leaf) for leaf in leaves(list(weights)))
 
@@ -180,7 +180,7 @@ class Features:
     @property
     def key(self) -> Hashable:
         """The model."""
-        return Features, id(self.task), _same([self.weights])
+        return Features, id(self.task), same_weights([self.weights])
 
     def alone(self) -> Tensor:
         """Compute them for one client."""
@@ -204,7 +204,7 @@ class LayerGradient:
     @property
     def key(self) -> Hashable:
         """The model and the parameters; samples with a mask and without go apart."""
-        return LayerGradient, id(self.task), _same([self.weights]), self.names, self.shard.mask is None
+        return LayerGradient, id(self.task), same_weights([self.weights]), self.names, self.shard.mask is None
 
     def alone(self) -> dict[str, Tensor]:
         """Compute it for one client."""
@@ -213,6 +213,13 @@ class LayerGradient:
     def together(self, others: Sequence[LayerGradient]) -> list[dict[str, Tensor]]:
         """Compute it for several clients, of one layer from a pass over all of their samples; this one among them."""
         return layer_gradients(self.task, self.weights, [other.shard for other in others], self.names)
+
+
+def all_rows(shards: Sequence[Shard]) -> Shard:
+    """Return the samples of several clients, all with a mask or all without."""
+    x, y, ids = (joined([getattr(shard, name) for shard in shards]) for name in ("x", "y", "ids"))
+    masks = [shard.mask for shard in shards if shard.mask is not None]
+    return Shard(x, y, ids, mask=joined(masks) if masks else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +233,7 @@ class Losses:
     @property
     def key(self) -> Hashable:
         """The models; samples with a mask and without go apart."""
-        return Losses, id(self.task), _same(self.models), self.shard.mask is None
+        return Losses, id(self.task), same_weights(self.models), self.shard.mask is None
 
     def alone(self) -> Tensor:
         """Compute them for one client."""
@@ -238,12 +245,9 @@ class Losses:
         Args:
             others: the requests, this one among them.
         """
-        shards = [other.shard for other in others]
-        x, y = (joined([getattr(shard, name) for shard in shards]) for name in "xy")
-        mask = None if shards[0].mask is None else joined([shard.mask for shard in shards if shard.mask is not None])
-        sizes, found = [len(shard) for shard in shards], []
+        whole, sizes, found = all_rows([other.shard for other in others]), [len(other.shard) for other in others], []
         for weights in self.models:
-            each = self.task.row_losses(weights, x, y, mask)
+            each = self.task.row_losses(weights, whole.x, whole.y, whole.mask)
             found.append(torch.stack([part.mean() for part in each.split(sizes)]))
         return list(finite_losses(torch.stack(found, 1)).unbind())
 

@@ -24,6 +24,7 @@ from fedtide.learn.device import home
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
+from fedtide.learn.steps import all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
 from fedtide.learn.task import Task, concat_passes, example_of, parts
 from fedtide.models.branched import Feature, branch_of, branched
@@ -177,9 +178,27 @@ class BranchLoss:
         return None if graded is None else both
 
 
-def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
-    """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
-    return int(losses_of(task, weights, shard).mean(1).argmin())
+@dataclass(frozen=True, eq=False)
+class BranchLosses:
+    """Plain cross-entropy (K, rows) of each branch on a client's samples, as of `losses_of`; a request."""
+
+    task: Task
+    weights: Weights
+    shard: Shard
+
+    @property
+    def key(self) -> Hashable:
+        """The model; samples with a mask and without go apart."""
+        return BranchLosses, id(self.task), same_weights([self.weights]), self.shard.mask is None
+
+    def alone(self) -> Tensor:
+        """Compute them for one client."""
+        return losses_of(self.task, self.weights, self.shard)
+
+    def together(self, others: Sequence[BranchLosses]) -> Sequence[Tensor]:
+        """Compute them for several clients, from one pass over all of their samples; `others` has this one, too."""
+        whole = all_rows([other.shard for other in others])
+        return replace(self, shard=whole).alone().split([len(other.shard) for other in others], 1)
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
