@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
@@ -552,10 +552,21 @@ def results(run_folder: str | Path) -> Finished:
 
 @hinted
 def verify(run_folder: str | Path) -> list[RunVerdict]:
-    """Look whether a run folder is what was written; `wrong` of a run's verdict is None where it is."""
-    from fedtide.runs.verify import verify as verdicts
+    """Look whether a run folder is what was written; `wrong` of a run's verdict is None where it is.
 
+    Args:
+        run_folder: the run folder, or the folder of a tournament.
+    """
     return list(verdicts(Path(run_folder)))
+
+
+def verdicts(root: Path) -> Iterator[RunVerdict]:
+    """Yield what `verify` finds, run by run."""
+    from fedtide.runs.verify import verify as of_runs
+
+    if tunings.is_tuning(root):
+        raise refused("verify", str(root), "a run folder, or that of a tournament", "a tune folder keeps no runs")
+    yield from tournament.verify(root) if tournament.is_tournament(root) else of_runs(root)
 
 
 @hinted

@@ -257,13 +257,13 @@ def verify(run_folder: Path, /, *, output: Telling = Output()) -> int:
     """Look whether a run folder is what was written; exit status 1 where a file is not.
 
     Args:
-        run_folder: the run folder; nothing in it is changed.
+        run_folder: the run folder, or the folder of a tournament; nothing in it is changed.
     """
-    from fedtide.runs.verify import verify as verdicts
+    from fedtide import api
 
     damaged = 0
     screen, found = console(output), []
-    for verdict in verdicts(run_folder):
+    for verdict in api.verdicts(run_folder):
         found.append({"run": verdict.run.title, "rounds": verdict.rounds, "wrong": verdict.wrong})
         damaged += verdict.wrong is not None
         whole = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"

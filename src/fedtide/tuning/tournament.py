@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,10 +30,11 @@ from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.fleets.calls import Processes
 from fedtide.runs.auto import resolve_auto
 from fedtide.runs.build import as_json
-from fedtide.runs.folder import check_entries
+from fedtide.runs.folder import check_entries, plan
 from fedtide.runs.folder import load as load_study
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Run
+from fedtide.runs.verify import Verdict, verify_runs
 from fedtide.tuning.ladder import (
     LEAST,
     SEEDS,
@@ -263,6 +264,25 @@ def played_entries(made: Tournament) -> list[Candidate]:
         order |= dict.fromkeys(each.entry for each in standings(rung.values))
     by_name = {each.entry: each for each in made.candidates}
     return [by_name[entry] for entry in order]
+
+
+def verify(root: Path) -> Iterator[Verdict]:
+    """Check the runs that a tournament played, as far as it played them, and yield what was found run by run.
+
+    Raises:
+        FedtideError: it is no folder of a tournament, or its configuration or ladder cannot be read.
+    """
+    made = read_tournament(root, imports=False)
+    reached = {
+        (entry, seed): rung.rounds for rung in made.reached for entry, own in rung.values.items() for seed in own
+    }
+    runs = plan(played_by(made.study), root)
+    played = [run for run in runs if (run.method.name, run.seed) in reached or run.folder.exists()]
+    for verdict in verify_runs(played):
+        least = reached.get((verdict.run.method.name, verdict.run.seed), 0)
+        if verdict.wrong is None and verdict.rounds < least:
+            verdict = replace(verdict, wrong=f"{verdict.run.folder}: {LADDER} has {least} rounds of it")
+        yield verdict
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+import fedtide as ft
+from fedtide.cli import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder
@@ -94,6 +98,31 @@ def test_a_tournament_that_was_stopped_anywhere_ends_as_another_one(tmp_path, pl
         assert execute(cut, workers=1)
         assert told(cut) == told(whole)
     assert (cut / "study.toml").read_text() == (whole / "study.toml").read_text()
+
+
+def test_verify_looks_at_the_runs_that_were_played(tmp_path, plan, capsys):
+    root = begun(tmp_path / "t", A, PROX, MOMENTUM)
+    assert execute(root, workers=1)
+    found = ft.verify(root)
+    played = {(entry, seed) for rung in read_tournament(root).reached for entry in rung.values for seed in rung.seeds}
+    assert {(verdict.run.method.name, verdict.run.seed) for verdict in found} >= played
+    assert all(verdict.wrong is None and verdict.rounds in (2, 3, 4) for verdict in found)
+    record = root / "a" / "2" / "rounds.jsonl"
+    record.write_text(record.read_text().replace("0", "1", 1))
+    shutil.rmtree(root / "a" / "3")
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", str(root)])
+    said = [line for line in capsys.readouterr().out.splitlines() if not re.search(r": whole, [234] of 4 ", line)]
+    assert [line.split(":")[0] for line in said] == ["A · seed 2", "A · seed 3"]
+    assert "rounds.jsonl" in said[0]
+    assert "ladder.jsonl has" in said[1]
+
+
+def test_a_tune_folder_has_no_runs_to_verify(tmp_path):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "trials.jsonl").touch()
+    with pytest.raises(FedtideError, match=r"a tune folder keeps no runs; allowed: a run folder"):
+        ft.verify(tmp_path)
 
 
 def test_a_method_that_fails_is_left_out_and_named(tmp_path, plan):
