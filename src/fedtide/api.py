@@ -20,7 +20,7 @@ from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
 from fedtide.core.user_code import session_code
 from fedtide.data.population import Population
-from fedtide.data.sources.guesses import Roles
+from fedtide.data.sources.guesses import Roles, spelled_columns
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Output, Request, Scale, recipe
@@ -56,6 +56,9 @@ Sets = Sequence[str] | Mapping[str, Any]
 
 Seeds = Sequence[int] | str
 """Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
+
+Name = str | int
+"""Name of a column: in a data frame it may be a number."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -587,10 +590,10 @@ def trained(run_folder: str | Path, method: str | None = None, seed: int | None 
 def inspect(
     data: Any,
     *,
-    label: str | None = None,
-    client: str | None = None,
-    time: str | None = None,
-    features: Sequence[str] | str | None = None,
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
     seed: int = 0,
 ) -> Findings:
@@ -603,7 +606,7 @@ def inspect(
             clients bring over its rounds are looked at, for its first seed.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
-        time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.
+        time: column of the time, or those of a date; by default the one with dates; "" for none.
         features: columns of the features; by default all other numbers.
         zone: time zone in which hours and days are counted, such as "Europe/Berlin"; by default times are taken as they
             are, in UTC where they name a zone.
@@ -653,11 +656,14 @@ def _no_roles(roles: Roles) -> None:
 
 
 def _roles(
-    label: str | None, client: str | None, time: str | None, features: Sequence[str] | str | None, zone: str | None
+    label: Name | None,
+    client: Name | None,
+    time: Sequence[Name] | Name | None,
+    features: Sequence[Name] | Name | None,
+    zone: str | None,
 ) -> Roles:
     """Return columns as the command line would have them."""
-    named = ",".join(features) if features is not None and not isinstance(features, str) else features
-    return Roles(label, client, time, named, zone)
+    return Roles(*map(spelled_columns, (label, client, time, features)), zone=zone)
 
 
 @hinted
@@ -781,13 +787,15 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def begin_recommendation(data: Any, request: Request = Request(), budget: str = "5m", roles: Roles = Roles()) -> Path:
+def begin_recommendation(
+    data: Any, request: Request = Request(), budget: str | float = "5m", roles: Roles = Roles()
+) -> Path:
     """Inspect data or a study, nominate methods, and make the folder of a tournament.
 
     Args:
         data: as `inspect` takes it, or an experiment.
         request: how; the seeds are a tournament's own.
-        budget: seconds that the tournament takes, such as "5m" or "90s".
+        budget: how long the tournament takes, such as "5m" or "90s", or seconds.
         roles: columns of data, as of `inspect`.
 
     Raises:
@@ -863,11 +871,11 @@ def recommend(
     data: Any,
     out: str | Path | None = None,
     *,
-    budget: str = "5m",
-    label: str | None = None,
-    client: str | None = None,
-    time: str | None = None,
-    features: Sequence[str] | str | None = None,
+    budget: str | float = "5m",
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
     scale: Scale | None = None,
     sets: Sets = (),
@@ -880,7 +888,7 @@ def recommend(
         data: a file, several files or a data frame, as `ft.inspect` takes it; or a study: an experiment made in Python,
             nested dicts with `method`, a TOML file, or "recipe:NAME".
         out: the folder that is made; it must not exist. By default runs/NAME-recommend.
-        budget: how long the tournament may take, such as "90s" or "5m".
+        budget: how long the tournament may take, such as "90s" or "5m", or seconds.
         label: column of the label, as of `ft.inspect`; so are `client`, `time`, `features` and `zone`.
         client: column of the client.
         time: column of the time.

@@ -320,6 +320,7 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
          "too; allowed: another column"),
         ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
         ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
+        ({"label": ""}, "shop.csv: --label: found '', allowed: the name of a column"),
         ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
     ],
 )  # fmt: skip
@@ -327,6 +328,15 @@ def test_a_wrong_option_is_one_line(tmp_path, options, said):
     with pytest.raises(ft.FedtideError) as raised:
         ft.inspect(table(tmp_path / "shop.csv"), **options)
     assert str(raised.value).startswith(said)
+
+
+def test_columns_of_a_frame_that_are_called_by_numbers_are_named_by_them():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({0: np.arange(40) % 7, 1: np.repeat([5, 6], 20), 2: ["a", "b"] * 20})
+    assert str(ft.inspect(frame, label=2, client=1, features=[0])) == str(
+        ft.inspect(frame, label="2", client="1", features="0")
+    )
+    assert ft.data.table(frame, label=2, client=1, quiet=True).client_names == ("5", "6")
 
 
 def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):

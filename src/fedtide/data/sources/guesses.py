@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,9 +97,11 @@ def assign(
         FedtideError: a column is not there, has two parts, or none looks like a label.
     """
     option = roles.option
-    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label or None,
+    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label,
              "features": roles.features}  # fmt: skip
     named = {role: _named(name, columns, said, f"{option}{role}") for role, said in given.items() if said is not None}
+    if named.get("label") == ():
+        raise refused(f"{name}: {option}label", roles.label, "the name of a column")
     for one, other in combinations(named, 2):
         both = [column for column in named[other] if column in named[one]]
         if both and (one, other) != ("time", "features"):  # an hour is both
@@ -145,6 +148,17 @@ def assign(
             raise refused(f"{name}: {option}time", part, "numbers for the parts of a date")
     guessed = "label" not in named and not called(label, LABELS)
     return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left, guessed)
+
+
+def spelled_columns(said: Any) -> str | None:
+    """Return columns as text, several divided by commas; None stays: names in a data frame may be numbers.
+
+    >>> spelled_columns(4), spelled_columns(["year", "month"])
+    ('4', 'year,month')
+    """
+    if said is None or isinstance(said, str):
+        return said
+    return ",".join(map(str, said)) if isinstance(said, Iterable) else str(said)
 
 
 def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
