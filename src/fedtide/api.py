@@ -595,6 +595,7 @@ def inspect(
     time: Sequence[Name] | Name | None = None,
     features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
     seed: int = 0,
 ) -> Findings:
     """Tell which shift data have: eight questions, each against the same data shuffled.
@@ -610,6 +611,7 @@ def inspect(
         features: columns of the features; by default all other numbers.
         zone: time zone in which hours and days are counted, such as "Europe/Berlin"; by default times are taken as they
             are, in UTC where they name a zone.
+        without: columns that are left out.
         seed: of the shuffles.
 
     Returns:
@@ -625,7 +627,7 @@ def inspect(
     from fedtide.inspection.findings import found_in
     from fedtide.inspection.table import read as read_table
 
-    roles = _roles(label, client, time, features, zone)
+    roles = _roles(label, client, time, features, zone, without)
     experiment = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(experiment):
         _no_roles(roles)
@@ -661,9 +663,11 @@ def _roles(
     time: Sequence[Name] | Name | None,
     features: Sequence[Name] | Name | None,
     zone: str | None,
+    without: Sequence[Name] | Name | None,
 ) -> Roles:
     """Return columns as the command line would have them."""
-    return Roles(*map(spelled_columns, (label, client, time, features)), zone=zone)
+    label, client, time, features, without = map(spelled_columns, (label, client, time, features, without))
+    return Roles(label, client, time, features, zone, without=without)
 
 
 @hinted
@@ -877,6 +881,7 @@ def recommend(
     time: Sequence[Name] | Name | None = None,
     features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
     scale: Scale | None = None,
     sets: Sets = (),
     workers: int | None = None,
@@ -889,11 +894,12 @@ def recommend(
             nested dicts with `method`, a TOML file, or "recipe:NAME".
         out: the folder that is made; it must not exist. By default runs/NAME-recommend.
         budget: how long the tournament may take, such as "90s" or "5m", or seconds.
-        label: column of the label, as of `ft.inspect`; so are `client`, `time`, `features` and `zone`.
+        label: column of the label, as of `ft.inspect`; so are the others up to `without`.
         client: column of the client.
         time: column of the time.
         features: columns of the features.
         zone: time zone in which hours and days are counted.
+        without: columns that are left out.
         scale: of a recipe.
         sets: values of a study to override.
         workers: processes; by default as many as the machine has cores.
@@ -906,6 +912,6 @@ def recommend(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    roles = _roles(label, client, time, features, zone)
+    roles = _roles(label, client, time, features, zone, without)
     root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, roles)
     return _done(recommendation_shown(root, workers, Output(quiet)), root)

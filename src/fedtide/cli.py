@@ -486,6 +486,7 @@ def inspect(
     time: str | None = None,
     features: str | None = None,
     zone: str | None = None,
+    without: str | None = None,
     out: Path | None = None,
     output: Telling = Output(),
 ) -> int:
@@ -501,6 +502,7 @@ def inspect(
         features: columns of the features, divided by commas; by default all other numbers.
         zone: time zone in which hours and days are counted, e.g. Europe/Berlin; by default times are taken as they are,
             in UTC where they name a zone.
+        without: columns that are left out, divided by commas.
         out: the folder that is made; it must not exist. By default runs/NAME-inspect.
     """
     from fedtide import api
@@ -513,7 +515,7 @@ def inspect(
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if out is not None:
         check_new(out)
-    found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
+    found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone, without=without)
     screen = console(output)
     for line in str(found).splitlines():
         say(line, screen)
@@ -538,6 +540,7 @@ def recommend(
     time: str | None = None,
     features: str | None = None,
     zone: str | None = None,
+    without: str | None = None,
     scale: Scale | None = None,
     sets: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
     workers: int | None = None,
@@ -550,11 +553,12 @@ def recommend(
         data: a file, or several, as of fedtide inspect; or a study: a TOML file with two methods or more, or
             recipe:NAME.
         budget: how long it may take, e.g. 90s or 5m.
-        label: column of the label, as of fedtide inspect; so are client, time, features and zone.
+        label: column of the label, as of fedtide inspect; so are client, time, features, zone and without.
         client: column of the client; "" for none.
         time: column of the time, or those of a date divided by commas; "" for none.
         features: columns of the features, divided by commas.
         zone: time zone in which hours and days are counted, e.g. Europe/Berlin.
+        without: columns that are left out, divided by commas.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated.
         workers: processes; by default the machine's cores.
@@ -566,7 +570,7 @@ def recommend(
     _positive("--workers", workers)
     if len(data) > 1 and (study := next(filter(api.is_study, data), None)) is not None:
         raise refused("recommend", study, "one study, or data")
-    roles = Roles(label, client, time, features, zone)
+    roles = Roles(label, client, time, features, zone, without=without)
     what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
     root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, roles)
     return _recommend(root, workers, output)

@@ -181,9 +181,10 @@ def _notes(found: Findings) -> Iterator[str]:
         label = classes(found.table.label)[2][:, 0]
         x = features - features.mean(0)
         alike = np.abs(x.T @ label) / np.maximum(np.sqrt((x**2).sum(0) * (label**2).sum()), 1e-12)
+        most = names[int(alike.argmax())]
         yield (
-            f"note: features tell the label almost wholly; {names[int(alike.argmax())]} is most like it. If it is the "
-            "label in another form, leave it out (--features)"
+            f"note: features tell the label almost wholly; {most} is most like it. If it is the label in another form, "
+            f"leave it out (--without {most})"
         )
     day = found.cycles.get("day")
     if day is not None and level_of(day.activity.distance, UNEVEN) != "no":

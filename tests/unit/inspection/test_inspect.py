@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations
@@ -320,6 +321,8 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
          "too; allowed: another column"),
         ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
         ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
+        ({"without": "wnd"}, "shop.csv: --without: no column 'wnd'; allowed: No, when, station_id"),
+        ({"without": "basket,wind", "features": "basket"}, "shop.csv: --without: found 'basket', but --features names"),
         ({"label": ""}, "shop.csv: --label: found '', allowed: the name of a column"),
         ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
     ],
@@ -337,6 +340,15 @@ def test_columns_of_a_frame_that_are_called_by_numbers_are_named_by_them():
         ft.inspect(frame, label="2", client="1", features="0")
     )
     assert ft.data.table(frame, label=2, client=1, quiet=True).client_names == ("5", "6")
+
+
+def test_columns_may_be_left_out_without_naming_all_others(tmp_path):
+    said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
+    assert said[1].endswith("features: basket")
+    assert said[2] == "left out: constant (always the same), wind (as asked) and No (as asked)"
+    found = read(table(tmp_path / "a.csv"), Roles(label="basket", features="No", without="score"))
+    assert found.columns["categories"] == ()  # nor is a text that comes again offered as categories
+    assert ft.inspect(table(tmp_path / "a.csv"), without=["wind", "No"]).table.said == said
 
 
 def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
@@ -418,7 +430,7 @@ def test_a_feature_that_is_the_label_is_noted():
     features = np.concatenate([table.features, np.eye(4)[label]], 1)
     names = tuple(f"x{number}" for number in range(8))
     found = found_in(replace(table, features=features, columns={"features": names}))
-    assert any("features tell the label almost wholly" in note for note in found.notes)
+    assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
 
 
 def test_the_template_ships():

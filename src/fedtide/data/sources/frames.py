@@ -82,8 +82,8 @@ def table(
     rows = len(next(iter(columns.values())).values)
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    named = map(spelled_columns, (label, client, time, features))
-    roles = Roles(*named, domain=spelled_columns(domain), option="")
+    label, client, time, features, domain = map(spelled_columns, (label, client, time, features, domain))
+    roles = Roles(label, client, time, features, domain=domain, option="")
     found = assign(name, columns, roles, categories=True)
     if not found.features:
         raise FedtideError(f"{name}: no feature columns left beside {found.label}")

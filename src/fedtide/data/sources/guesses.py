@@ -44,6 +44,8 @@ ORDERS = "index instant no nr row rownum number id unnamed"
 """Words in the names of columns."""
 GUESSED = ", guessed, as no column is called so"
 """What is said of a label that is but the last column that may be one."""
+ASKED = "as asked"
+"""Why a column is left out that a person leaves out."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Roles:
     """Columns as a person names them; None is guessed, "" for none.
 
     time: a column, or those of a date, divided by commas. features: divided by commas. zone: the time zone in which
-    hours and days are counted; times that name no zone are taken as they are. option: what stands before the name of a
-    role in messages.
+    hours and days are counted; times that name no zone are taken as they are. without: columns that are left out,
+    divided by commas. option: what stands before the name of a role in messages.
     """
 
     label: str | None = None
@@ -61,6 +63,7 @@ class Roles:
     features: str | None = None
     zone: str | None = None
     domain: str | None = ""
+    without: str | None = None
     option: str = "--"
 
 
@@ -98,7 +101,7 @@ def assign(
     """
     option = roles.option
     given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label,
-             "features": roles.features}  # fmt: skip
+             "features": roles.features, "without": roles.without}  # fmt: skip
     named = {role: _named(name, columns, said, f"{option}{role}") for role, said in given.items() if said is not None}
     if named.get("label") == ():
         raise refused(f"{name}: {option}label", roles.label, "the name of a column")
@@ -107,10 +110,15 @@ def assign(
         if both and (one, other) != ("time", "features"):  # an hour is both
             raise refused(f"{name}: {option}{other}", both[0], "another column", f"{option}{one} names it, too")
 
+    without = named.pop("without", ())
+    columns = {column: cells for column, cells in columns.items() if column not in without}
+
     def free(*parts: Sequence[str]) -> dict[str, Column]:
         return {column: columns[column] for column in columns if not any(column in part for part in parts)}
 
-    when, client, domain, label, features = (named.get(role, ()) for role in given)
+    when, client, domain, label, features = (
+        named.get(role, ()) for role in ("time", "client", "domain", "label", "features")
+    )
     if "time" not in named:
         when = guess_time(free(client, domain, label))
     if roles.zone is not None and not when:
@@ -138,6 +146,7 @@ def assign(
     if "label" not in named:
         called_so = LABELS.split()
         left = {c: _no_label(columns[c], why) if c.strip().lower() in called_so else why for c, why in left.items()}
+    left |= dict.fromkeys(without, ASKED)
     for feature in features:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
