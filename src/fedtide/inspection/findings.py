@@ -282,15 +282,19 @@ def lift(told: Against) -> float:
 
 def _features(clients: Clients) -> Finding:
     assert clients.looks is not None
+    looks, told = clients.looks, clients.told
     said = (
-        f"{percent(clients.looks.seen)} of a client's rows would need to look otherwise, "
-        f"{percent(clients.looks.chance)} with rows of a label shuffled"
+        f"{percent(looks.seen)} of a client's rows would need to look otherwise, "
+        f"{percent(looks.chance)} with rows of a label shuffled"
     )
-    level = level_of(clients.looks.distance, DISTANCE)
-    if clients.told is not None:
-        level = strongest(level, level_of(lift(clients.told), TOLD))
-        seen, chance = percent(clients.told.seen), percent(clients.told.chance)
-        said += f"; a row tells its client in {seen} of cases, by chance {chance}"
+    level = level_of(looks.distance, DISTANCE)
+    if told is not None:
+        also = f"a row tells its client in {percent(told.seen)} of cases, by chance {percent(told.chance)}"
+        # What made the level comes first; what is below chance says nothing beside it.
+        parts = [(level, said, looks), (level_of(lift(told), TOLD), also, told)]
+        parts.sort(key=lambda part: -LEVELS.index(part[0]))
+        level = parts[0][0]
+        said = "; ".join(text for own, text, each in parts if own == level or each.seen > each.chance)
     return Finding("features", level, said)
 
 
@@ -313,8 +317,12 @@ def _groups(clients: Clients) -> Finding:
         if clients.looks is None:
             return Finding("groups", "no", "clients do not fall into two heaps by their labels")
         return Finding("groups", "not asked", "too few clients with ten rows")
+    if what and not clients.crowds:
+        return Finding("groups", "no", f"{len(group)} clients differ by their {what}, but not in groups of several")
     sizes = sorted(np.bincount(group)[np.unique(group)].tolist(), reverse=True) if what else []
-    halves = f"{len(sizes)} groups of {listed([str(size) for size in sizes])} clients"
+    several = [str(size) for size in sizes if size > 1]
+    alone = f", {len(sizes) - len(several)} alone" * (len(several) < len(sizes))
+    halves = f"{len(several)} groups of {listed(several)} clients{alone}"
     if what == "models":
         assert models is not None
         assert clients.gain is not None

@@ -22,8 +22,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
-from fedtide.inspection.findings import found_in
+from fedtide.inspection.findings import _features, found_in
 from fedtide.inspection.page import PAGE, STUDY
+from fedtide.inspection.shares import Against
 from fedtide.inspection.study import CANDIDATES, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
@@ -404,6 +405,28 @@ def test_one_client_and_one_time_and_no_features():
     bare = found_in(replace(same, features=None))
     assert bare["features"].level == bare["matter"].level == "not asked"
     assert bare["labels"].level == "no"
+
+
+def test_two_clients_are_no_groups_and_one_beside_groups_is_alone():
+    x, user = np.arange(600) % 7, np.arange(600) // 7 % 6
+    pair = ft.inspect({"x": x, "user": user % 2, "label": (x > 3) == (user % 2 < 1)})
+    assert pair["meaning"].level == "strong"
+    assert (pair["groups"].level, pair["groups"].said) == (
+        "no", "2 clients differ by their models, but not in groups of several"
+    )  # fmt: skip
+    several = ft.inspect({"x": x, "user": user, "label": np.where(user == 5, x == 1, (x > 3) == (user < 3))})
+    assert several["groups"].said.startswith("2 groups of 3 and 2 clients, 1 alone: their models")
+
+
+def test_what_tells_that_features_differ_comes_first_and_what_is_below_chance_is_not_said():
+    clients = ft.inspect({"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}).clients
+    said = []
+    for looks, told in (((0.03, 0.05), (0.7, 0.4)), ((0.07, 0.05), (0.7, 0.4)), ((0.03, 0.05), (0.4, 0.4))):
+        pair = (Against(*each, 0.001) for each in (looks, told))
+        said.append(_features(replace(clients, **dict(zip(("looks", "told"), pair, strict=True)))).said)
+    assert said[0] == "a row tells its client in 70 % of cases, by chance 40 %"
+    assert said[1].startswith("a row tells its client in 70 % of cases, by chance 40 %; 7.0 % of a client's rows")
+    assert said[2].startswith("3.0 % of a client's rows")
 
 
 def test_labels_that_are_all_the_same_are_refused():
