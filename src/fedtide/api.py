@@ -20,6 +20,7 @@ from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
 from fedtide.core.user_code import session_code
 from fedtide.data.population import Population
+from fedtide.data.sources.files import bare
 from fedtide.data.sources.guesses import Roles, spelled_columns
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
@@ -826,7 +827,7 @@ def begin_recommendation(
     if options := [*request.sets, *([request.scale] if request.scale else [])]:
         raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
     found = found_in(read_table(data, roles, "recommend"))
-    root = _folder(request, f"{slug(found.table.name.partition('.')[0])}-recommend")
+    root = _folder(request, f"{slug(bare(found.table.name))}-recommend")
     entering.begin_with_data(root, found, seconds, began)
     return root
 

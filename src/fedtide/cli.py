@@ -508,6 +508,7 @@ def inspect(
     from fedtide import api
     from fedtide.config import slug
     from fedtide.core.atomic import check_new
+    from fedtide.data.sources.files import bare
     from fedtide.inspection.page import STUDY
     from fedtide.runs import folder
 
@@ -519,10 +520,12 @@ def inspect(
     screen = console(output)
     for line in str(found).splitlines():
         say(line, screen)
-    page = found.write(out or folder.unused(Path("runs"), f"{slug(data[0].name.partition('.')[0])}-inspect"))
+    page = found.write(out or folder.unused(Path("runs"), f"{slug(bare(data[0].name))}-inspect"))
     study = next(page.parent.glob(STUDY), None)
     if study is not None:
         say(f"study: {study}", screen)
+    elif not found.table.simulated:
+        say("no study: no columns of features are left, without which there is no model", screen)
     say(f"page: {page.resolve()}", screen)
     answers = [asdict(answer) for answer in found]
     tell({"answers": answers, "notes": found.notes, "study": study, "page": page.resolve()}, output)
@@ -534,7 +537,7 @@ def recommend(
     data: list[str],
     /,
     *,
-    budget: str = "5m",
+    budget: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m",
     label: str | None = None,
     client: str | None = None,
     time: str | None = None,
@@ -753,7 +756,8 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
 
     keep_freed()
     # As it was started: `make demo` runs it where the shell does not find it.
-    again = f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
+    module = "python -m fedtide" if Path(sys.argv[0]).name == "__main__.py" else ""
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {root}"
     try:
         finished = play()
     except KeyboardInterrupt:

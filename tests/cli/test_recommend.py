@@ -14,7 +14,9 @@ import pytest
 import tomli_w
 
 import fedtide as ft
+from fedtide import cli
 from fedtide.config import read
+from fedtide.request import Output
 from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder
 from helpers.shell import done, refused
@@ -135,6 +137,7 @@ def test_a_budget_in_python_may_be_a_number_of_seconds(here):
     ("changes", "arguments", "said"),
     [
         ({}, ["study.toml", "--budget", "5"], "--budget: found '5', allowed: a number and s, m, h or d, such as '90s'"),
+        ({}, ["study.toml", "--budget", "-5m"], "--budget: found '-5m', allowed: a number and s, m, h or d"),
         (
             {},
             ["study.toml", "--label", "y"],
@@ -157,6 +160,19 @@ def test_a_budget_in_python_may_be_a_number_of_seconds(here):
 def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):
     written(*changes.pop("method", ()), **changes)
     assert re.search(said, refused(capsys, here, "recommend", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("started", "again"), [("/x/fedtide/__main__.py", "python -m fedtide"), ("bin/fedtide", "bin/fedtide")]
+)
+def test_how_to_go_on_is_a_command_that_runs(here, capsys, monkeypatch, started, again):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", [started])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    cli._to_the_end(Path("runs/x"), interrupted, Output())
+    assert capsys.readouterr().err == f"fedtide: interrupted; go on from what was saved with: {again} resume runs/x\n"
 
 
 def test_options_of_a_study_are_none_of_data(here, capsys):

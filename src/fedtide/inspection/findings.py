@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtide.core.errors import refused
 from fedtide.core.prose import listed
+from fedtide.data.sources.when import YEAR_1973
 from fedtide.inspection.questions import (
     CYCLES,
     DISTANCE,
@@ -66,6 +67,8 @@ LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
 LEAST_ALPHA = 0.01
 """Alpha below which clients hold one label each."""
+MINUTE = 60.0
+"""Seconds that rows span at least, or numbers were no seconds."""
 NIGHT = 5
 """Hour before which it is a surprise that most rows come."""
 
@@ -128,7 +131,8 @@ class Findings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else a person should know: that some rows were looked at, a feature that is the label, another zone."""
+        """What else a person should know: that some rows were looked at, a feature that is the label, times that
+        may be none, another zone."""
         return tuple(_notes(self))
 
     def write(self, folder: str | Path) -> Path:
@@ -186,6 +190,10 @@ def _notes(found: Findings) -> Iterator[str]:
             f"note: features tell the label almost wholly; {most} is most like it. If it is the label in another form, "
             f"leave it out (--without {most})"
         )
+    times = found.table.time
+    if times is not None and not found.table.simulated and np.ptp(times) < MINUTE and np.abs(times).max() < YEAR_1973:
+        name = ", ".join(found.table.columns.get("time", ()))
+        yield f"note: the numbers of {name} are read as seconds since 1970, and span less than a minute"
     day = found.cycles.get("day")
     if day is not None and level_of(day.activity.distance, UNEVEN) != "no":
         busiest = int(np.bincount(day.slot, minlength=day.slots).argmax()) * 24 // day.slots

@@ -20,6 +20,7 @@ from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
+from fedtide.data.sources.files import bare
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
 from fedtide.inspection.findings import _features, found_in
@@ -393,6 +394,85 @@ def test_what_is_missing_is_said_and_nothing_is_written(tmp_path, capsys):
     assert {answer.level for answer in found} == {"not asked"}
     assert found["labels"].said == "no column of clients"
     assert found["mix"].said == "no column of time"
+
+
+def test_without_features_the_command_says_why_there_is_no_study(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("user,a,label\n" + "".join(f"u{row % 3},,{row % 2}\n" for row in range(60)))
+    assert done("inspect", tmp_path / "a.csv", "--out", tmp_path / "made") == 0
+    assert "no study: no columns of features are left" in capsys.readouterr().out
+    assert not (tmp_path / "made" / STUDY).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("v1.1_transformed.arff", "v1.1_transformed"), ("air.b.csv.gz", "air.b"), ("x.CSV", "x")]
+)
+def test_a_folder_is_named_by_a_file_without_its_known_endings(name, folder):
+    assert bare(name) == folder
+
+
+def test_a_column_that_is_called_like_a_time_and_cannot_be_read_is_said_to_be_one():
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    dates = [f"{1 + row % 28:02}/01/2024" for row in range(60)]
+    said = read({**columns, "when": dates, "remark": dates}).said[-1]
+    why = "text; called like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
+    assert said == f"left out: when ({why}) and remark (text)"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (1700000000000 + 3600000 * np.arange(60), "as milliseconds since 1970"),
+        (1700000000.0 + 3600 * np.arange(60), "as seconds since 1970"),
+        (20240101 + np.arange(60), None),
+        (1700000000.5 + 3600 * np.arange(60), None),
+        (np.arange(60), None),
+    ],
+)
+def test_whole_numbers_that_are_dates_since_1970_are_the_time_where_they_are_called_so(values, said):
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    found = read({**columns, "when": values})
+    assert found.columns["time"] == (("when",) if said else ())
+    assert said is None or said in found.said[1]
+    assert read({**columns, "weight": values}).columns["time"] == ()
+
+
+def test_the_index_of_a_frame_is_its_time_where_it_is_of_dates():
+    pandas = pytest.importorskip("pandas")
+    hours = pandas.date_range("2026-03-01", periods=60, freq="h", tz="Europe/Berlin")
+    frame = pandas.DataFrame({"x": np.arange(60) % 7, "label": np.arange(60) % 2}, hours)
+    assert "time: index (2026-02-28 23:00 to" in read(frame).said[1]
+    assert "time: at (2026-02-28 23:00 to" in read(frame.rename_axis("at")).said[1]
+    assert ft.data.table(frame, quiet=True).time is not None
+    assert read(frame.reset_index(drop=True)).time is None
+    other = read(frame.assign(when=hours[::-1]))
+    assert other.columns["time"] == ("when",)
+    assert other.said[2] == "left out: index (dates)"
+
+
+def test_an_empty_frame_is_said_to_be_empty():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ft.FedtideError, match=r"data: found 'DataFrame', but it has no rows; allowed: files, a data"):
+        ft.inspect(pandas.DataFrame())
+
+
+def test_times_in_zones_beside_times_without_are_refused(tmp_path):
+    hours = [f"2024-01-{1 + row % 28:02}T05:00" for row in range(60)]
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    for odd, named, bare_ones, other in (("+02:00", 1, 59, ""), ("", 59, 1, "+02:00")):
+        times = [f"{hour}{odd if row == 40 else other}" for row, hour in enumerate(hours)]
+        said = f"row 40: when: time: found '{times[40]}', but {named} times name a time zone and {bare_ones} do not"
+        with pytest.raises(ft.FedtideError, match=re.escape(said)):
+            ft.inspect({**columns, "when": times})
+    assert (
+        ft.inspect({**columns, "when": [f"{hour}+0{row % 3}:00" for row, hour in enumerate(hours)]}).table.zone is None
+    )
+
+
+def test_numbers_that_span_less_than_a_minute_are_noted_as_seconds():
+    month = {"x": np.arange(240) % 7, "month": 1 + np.arange(240) // 10, "label": np.arange(240) % 2}
+    said = "note: the numbers of month are read as seconds since 1970, and span less than a minute"
+    assert said in ft.inspect(month, time="month").notes
+    assert ft.inspect(month | {"month": 1000 * month["month"]}, time="month").notes == ft.inspect(month).notes
 
 
 def test_one_client_and_one_time_and_no_features():

@@ -17,7 +17,7 @@ from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
 from fedtide.data.sources.column import Column
-from fedtide.data.sources.when import seconds_of
+from fedtide.data.sources.when import is_epoch, seconds_of
 
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""
@@ -150,7 +150,7 @@ def assign(
     for feature in features:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
-            why = "" if columns[feature].stray is None else _text(columns[feature], first)
+            why = "" if columns[feature].stray is None else _text(feature, columns[feature], first)
             raise refused(f"{name}: {option}features", feature, f"columns of {kind}", why)
     for part in when[1:] if len(when) == 2 else when if len(when) > 2 else ():
         if columns[part].numbers is None:
@@ -231,9 +231,9 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if all(part in at and columns[at[part]].whole for part in DATE[:3]):
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
         return tuple(at[part] for part in (*DATE[:3], *rest))
-    return tuple(name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None)[
-        :1
-    ]
+    numbers = [name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
+    epochs = [name for name in called(columns, TIMES) if columns[name].whole and is_epoch(columns[name].known)]
+    return (*epochs, *numbers)[:1]
 
 
 def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def guess_features(
         elif column.distinct < 2:
             left[name] = "always the same"
         elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _text(column, first)
+            left[name] = "dates" if column.dated else _text(name, column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
         elif column.whole and "id" in words_of(name):
@@ -288,9 +288,11 @@ def guess_features(
     return tuple(name for name in columns if name not in left), left
 
 
-def _text(column: Column, first: int) -> str:
+def _text(name: str, column: Column, first: int) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     if column.stray is None:
+        if called([name], TIMES) and any(map(str.isdigit, cell := column.undated)):
+            return f"text; called like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray
     cell = shown(str(column.cell(row)))
