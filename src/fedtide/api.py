@@ -850,7 +850,7 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
     Raises:
         TooShort: the budget was over before anything could be said; the folder is removed.
     """
-    from fedtide.report.recommendation import headline, standings_table
+    from fedtide.report.recommendation import earlier, headline, standings_table
     from fedtide.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTournament
 
@@ -866,6 +866,8 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
         raise
     if finished is not None:
         print_table(standings_table(finished.made), screen)
+        if said := earlier(finished.made):
+            say(said.strip(), screen)
         say(headline(finished.made), screen)
         say(f"study: {finished.study}", screen)
     return finished

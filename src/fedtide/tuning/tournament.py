@@ -24,7 +24,7 @@ from typing import Any
 from fedtide.config import Experiment, brief, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
 from fedtide.core.durations import rounded_up
-from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.fleets.calls import Processes
@@ -52,7 +52,7 @@ from fedtide.tuning.ladder import (
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
 COMMENT = """\
-# Written by fedtide recommend: the methods of its tournament that may be the best, for a proper run.
+# Written by fedtide recommend: the methods of its tournament that may be the best{beside}, for a proper run.
 # Its seeds are fresh: the tournament played none but some of {seeds}.
 """
 
@@ -241,7 +241,9 @@ def write_study(root: Path, made: Tournament) -> Path:
     """Write the study with the survivors, and plain FedAvg to compare them with, ready for `fedtide run`."""
     names = list(made.survivors)
     plain = next((each.entry for each in played_entries(made) if made.candidates[0].method == each.method), None)
-    names += [plain] if plain is not None and plain not in names else []
+    beside = ""
+    if plain is not None and plain not in names:
+        names, beside = [*names, plain], f", and {printable(plain)} to compare them with"
     values = resolved(made.study)
     values["method"] = [method for method in values["method"] if method["name"] in names]
     values["claim"] = [
@@ -253,7 +255,7 @@ def write_study(root: Path, made: Tournament) -> Path:
         values["baseline"] = plain or names[0]
     text = brief(from_dict(values, where=str(root / STUDY)))
     seeds = played_by(made.study).seeds
-    write_text(root / STUDY, COMMENT.format(seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
+    write_text(root / STUDY, COMMENT.format(beside=beside, seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
     return root / STUDY
 
 
@@ -464,7 +466,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     taken: dict[str, Cost] = {}  # by methods, whose variants take as long
     failed: dict[str, str] = {}
     many = len({each.method for each in candidates})
-    playing.display.begin(f"how long {many} methods take", many * rounds)
+    playing.display.begin(f"timing {many} methods", many * rounds)
     together, measured_first = max(playing.processes, 1), 0
     while waiting and not (len(taken) > 2 and begins - playing.left > MEASURED * begins):
         some, waiting = waiting[:together], waiting[together:]

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import fedtide as ft
 from fedtide.cli import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
+from fedtide.report.recommendation import earlier, write_recommendation
 from fedtide.runs import folder
 from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder, value_at
@@ -58,6 +60,25 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert ready.seeds == (0, 1)
     assert {*made.survivors, "A"} == {method.name for method in ready.method}
     assert ready.baseline == "A"
+    comment = (root / "study.toml").read_text().splitlines()[0]
+    assert (", and A to compare them with, for a proper run" in comment) is ("A" not in made.survivors)
+    assert "may lie above those of more" in earlier(made)
+    assert "may lie above those of more" in write_recommendation(root).read_text()
+    assert not earlier(replace(made, reached=made.reached[:1]))
+
+
+def test_the_study_says_that_plain_averaging_is_there_to_compare_with(tmp_path, plan):
+    root = begun(tmp_path / "t", A, PROX)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    rung = made.reached[-1]
+    behind = replace(made, reached=(replace(rung, kept=("prox",)),))
+    tournament.write_study(root, behind)
+    text = (root / "study.toml").read_text()
+    assert text.startswith(
+        "# Written by fedtide recommend: the methods of its tournament that may be the best, and A to"
+    )
+    assert {method.name for method in read(root / "study.toml").method} == {"A", "prox"}
 
 
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
