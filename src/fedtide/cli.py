@@ -756,7 +756,7 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
 
     keep_freed()
     # As it was started: `make demo` runs it where the shell does not find it.
-    module = "python -m fedtide" if Path(sys.argv[0]).name == "__main__.py" else ""
+    module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
     again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {root}"
     try:
         finished = play()
