@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time as clock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
@@ -20,7 +20,8 @@ from fedtide.core.frames import Library, frame
 from fedtide.core.prose import listed
 from fedtide.core.user_code import session_code
 from fedtide.data.population import Population
-from fedtide.data.sources.guesses import Roles
+from fedtide.data.sources.files import bare
+from fedtide.data.sources.guesses import Roles, spelled_columns
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.request import Output, Request, Scale, recipe
@@ -56,6 +57,9 @@ Sets = Sequence[str] | Mapping[str, Any]
 
 Seeds = Sequence[int] | str
 """Seeds: `[0, 1, 2]`, or as on the command line `"0-2"`."""
+
+Name = str | int
+"""Name of a column: in a data frame it may be a number."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -556,10 +560,21 @@ def results(run_folder: str | Path) -> Finished:
 
 @hinted
 def verify(run_folder: str | Path) -> list[RunVerdict]:
-    """Look whether a run folder is what was written; `wrong` of a run's verdict is None where it is."""
-    from fedtide.runs.verify import verify as verdicts
+    """Look whether a run folder is what was written; `wrong` of a run's verdict is None where it is.
 
+    Args:
+        run_folder: the run folder, or the folder of a tournament.
+    """
     return list(verdicts(Path(run_folder)))
+
+
+def verdicts(root: Path) -> Iterator[RunVerdict]:
+    """Yield what `verify` finds, run by run."""
+    from fedtide.runs.verify import verify as of_runs
+
+    if tunings.is_tuning(root):
+        raise refused("verify", str(root), "a run folder, or that of a tournament", "a tune folder keeps no runs")
+    yield from tournament.verify(root) if tournament.is_tournament(root) else of_runs(root)
 
 
 @hinted
@@ -580,11 +595,12 @@ def trained(run_folder: str | Path, method: str | None = None, seed: int | None 
 def inspect(
     data: Any,
     *,
-    label: str | None = None,
-    client: str | None = None,
-    time: str | None = None,
-    features: Sequence[str] | str | None = None,
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
     seed: int = 0,
 ) -> Findings:
     """Tell which shift data have: eight questions, each against the same data shuffled.
@@ -596,10 +612,11 @@ def inspect(
             clients bring over its rounds are looked at, for its first seed.
         label: column of the label; by default the one that is called so, or the last.
         client: column of the client; by default one with a name like user or station; "" for none.
-        time: column of the time, or those of a date divided by commas; by default the one with dates; "" for none.
+        time: column of the time, or those of a date; by default the one with dates; "" for none.
         features: columns of the features; by default all other numbers.
         zone: time zone in which hours and days are counted, such as "Europe/Berlin"; by default times are taken as they
             are, in UTC where they name a zone.
+        without: columns that are left out.
         seed: of the shuffles.
 
     Returns:
@@ -615,7 +632,7 @@ def inspect(
     from fedtide.inspection.findings import found_in
     from fedtide.inspection.table import read as read_table
 
-    roles = _roles(label, client, time, features, zone)
+    roles = _roles(label, client, time, features, zone, without)
     experiment = data[0] if isinstance(data, list) and len(data) == 1 else data
     if is_study(experiment):
         _no_roles(roles)
@@ -646,11 +663,16 @@ def _no_roles(roles: Roles) -> None:
 
 
 def _roles(
-    label: str | None, client: str | None, time: str | None, features: Sequence[str] | str | None, zone: str | None
+    label: Name | None,
+    client: Name | None,
+    time: Sequence[Name] | Name | None,
+    features: Sequence[Name] | Name | None,
+    zone: str | None,
+    without: Sequence[Name] | Name | None,
 ) -> Roles:
     """Return columns as the command line would have them."""
-    named = ",".join(features) if features is not None and not isinstance(features, str) else features
-    return Roles(label, client, time, named, zone)
+    label, client, time, features, without = map(spelled_columns, (label, client, time, features, without))
+    return Roles(label, client, time, features, zone, without=without)
 
 
 @hinted
@@ -774,13 +796,15 @@ def is_study(data: Any) -> bool:
     return isinstance(data, str | Path) and (str(data).startswith("recipe:") or str(data).endswith(".toml"))
 
 
-def begin_recommendation(data: Any, request: Request = Request(), budget: str = "5m", roles: Roles = Roles()) -> Path:
+def begin_recommendation(
+    data: Any, request: Request = Request(), budget: str | float = "5m", roles: Roles = Roles()
+) -> Path:
     """Inspect data or a study, nominate methods, and make the folder of a tournament.
 
     Args:
         data: as `inspect` takes it, or an experiment.
         request: how; the seeds are a tournament's own.
-        budget: seconds that the tournament takes, such as "5m" or "90s".
+        budget: how long the tournament takes, such as "5m" or "90s", or seconds.
         roles: columns of data, as of `inspect`.
 
     Raises:
@@ -807,7 +831,7 @@ def begin_recommendation(data: Any, request: Request = Request(), budget: str = 
     if options := [*request.sets, *([request.scale] if request.scale else [])]:
         raise refused("--set, --scale", options[0], "with a study (a TOML file or recipe:NAME)")
     found = found_in(read_table(data, roles, "recommend"))
-    root = _folder(request, f"{slug(found.table.name.partition('.')[0])}-recommend")
+    root = _folder(request, f"{slug(bare(found.table.name))}-recommend")
     entering.begin_with_data(root, found, seconds, began)
     return root
 
@@ -830,7 +854,7 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
     Raises:
         TooShort: the budget was over before anything could be said; the folder is removed.
     """
-    from fedtide.report.recommendation import headline, standings_table
+    from fedtide.report.recommendation import earlier, headline, standings_table
     from fedtide.terminal import console, print_table, say
     from fedtide.tuning.display import LiveTournament
 
@@ -846,6 +870,8 @@ def recommendation_shown(root: Path, workers: int | None, output: Output = Outpu
         raise
     if finished is not None:
         print_table(standings_table(finished.made), screen)
+        if said := earlier(finished.made):
+            say(said.strip(), screen)
         say(headline(finished.made), screen)
         say(f"study: {finished.study}", screen)
     return finished
@@ -856,12 +882,13 @@ def recommend(
     data: Any,
     out: str | Path | None = None,
     *,
-    budget: str = "5m",
-    label: str | None = None,
-    client: str | None = None,
-    time: str | None = None,
-    features: Sequence[str] | str | None = None,
+    budget: str | float = "5m",
+    label: Name | None = None,
+    client: Name | None = None,
+    time: Sequence[Name] | Name | None = None,
+    features: Sequence[Name] | Name | None = None,
     zone: str | None = None,
+    without: Sequence[Name] | Name | None = None,
     scale: Scale | None = None,
     sets: Sets = (),
     workers: int | None = None,
@@ -873,12 +900,13 @@ def recommend(
         data: a file, several files or a data frame, as `ft.inspect` takes it; or a study: an experiment made in Python,
             nested dicts with `method`, a TOML file, or "recipe:NAME".
         out: the folder that is made; it must not exist. By default runs/NAME-recommend.
-        budget: how long the tournament may take, such as "90s" or "5m".
-        label: column of the label, as of `ft.inspect`; so are `client`, `time`, `features` and `zone`.
+        budget: how long the tournament may take, such as "90s" or "5m", or seconds.
+        label: column of the label, as of `ft.inspect`; so are the others up to `without`.
         client: column of the client.
         time: column of the time.
         features: columns of the features.
         zone: time zone in which hours and days are counted.
+        without: columns that are left out.
         scale: of a recipe.
         sets: values of a study to override.
         workers: processes; by default as many as the machine has cores.
@@ -891,6 +919,6 @@ def recommend(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    roles = _roles(label, client, time, features, zone)
+    roles = _roles(label, client, time, features, zone, without)
     root = begin_recommendation(data, _request(out, scale, sets, None, workers), budget, roles)
     return _done(recommendation_shown(root, workers, Output(quiet)), root)

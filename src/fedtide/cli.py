@@ -269,13 +269,13 @@ def verify(run_folder: Path, /, *, output: Telling = Output()) -> int:
     """Look whether a run folder is what was written; exit status 1 where a file is not.
 
     Args:
-        run_folder: the run folder; nothing in it is changed.
+        run_folder: the run folder, or the folder of a tournament; nothing in it is changed.
     """
-    from fedtide.runs.verify import verify as verdicts
+    from fedtide import api
 
     damaged = 0
     screen, found = console(output), []
-    for verdict in verdicts(run_folder):
+    for verdict in api.verdicts(run_folder):
         found.append({"run": verdict.run.title, "rounds": verdict.rounds, "wrong": verdict.wrong})
         damaged += verdict.wrong is not None
         whole = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
@@ -498,6 +498,7 @@ def inspect(
     time: str | None = None,
     features: str | None = None,
     zone: str | None = None,
+    without: str | None = None,
     out: Path | None = None,
     output: Telling = Output(),
 ) -> int:
@@ -513,11 +514,13 @@ def inspect(
         features: columns of the features, divided by commas; by default all other numbers.
         zone: time zone in which hours and days are counted, e.g. Europe/Berlin; by default times are taken as they are,
             in UTC where they name a zone.
+        without: columns that are left out, divided by commas.
         out: the folder that is made; it must not exist. By default runs/NAME-inspect.
     """
     from fedtide import api
     from fedtide.config import slug
     from fedtide.core.atomic import check_new
+    from fedtide.data.sources.files import bare
     from fedtide.inspection.page import STUDY
     from fedtide.runs import folder
 
@@ -525,14 +528,16 @@ def inspect(
         raise FedtideError("inspect: name a CSV, ARFF, Parquet or NPZ file")
     if out is not None:
         check_new(out)
-    found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone)
+    found = api.inspect(data, label=label, client=client, time=time, features=features, zone=zone, without=without)
     screen = console(output)
     for line in str(found).splitlines():
         say(line, screen)
-    page = found.write(out or folder.unused(Path("runs"), f"{slug(data[0].name.partition('.')[0])}-inspect"))
+    page = found.write(out or folder.unused(Path("runs"), f"{slug(bare(data[0].name))}-inspect"))
     study = next(page.parent.glob(STUDY), None)
     if study is not None:
         say(f"study: {study}", screen)
+    elif not found.table.simulated:
+        say("no study: no columns of features are left, without which there is no model", screen)
     say(f"page: {page.resolve()}", screen)
     answers = [asdict(answer) for answer in found]
     tell({"answers": answers, "notes": found.notes, "study": study, "page": page.resolve()}, output)
@@ -544,12 +549,13 @@ def recommend(
     data: list[str],
     /,
     *,
-    budget: str = "5m",
+    budget: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m",
     label: str | None = None,
     client: str | None = None,
     time: str | None = None,
     features: str | None = None,
     zone: str | None = None,
+    without: str | None = None,
     scale: Scale | None = None,
     sets: Annotated[list[str], Parameter(name="--set", show_default=False)] = [],  # noqa: B006 - never changed
     workers: int | None = None,
@@ -562,11 +568,12 @@ def recommend(
         data: a file, or several, as of fedtide inspect; or a study: a TOML file with two methods or more, or
             recipe:NAME.
         budget: how long it may take, e.g. 90s or 5m.
-        label: column of the label, as of fedtide inspect; so are client, time, features and zone.
+        label: column of the label, as of fedtide inspect; so are client, time, features, zone and without.
         client: column of the client; "" for none.
         time: column of the time, or those of a date divided by commas; "" for none.
         features: columns of the features, divided by commas.
         zone: time zone in which hours and days are counted, e.g. Europe/Berlin.
+        without: columns that are left out, divided by commas.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         sets: override a value of a study, e.g. data.partition.alpha=0.1; may be repeated.
         workers: processes; by default the machine's cores.
@@ -578,7 +585,7 @@ def recommend(
     _positive("--workers", workers)
     if len(data) > 1 and (study := next(filter(api.is_study, data), None)) is not None:
         raise refused("recommend", study, "one study, or data")
-    roles = Roles(label, client, time, features, zone)
+    roles = Roles(label, client, time, features, zone, without=without)
     what = data[0] if api.is_study(data[0]) else [Path(path) for path in data]
     root = api.begin_recommendation(what, Request(out, scale, sets, None, workers), budget, roles)
     return _recommend(root, workers, output)
@@ -774,7 +781,8 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
 
     keep_freed()
     # As it was started: `make demo` runs it where the shell does not find it.
-    again = f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
+    module = "python -m fedtide" if sys.argv[0].endswith("fedtide/__main__.py") else ""
+    again = f"{module or ('fedtide' if shutil.which('fedtide') else sys.argv[0])} resume {root}"
     try:
         finished = play()
     except KeyboardInterrupt:

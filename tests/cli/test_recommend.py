@@ -14,7 +14,9 @@ import pytest
 import tomli_w
 
 import fedtide as ft
+from fedtide import cli
 from fedtide.config import read
+from fedtide.request import Output
 from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder
 from helpers.shell import done, refused
@@ -121,10 +123,21 @@ def test_from_python_with_rows_in_memory(here):
     assert found.study.is_file()
 
 
+def test_a_budget_in_python_may_be_a_number_of_seconds(here):
+    with open(baskets(), newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: [row[name] for row in rows] for name in ("shop", "basket", "label")}
+    for wrong in (0, -5, float("nan")):
+        with pytest.raises(ft.FedtideError, match=f"^--budget: found {wrong}, allowed: 1s to 366d$"):
+            ft.recommend(columns, budget=wrong)
+    assert ft.recommend(columns, "shops", budget=600, workers=1, quiet=True).made.budget == 600.0
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "said"),
     [
         ({}, ["study.toml", "--budget", "5"], "--budget: found '5', allowed: a number and s, m, h or d, such as '90s'"),
+        ({}, ["study.toml", "--budget", "-5m"], "--budget: found '-5m', allowed: a number and s, m, h or d"),
         (
             {},
             ["study.toml", "--label", "y"],
@@ -147,6 +160,19 @@ def test_from_python_with_rows_in_memory(here):
 def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):
     written(*changes.pop("method", ()), **changes)
     assert re.search(said, refused(capsys, here, "recommend", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("started", "again"), [("/x/fedtide/__main__.py", "python -m fedtide"), ("bin/fedtide", "bin/fedtide")]
+)
+def test_how_to_go_on_is_a_command_that_runs(here, capsys, monkeypatch, started, again):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", [started])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    cli._to_the_end(Path("runs/x"), interrupted, Output())
+    assert capsys.readouterr().err == f"fedtide: interrupted; go on from what was saved with: {again} resume runs/x\n"
 
 
 def test_options_of_a_study_are_none_of_data(here, capsys):

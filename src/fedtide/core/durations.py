@@ -16,15 +16,18 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LONGEST = 366 * UNITS["d"]
 
 
-def seconds_of(duration: str) -> float:
-    """Return the seconds of a duration: a number and one of s, m, h, d.
+def seconds_of(duration: str | float) -> float:
+    """Return the seconds of a duration: a number and one of s, m, h, d, or from Python a number of seconds.
 
-    >>> seconds_of("90s"), seconds_of("1.5h")
-    (90.0, 5400.0)
+    >>> seconds_of("90s"), seconds_of("1.5h"), seconds_of(60)
+    (90.0, 5400.0, 60.0)
     """
-    if not (found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", duration)):
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        seconds = float(duration)
+    elif found := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", str(duration)):
+        seconds = float(found[1]) * UNITS[found[2]]
+    else:
         raise ValueError(f"found {shown(duration)}, allowed: a number and s, m, h or d, such as '90s' or '1h'")
-    seconds = float(found[1]) * UNITS[found[2]]
     if not 1 <= seconds <= LONGEST:
         raise ValueError(f"found {shown(duration)}, allowed: 1s to {LONGEST // UNITS['d']}d")
     return seconds

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, unknown
 
 Library = Literal["pandas", "polars"]
 """Libraries of data frames."""
@@ -22,6 +22,8 @@ def frame(rows: Sequence[Mapping[str, Any]], library: Library | None = None) -> 
     Raises:
         FedtideError: there is no such library.
     """
+    if library not in (None, *get_args(Library)):
+        raise unknown("library of data frames", str(library), get_args(Library))
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     for known in get_args(Library) if library is None else (library,):

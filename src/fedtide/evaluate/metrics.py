@@ -320,15 +320,19 @@ FADING = 0.95
 """What the past counts after a window of time (Gama, Sebastião, Rodrigues: Machine Learning 90, 2013, section 4)."""
 
 
-def faded(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Return the mean of each value and those before it, whose weights fade from one to the next.
+def faded(rounds: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Return the mean of each value and those before it, whose weights fade with each round that is a window.
 
-    >>> faded(np.array([1.0, 0.0])).round(4).tolist()
+    >>> faded(np.array([1, 2]), np.array([1.0, 0.0])).round(4).tolist()
     [1.0, 0.4872]
+    >>> faded(np.array([20, 40]), np.array([1.0, 0.0])).round(4).tolist()  # 0.95^20 / (1 + 0.95^20)
+    [1.0, 0.2639]
     """
     out, above, below = np.empty(len(values)), 0.0, 0.0
-    for k, (value, weight) in enumerate(zip(values, np.ones(len(values)) if weights is None else weights, strict=True)):
-        above, below = FADING * above + weight * value, FADING * below + weight
+    fading = FADING ** np.diff(rounds, prepend=rounds[:1])
+    counts = np.ones(len(values)) if weights is None else weights
+    for k, (value, weight, fade) in enumerate(zip(values, counts, fading, strict=True)):
+        above, below = fade * above + weight * value, fade * below + weight
         out[k] = above / below
     return out
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtide.core.errors import refused
 from fedtide.core.prose import listed
+from fedtide.data.sources.when import YEAR_1973
 from fedtide.inspection.questions import (
     CYCLES,
     DISTANCE,
@@ -66,6 +67,8 @@ LEAK = 0.98
 """Share of the labels that models explain from which a feature may be the label in another form."""
 LEAST_ALPHA = 0.01
 """Alpha below which clients hold one label each."""
+MINUTE = 60.0
+"""Seconds that rows span at least, or numbers were no seconds."""
 NIGHT = 5
 """Hour before which it is a surprise that most rows come."""
 
@@ -128,7 +131,8 @@ class Findings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else a person should know: that some rows were looked at, a feature that is the label, another zone."""
+        """What else a person should know: that some rows were looked at, a feature that is the label, times that
+        may be none, another zone."""
         return tuple(_notes(self))
 
     def write(self, folder: str | Path) -> Path:
@@ -181,10 +185,15 @@ def _notes(found: Findings) -> Iterator[str]:
         label = classes(found.table.label)[2][:, 0]
         x = features - features.mean(0)
         alike = np.abs(x.T @ label) / np.maximum(np.sqrt((x**2).sum(0) * (label**2).sum()), 1e-12)
+        most = names[int(alike.argmax())]
         yield (
-            f"note: features tell the label almost wholly; {names[int(alike.argmax())]} is most like it. If it is the "
-            "label in another form, leave it out (--features)"
+            f"note: features tell the label almost wholly; {most} is most like it. If it is the label in another form, "
+            f"leave it out (--without {most})"
         )
+    times = found.table.time
+    if times is not None and not found.table.simulated and np.ptp(times) < MINUTE and np.abs(times).max() < YEAR_1973:
+        name = ", ".join(found.table.columns.get("time", ()))
+        yield f"note: the numbers of {name} are read as seconds since 1970, and span less than a minute"
     day = found.cycles.get("day")
     if day is not None and level_of(day.activity.distance, UNEVEN) != "no":
         busiest = int(np.bincount(day.slot, minlength=day.slots).argmax()) * 24 // day.slots
@@ -281,15 +290,19 @@ def lift(told: Against) -> float:
 
 def _features(clients: Clients) -> Finding:
     assert clients.looks is not None
+    looks, told = clients.looks, clients.told
     said = (
-        f"{percent(clients.looks.seen)} of a client's rows would need to look otherwise, "
-        f"{percent(clients.looks.chance)} with rows of a label shuffled"
+        f"{percent(looks.seen)} of a client's rows would need to look otherwise, "
+        f"{percent(looks.chance)} with rows of a label shuffled"
     )
-    level = level_of(clients.looks.distance, DISTANCE)
-    if clients.told is not None:
-        level = strongest(level, level_of(lift(clients.told), TOLD))
-        seen, chance = percent(clients.told.seen), percent(clients.told.chance)
-        said += f"; a row tells its client in {seen} of cases, by chance {chance}"
+    level = level_of(looks.distance, DISTANCE)
+    if told is not None:
+        also = f"a row tells its client in {percent(told.seen)} of cases, by chance {percent(told.chance)}"
+        # What made the level comes first; what is below chance says nothing beside it.
+        parts = [(level, said, looks), (level_of(lift(told), TOLD), also, told)]
+        parts.sort(key=lambda part: -LEVELS.index(part[0]))
+        level = parts[0][0]
+        said = "; ".join(text for own, text, each in parts if own == level or each.seen > each.chance)
     return Finding("features", level, said)
 
 
@@ -312,8 +325,12 @@ def _groups(clients: Clients) -> Finding:
         if clients.looks is None:
             return Finding("groups", "no", "clients do not fall into two heaps by their labels")
         return Finding("groups", "not asked", "too few clients with ten rows")
+    if what and not clients.crowds:
+        return Finding("groups", "no", f"{len(group)} clients differ by their {what}, but not in groups of several")
     sizes = sorted(np.bincount(group)[np.unique(group)].tolist(), reverse=True) if what else []
-    halves = f"{len(sizes)} groups of {listed([str(size) for size in sizes])} clients"
+    several = [str(size) for size in sizes if size > 1]
+    alone = f", {len(sizes) - len(several)} alone" * (len(several) < len(sizes))
+    halves = f"{len(several)} groups of {listed(several)} clients{alone}"
     if what == "models":
         assert models is not None
         assert clients.gain is not None

@@ -159,7 +159,7 @@ def client_map(found: Findings) -> Drawn | None:
     axes.scatter(chance[:, 0], chance[:, 1], s=area, zorder=1, **rings)
     for number in np.unique(group):
         own = group == number
-        name = f"group {number + 1} ({own.sum()} client{'s' * bool(own.sum() > 1)})" if clients.groups[0] else "clients"
+        name = f"group {number + 1} ({own.sum()} client{'s' * bool(own.sum() > 1)})" if clients.crowds else "clients"
         color, marker = GROUP_COLORS[number % 5], MARKS[number % 4]
         axes.scatter(
             places[own, 0], places[own, 1], s=area[own], color=color, marker=marker, alpha=0.8, lw=0, label=name
@@ -198,7 +198,7 @@ def hours(found: Findings) -> Drawn | None:
     hour, _ = local_slots(rows.seconds, CYCLES["day"][0], 24)
     weekday, _ = local_slots(rows.seconds, CYCLES["week"][0], 7)
     crowds = [("all clients", np.ones(len(hour), dtype=bool))]
-    if found.clients is not None and found.clients.groups[0]:
+    if found.clients is not None and found.clients.crowds:
         group = group_of_rows(rows, found.clients)
         crowds += [(f"group {number + 1}", group == number) for number in range(int(group.max()) + 1)]
     crowds = crowds[: 1 + CROWDS]

@@ -199,6 +199,11 @@ class Clients:
         return "", np.zeros(len(self.members), dtype=np.int64)
 
     @property
+    def crowds(self) -> bool:
+        """True for two groups or more of two clients or more: others are clients that differ."""
+        return bool(self.groups[0]) and int((np.bincount(self.groups[1]) > 1).sum()) > 1
+
+    @property
     def means_otherwise(self) -> float:
         """What the label of the same features is for one client and not for another, in shares of the variance."""
         return 0.0 if self.meaning is None or self.known is None else not_in_features(self.meaning, self.known)

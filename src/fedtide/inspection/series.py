@@ -25,9 +25,10 @@ def series_in(paths: Sequence[Path], roles: Roles) -> Series | None:
 
     Args:
         paths: CSV, ARFF or Parquet files.
-        roles: what a person says of their columns; who names a label, clients or features means a table.
+        roles: what a person says of their columns; who names a label, clients, features or what is left
+            out means a table.
     """
-    if any(said is not None for said in (roles.label, roles.client, roles.features)):
+    if any(said is not None for said in (roles.label, roles.client, roles.features, roles.without)):
         return None
     if any(path.suffix == ".npz" or path.is_dir() or len(read_header(path)) != 2 for path in paths):
         return None

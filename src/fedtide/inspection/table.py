@@ -20,6 +20,7 @@ from fedtide.data.sources.arrays import NPZ
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
 from fedtide.data.sources.guesses import (
+    ASKED,
     CALENDAR,
     GUESSED,
     MOST_CLASSES,
@@ -137,10 +138,10 @@ def of_columns(name: str, columns: Mapping[str, Column], roles: Roles, source: t
 
 def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that were left out as texts, and that a study can take for categories."""
-    texts = [columns[name] for name in left]
+    texts = {name: columns[name] for name, why in left.items() if why != ASKED}
     return tuple(
         name
-        for name, column in zip(left, texts, strict=True)
+        for name, column in texts.items()
         if column.numbers is None and not column.dated and column.stray is None and column.repeats
         and 2 <= column.distinct <= MOST_CATEGORIES and column.missing.mean() <= MOST_MISSING
     )  # fmt: skip
@@ -148,7 +149,8 @@ def categories_of(columns: Mapping[str, Column], left: Mapping[str, str]) -> tup
 
 def of_rows(rows: Rows, roles: Roles = Roles()) -> Table:
     """Return the table of rows of a source."""
-    given = {"label": roles.label, "client": roles.client, "time": roles.time, "features": roles.features}
+    given = {"label": roles.label, "client": roles.client, "time": roles.time, "features": roles.features,
+             "without": roles.without}  # fmt: skip
     for role, said in given.items():
         if said is not None:
             raise refused(f"{rows.name}: --{role}", said, "tables with columns (CSV, data frames)", "it has none")

@@ -204,7 +204,7 @@ class RunRecord:
         """
         rounds, values = self.accuracy(view)
         dated = any("window" in line for line in self.judged)
-        return rounds, faded(values, self.counts_for(view, rounds)) if dated else values
+        return rounds, faded(rounds, values, self.counts_for(view, rounds)) if dated else values
 
     def commonest(self, view: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the curve of the share of the commonest class among the judged rows; empty for real clients."""

@@ -25,6 +25,7 @@ from fedtide.report.tables import Table
 from fedtide.tuning.ladder import ENOUGH, Standing, standings
 from fedtide.tuning.tournament import STUDY, Rung, Tournament, curve_of, played_by, played_entries, read_tournament
 
+EARLIER = " Entries that were dropped earlier have scores of fewer rounds, which may lie above those of more."
 MOST_CURVES = 12
 """Entries whose curves are drawn: those that came farthest."""
 
@@ -61,7 +62,7 @@ def write_recommendation(root: Path, out: Path | None = None) -> Path:
         headline=headline(made),
         setting=setting(made),
         parts=[
-            Part("How they stand", standings_table(made), flatters(words), "how-they-stand",
+            Part("How they stand", standings_table(made), flatters(words) + earlier(made), "how-they-stand",
                  [swatch(look(number)) if number < MOST_CURVES else Markup("") for number in range(len(entries))]),
             *([Part("Not entered", left, "", "not-entered")] if left.rows else []),
         ],
@@ -87,6 +88,12 @@ def flatters(words: About) -> str:
         f"What the {words.score} is a run of the study tells, on test rows and seeds that the tournament did not see."
         f" A ± is one standard error over seeds.{words.explained}"
     )
+
+
+def earlier(made: Tournament) -> str:
+    """Say that not all scores are of the same rounds; "" where they are."""
+    rounds = {rung.rounds for rung in made.reached for entry in rung.values if made.last_rung(entry) is rung}
+    return EARLIER if len(rounds) > 1 else ""
 
 
 def headline(made: Tournament) -> str:

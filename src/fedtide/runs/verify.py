@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,12 @@ def verify(root: Path) -> Iterator[Verdict]:
     Raises:
         FedtideError: it is no run folder, or its configuration cannot be read.
     """
-    for run in plan(load(root, imports=False), root):
+    yield from verify_runs(plan(load(root, imports=False), root))
+
+
+def verify_runs(runs: Iterable[Planned]) -> Iterator[Verdict]:
+    """Check every file that the checkpoints of runs count on, and yield what was found run by run."""
+    for run in runs:
         folder = run.folder / "checkpoints"
         try:
             about = checkpoint.check(folder, config=digest_to_read(run))

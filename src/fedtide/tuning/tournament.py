@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,16 +24,17 @@ from typing import Any
 from fedtide.config import Experiment, brief, from_dict, resolved, slug
 from fedtide.core.atomic import flush, write_text
 from fedtide.core.durations import rounded_up
-from fedtide.core.errors import UNREADABLE, FedtideError
+from fedtide.core.errors import UNREADABLE, FedtideError, printable
 from fedtide.core.record import read_rounds, run_lock
 from fedtide.evaluate.rounds import score_in, weight_in
 from fedtide.fleets.calls import Processes
 from fedtide.runs.auto import resolve_auto
 from fedtide.runs.build import as_json
-from fedtide.runs.folder import check_entries
+from fedtide.runs.folder import check_entries, plan
 from fedtide.runs.folder import load as load_study
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Run
+from fedtide.runs.verify import Verdict, verify_runs
 from fedtide.tuning.ladder import (
     LEAST,
     SEEDS,
@@ -51,7 +52,7 @@ from fedtide.tuning.ladder import (
 LADDER = "ladder.jsonl"
 STUDY = "study.toml"
 COMMENT = """\
-# Written by fedtide recommend: the methods of its tournament that may be the best, for a proper run.
+# Written by fedtide recommend: the methods of its tournament that may be the best{beside}, for a proper run.
 # Its seeds are fresh: the tournament played none but some of {seeds}.
 """
 
@@ -247,7 +248,9 @@ def write_study(root: Path, made: Tournament) -> Path:
     """Write the study with the survivors, and plain FedAvg to compare them with, ready for `fedtide run`."""
     names = list(made.survivors)
     plain = next((each.entry for each in played_entries(made) if made.candidates[0].method == each.method), None)
-    names += [plain] if plain is not None and plain not in names else []
+    beside = ""
+    if plain is not None and plain not in names:
+        names, beside = [*names, plain], f", and {printable(plain)} to compare them with"
     values = resolved(made.study)
     values["method"] = [method for method in values["method"] if method["name"] in names]
     values["claim"] = [
@@ -259,7 +262,7 @@ def write_study(root: Path, made: Tournament) -> Path:
         values["baseline"] = plain or names[0]
     text = brief(from_dict(values, where=str(root / STUDY)))
     seeds = played_by(made.study).seeds
-    write_text(root / STUDY, COMMENT.format(seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
+    write_text(root / STUDY, COMMENT.format(beside=beside, seeds=f"{seeds[0]} to {seeds[-1]}") + text + "\n")
     return root / STUDY
 
 
@@ -270,6 +273,25 @@ def played_entries(made: Tournament) -> list[Candidate]:
         order |= dict.fromkeys(each.entry for each in standings(rung.values))
     by_name = {each.entry: each for each in made.candidates}
     return [by_name[entry] for entry in order]
+
+
+def verify(root: Path) -> Iterator[Verdict]:
+    """Check the runs that a tournament played, as far as it played them, and yield what was found run by run.
+
+    Raises:
+        FedtideError: it is no folder of a tournament, or its configuration or ladder cannot be read.
+    """
+    made = read_tournament(root, imports=False)
+    reached = {
+        (entry, seed): rung.rounds for rung in made.reached for entry, own in rung.values.items() for seed in own
+    }
+    runs = plan(played_by(made.study), root)
+    played = [run for run in runs if (run.method.name, run.seed) in reached or run.folder.exists()]
+    for verdict in verify_runs(played):
+        least = reached.get((verdict.run.method.name, verdict.run.seed), 0)
+        if verdict.wrong is None and verdict.rounds < least:
+            verdict = replace(verdict, wrong=f"{verdict.run.folder}: {LADDER} has {least} rounds of it")
+        yield verdict
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------
@@ -453,7 +475,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     taken: dict[str, Cost] = {}  # by methods, whose variants take as long
     failed: dict[str, str] = {}
     many = len({each.method for each in candidates})
-    playing.display.begin(f"how long {many} methods take", many * rounds)
+    playing.display.begin(f"timing {many} methods", many * rounds)
     together, measured_first = max(playing.processes, 1), 0
     while waiting and not (len(taken) > 2 and begins - playing.left > MEASURED * begins):
         some, waiting = waiting[:together], waiting[together:]

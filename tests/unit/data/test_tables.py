@@ -53,6 +53,14 @@ def npz(folder: Path, **arrays) -> NPZ:
     return NPZ(str(folder / "data.npz"))
 
 
+def test_a_file_that_is_not_utf_8_is_told_by_its_line(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_bytes("x,label\n1,a\n2,ü\n".encode("latin-1"))
+    said = r"damaged or not a CSV file in UTF-8 \(line 3, byte 3, 0xfc: .*; save it as UTF-8\)$"
+    with pytest.raises(FedtideError, match=said):
+        CSV(str(file)).load(None, 0)
+
+
 def test_npz_columns_come_back(tmp_path):
     x = np.random.default_rng(0).random((4, 3))
     rows = npz(
@@ -224,9 +232,13 @@ def test_csv_features_can_be_chosen(tmp_path):
 
 
 def test_csv_times_are_seconds_or_iso_8601(tmp_path):
-    stamps = ["1970-01-01T00:01:00", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00", "12.5"]
+    stamps = ["1970-01-01T00:01:00Z", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00", "12.5"]
     text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
     assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
+    with pytest.raises(
+        FedtideError, match=r"row 2: time: found '1970-01-01T00:01:00', but 2 times name a time zone and 1"
+    ):
+        table(tmp_path, text.replace("Z", ""), time="t").load(None, 0)
 
 
 @pytest.mark.parametrize(("scale", "unit"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import combinations
@@ -19,11 +20,13 @@ from fedtide.api import Request, prepare
 from fedtide.config import read as read_experiment
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
+from fedtide.data.sources.files import bare
 from fedtide.goals.planted import planted
 from fedtide.inspection import pictures
 from fedtide.inspection.advice import helps
-from fedtide.inspection.findings import found_in
+from fedtide.inspection.findings import _features, found_in
 from fedtide.inspection.page import PAGE, STUDY
+from fedtide.inspection.shares import Against
 from fedtide.inspection.study import CANDIDATES, methods, study
 from fedtide.inspection.table import Roles, Table, read
 from fedtide.report.render import TEMPLATES
@@ -320,6 +323,9 @@ def test_the_command_prints_eight_lines_and_writes_a_page_and_a_study_that_can_b
          "too; allowed: another column"),
         ({"label": "basket", "features": "No,basket"}, "shop.csv: --features: found 'basket', but --label names it"),
         ({"time": "", "zone": "Europe/Berlin"}, "shop.csv: --zone: found 'Europe/Berlin', but no column looks"),
+        ({"without": "wnd"}, "shop.csv: --without: no column 'wnd'; allowed: No, when, station_id"),
+        ({"without": "basket,wind", "features": "basket"}, "shop.csv: --without: found 'basket', but --features names"),
+        ({"label": ""}, "shop.csv: --label: found '', allowed: the name of a column"),
         ({"label": "constant"}, "shop.csv: label: found 1013, but all rows have the same; allowed: two different"),
     ],
 )  # fmt: skip
@@ -327,6 +333,24 @@ def test_a_wrong_option_is_one_line(tmp_path, options, said):
     with pytest.raises(ft.FedtideError) as raised:
         ft.inspect(table(tmp_path / "shop.csv"), **options)
     assert str(raised.value).startswith(said)
+
+
+def test_columns_of_a_frame_that_are_called_by_numbers_are_named_by_them():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({0: np.arange(40) % 7, 1: np.repeat([5, 6], 20), 2: ["a", "b"] * 20})
+    assert str(ft.inspect(frame, label=2, client=1, features=[0])) == str(
+        ft.inspect(frame, label="2", client="1", features="0")
+    )
+    assert ft.data.table(frame, label=2, client=1, quiet=True).client_names == ("5", "6")
+
+
+def test_columns_may_be_left_out_without_naming_all_others(tmp_path):
+    said = read(table(tmp_path / "a.csv"), Roles(without="wind,No")).said
+    assert said[1].endswith("features: basket")
+    assert said[2] == "left out: constant (always the same), wind (as asked) and No (as asked)"
+    found = read(table(tmp_path / "a.csv"), Roles(label="basket", features="No", without="score"))
+    assert found.columns["categories"] == ()  # nor is a text that comes again offered as categories
+    assert ft.inspect(table(tmp_path / "a.csv"), without=["wind", "No"]).table.said == said
 
 
 def test_numbers_that_no_model_holds_are_left_out_and_said(tmp_path):
@@ -372,6 +396,85 @@ def test_what_is_missing_is_said_and_nothing_is_written(tmp_path, capsys):
     assert found["mix"].said == "no column of time"
 
 
+def test_without_features_the_command_says_why_there_is_no_study(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("user,a,label\n" + "".join(f"u{row % 3},,{row % 2}\n" for row in range(60)))
+    assert done("inspect", tmp_path / "a.csv", "--out", tmp_path / "made") == 0
+    assert "no study: no columns of features are left" in capsys.readouterr().out
+    assert not (tmp_path / "made" / STUDY).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("v1.1_transformed.arff", "v1.1_transformed"), ("air.b.csv.gz", "air.b"), ("x.CSV", "x")]
+)
+def test_a_folder_is_named_by_a_file_without_its_known_endings(name, folder):
+    assert bare(name) == folder
+
+
+def test_a_column_that_is_called_like_a_time_and_cannot_be_read_is_said_to_be_one():
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    dates = [f"{1 + row % 28:02}/01/2024" for row in range(60)]
+    said = read({**columns, "when": dates, "remark": dates}).said[-1]
+    why = "text; called like a time, but '01/01/2024' is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
+    assert said == f"left out: when ({why}) and remark (text)"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (1700000000000 + 3600000 * np.arange(60), "as milliseconds since 1970"),
+        (1700000000.0 + 3600 * np.arange(60), "as seconds since 1970"),
+        (20240101 + np.arange(60), None),
+        (1700000000.5 + 3600 * np.arange(60), None),
+        (np.arange(60), None),
+    ],
+)
+def test_whole_numbers_that_are_dates_since_1970_are_the_time_where_they_are_called_so(values, said):
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    found = read({**columns, "when": values})
+    assert found.columns["time"] == (("when",) if said else ())
+    assert said is None or said in found.said[1]
+    assert read({**columns, "weight": values}).columns["time"] == ()
+
+
+def test_the_index_of_a_frame_is_its_time_where_it_is_of_dates():
+    pandas = pytest.importorskip("pandas")
+    hours = pandas.date_range("2026-03-01", periods=60, freq="h", tz="Europe/Berlin")
+    frame = pandas.DataFrame({"x": np.arange(60) % 7, "label": np.arange(60) % 2}, hours)
+    assert "time: index (2026-02-28 23:00 to" in read(frame).said[1]
+    assert "time: at (2026-02-28 23:00 to" in read(frame.rename_axis("at")).said[1]
+    assert ft.data.table(frame, quiet=True).time is not None
+    assert read(frame.reset_index(drop=True)).time is None
+    other = read(frame.assign(when=hours[::-1]))
+    assert other.columns["time"] == ("when",)
+    assert other.said[2] == "left out: index (dates)"
+
+
+def test_an_empty_frame_is_said_to_be_empty():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ft.FedtideError, match=r"data: found 'DataFrame', but it has no rows; allowed: files, a data"):
+        ft.inspect(pandas.DataFrame())
+
+
+def test_times_in_zones_beside_times_without_are_refused(tmp_path):
+    hours = [f"2024-01-{1 + row % 28:02}T05:00" for row in range(60)]
+    columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
+    for odd, named, bare_ones, other in (("+02:00", 1, 59, ""), ("", 59, 1, "+02:00")):
+        times = [f"{hour}{odd if row == 40 else other}" for row, hour in enumerate(hours)]
+        said = f"row 40: when: time: found '{times[40]}', but {named} times name a time zone and {bare_ones} do not"
+        with pytest.raises(ft.FedtideError, match=re.escape(said)):
+            ft.inspect({**columns, "when": times})
+    assert (
+        ft.inspect({**columns, "when": [f"{hour}+0{row % 3}:00" for row, hour in enumerate(hours)]}).table.zone is None
+    )
+
+
+def test_numbers_that_span_less_than_a_minute_are_noted_as_seconds():
+    month = {"x": np.arange(240) % 7, "month": 1 + np.arange(240) // 10, "label": np.arange(240) % 2}
+    said = "note: the numbers of month are read as seconds since 1970, and span less than a minute"
+    assert said in ft.inspect(month, time="month").notes
+    assert ft.inspect(month | {"month": 1000 * month["month"]}, time="month").notes == ft.inspect(month).notes
+
+
 def test_one_client_and_one_time_and_no_features():
     same = planted("nothing", 0, 200)
     one = found_in(replace(same, client=np.full(200, "a"), time=np.zeros(200)))
@@ -382,6 +485,28 @@ def test_one_client_and_one_time_and_no_features():
     bare = found_in(replace(same, features=None))
     assert bare["features"].level == bare["matter"].level == "not asked"
     assert bare["labels"].level == "no"
+
+
+def test_two_clients_are_no_groups_and_one_beside_groups_is_alone():
+    x, user = np.arange(600) % 7, np.arange(600) // 7 % 6
+    pair = ft.inspect({"x": x, "user": user % 2, "label": (x > 3) == (user % 2 < 1)})
+    assert pair["meaning"].level == "strong"
+    assert (pair["groups"].level, pair["groups"].said) == (
+        "no", "2 clients differ by their models, but not in groups of several"
+    )  # fmt: skip
+    several = ft.inspect({"x": x, "user": user, "label": np.where(user == 5, x == 1, (x > 3) == (user < 3))})
+    assert several["groups"].said.startswith("2 groups of 3 and 2 clients, 1 alone: their models")
+
+
+def test_what_tells_that_features_differ_comes_first_and_what_is_below_chance_is_not_said():
+    clients = ft.inspect({"x": np.arange(400) % 7, "user": np.arange(400) % 20, "label": np.arange(400) % 3}).clients
+    said = []
+    for looks, told in (((0.03, 0.05), (0.7, 0.4)), ((0.07, 0.05), (0.7, 0.4)), ((0.03, 0.05), (0.4, 0.4))):
+        pair = (Against(*each, 0.001) for each in (looks, told))
+        said.append(_features(replace(clients, **dict(zip(("looks", "told"), pair, strict=True)))).said)
+    assert said[0] == "a row tells its client in 70 % of cases, by chance 40 %"
+    assert said[1].startswith("a row tells its client in 70 % of cases, by chance 40 %; 7.0 % of a client's rows")
+    assert said[2].startswith("3.0 % of a client's rows")
 
 
 def test_labels_that_are_all_the_same_are_refused():
@@ -408,7 +533,7 @@ def test_a_feature_that_is_the_label_is_noted():
     features = np.concatenate([table.features, np.eye(4)[label]], 1)
     names = tuple(f"x{number}" for number in range(8))
     found = found_in(replace(table, features=features, columns={"features": names}))
-    assert any("features tell the label almost wholly" in note for note in found.notes)
+    assert any(re.search(r"features tell the label almost wholly; .*--without x4\)", note) for note in found.notes)
 
 
 def test_the_template_ships():

@@ -108,6 +108,8 @@ def test_points_of_a_sweep_are_columns(tmp_path, library):
 
 
 def test_what_is_missing_for_a_frame_is_said_in_a_line(done, library):
+    with pytest.raises(ft.FedtideError, match=r"^library of data frames: found 'arrow', allowed: pandas, polars$"):
+        done.frame("arrow")
     library()
     with pytest.raises(ft.FedtideError, match=r'^a data frame needs pandas or polars; pip install "fedtide\[frames\]"'):
         done.frame()

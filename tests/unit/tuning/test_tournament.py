@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import fedtide as ft
+from fedtide.cli import main
 from fedtide.config import Experiment, read
 from fedtide.core.errors import FedtideError
+from fedtide.report.recommendation import earlier, write_recommendation
 from fedtide.runs import folder
 from fedtide.tuning import ladder, tournament
 from fedtide.tuning.ladder import Ladder, value_at
@@ -54,6 +60,25 @@ def test_half_of_the_methods_play_all_rounds_and_seeds_are_added_until_one_leads
     assert ready.seeds == (0, 1)
     assert {*made.survivors, "A"} == {method.name for method in ready.method}
     assert ready.baseline == "A"
+    comment = (root / "study.toml").read_text().splitlines()[0]
+    assert (", and A to compare them with, for a proper run" in comment) is ("A" not in made.survivors)
+    assert "may lie above those of more" in earlier(made)
+    assert "may lie above those of more" in write_recommendation(root).read_text()
+    assert not earlier(replace(made, reached=made.reached[:1]))
+
+
+def test_the_study_says_that_plain_averaging_is_there_to_compare_with(tmp_path, plan):
+    root = begun(tmp_path / "t", A, PROX)
+    assert execute(root, workers=1)
+    made = read_tournament(root)
+    rung = made.reached[-1]
+    behind = replace(made, reached=(replace(rung, kept=("prox",)),))
+    tournament.write_study(root, behind)
+    text = (root / "study.toml").read_text()
+    assert text.startswith(
+        "# Written by fedtide recommend: the methods of its tournament that may be the best, and A to"
+    )
+    assert {method.name for method in read(root / "study.toml").method} == {"A", "prox"}
 
 
 def test_what_is_left_of_the_budget_goes_into_more_rounds_of_the_better_half(tmp_path, monkeypatch):
@@ -94,6 +119,31 @@ def test_a_tournament_that_was_stopped_anywhere_ends_as_another_one(tmp_path, pl
         assert execute(cut, workers=1)
         assert told(cut) == told(whole)
     assert (cut / "study.toml").read_text() == (whole / "study.toml").read_text()
+
+
+def test_verify_looks_at_the_runs_that_were_played(tmp_path, plan, capsys):
+    root = begun(tmp_path / "t", A, PROX, MOMENTUM)
+    assert execute(root, workers=1)
+    found = ft.verify(root)
+    played = {(entry, seed) for rung in read_tournament(root).reached for entry in rung.values for seed in rung.seeds}
+    assert {(verdict.run.method.name, verdict.run.seed) for verdict in found} >= played
+    assert all(verdict.wrong is None and verdict.rounds in (2, 3, 4) for verdict in found)
+    record = root / "a" / "2" / "rounds.jsonl"
+    record.write_text(record.read_text().replace("0", "1", 1))
+    shutil.rmtree(root / "a" / "3")
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", str(root)])
+    said = [line for line in capsys.readouterr().out.splitlines() if not re.search(r": whole, [234] of 4 ", line)]
+    assert [line.split(":")[0] for line in said] == ["A · seed 2", "A · seed 3"]
+    assert "rounds.jsonl" in said[0]
+    assert "ladder.jsonl has" in said[1]
+
+
+def test_a_tune_folder_has_no_runs_to_verify(tmp_path):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "trials.jsonl").touch()
+    with pytest.raises(FedtideError, match=r"a tune folder keeps no runs; allowed: a run folder"):
+        ft.verify(tmp_path)
 
 
 def test_a_method_that_fails_is_left_out_and_named(tmp_path, plan):

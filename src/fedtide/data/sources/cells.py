@@ -46,12 +46,26 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     with reading(path, "a CSV file in UTF-8"), io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
         lines = ((row, line) for row, line in enumerate(csv.reader(file), start=1) if line)
         ahead: list[tuple[int, list[str]]] = []
-        for at in lines:
-            ahead.append(at)
-            if (first := "".join(at[1]).strip().lower()) and not first.startswith("%"):
-                break
-        weka = ahead and first.startswith("@relation")
-        yield _of_arff(path, lines) if weka else chain(ahead, lines)
+        try:
+            for at in lines:
+                ahead.append(at)
+                if (first := "".join(at[1]).strip().lower()) and not first.startswith("%"):
+                    break
+            weka = ahead and first.startswith("@relation")
+            yield _of_arff(path, lines) if weka else chain(ahead, lines)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{_undecoded(path)}: {error.reason}; save it as UTF-8") from None
+
+
+def _undecoded(path: Path) -> str:
+    """Name the first line of a file that is not UTF-8, and the byte in it."""
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return f"line {number}, byte {error.start + 1}, 0x{line[error.start]:02x}"
+    return "its end"
 
 
 def _of_arff(path: Path, lines: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -57,6 +57,11 @@ class Column:
         numbers[~self.missing] = found
         return numbers if np.isfinite(found).all() else None
 
+    @property
+    def known(self) -> np.ndarray:
+        """The numbers that are there; none of other columns."""
+        return np.empty(0) if self.numbers is None else self.numbers[~self.missing]
+
     @cached_property
     def texts(self) -> np.ndarray:
         """Cells as texts; whole numbers without a point."""
@@ -69,18 +74,18 @@ class Column:
     @cached_property
     def whole(self) -> bool:
         """True if every number is whole."""
-        return self.numbers is not None and bool((self.numbers[~self.missing] % 1 == 0).all())
+        return self.numbers is not None and bool((self.known % 1 == 0).all())
 
     @cached_property
     def largest(self) -> float:
         """The largest absolute number; 0 without numbers."""
-        return 0.0 if self.numbers is None else float(np.abs(self.numbers[~self.missing]).max(initial=0.0))
+        return float(np.abs(self.known).max(initial=0.0))
 
     @cached_property
     def distinct(self) -> int:
         """Number of different cells."""
         if self.numbers is not None:
-            return len(np.unique(self.numbers[~self.missing]))
+            return len(np.unique(self.known))
         return len(set(self.texts[~self.missing].tolist()))
 
     @cached_property
@@ -107,6 +112,11 @@ class Column:
             return True
         some = self.values[~self.missing][:20]
         return bool(len(some)) and self.numbers is None and all(_is_date(value) for value in some)
+
+    @property
+    def undated(self) -> str:
+        """The first cell that is no date; "" where the first ones are."""
+        return next((str(value) for value in self.values[~self.missing][:20] if not _is_date(value)), "")
 
     @property
     def days(self) -> bool:
@@ -153,8 +163,10 @@ def columns_of(frame: Any, where: str) -> dict[str, Column]:
         list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
     )
     if not len(names):
-        raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns")
-    columns = {str(name): _array(frame[name]) for name in names}
+        empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
+        but = "it has no rows" if empty and not len(frame) else "it has no columns" if empty else ""
+        raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
+    columns = _of_index(frame, list(map(str, names))) | {str(name): _array(frame[name]) for name in names}
     for name, column in columns.items():
         if column.ndim != 1:
             raise refused(f"{where}: shape of column '{name}'", column.shape, "(rows,)")
@@ -163,6 +175,15 @@ def columns_of(frame: Any, where: str) -> dict[str, Column]:
         if rows != others:
             raise refused(f"{where}: rows of column '{name}'", others, f"{rows}, as of '{first}'")
     return {name: Column(column) for name, column in columns.items()}
+
+
+def _of_index(frame: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the index of a pandas frame as a column where it is of dates: it is the time of the rows."""
+    index = getattr(frame, "index", None)
+    if getattr(getattr(index, "dtype", None), "kind", "") != "M":
+        return {}
+    name = str(getattr(index, "name", None) or "index")
+    return {f"{name} (index)" if name in names else name: _array(index)}
 
 
 def _array(values: Any) -> np.ndarray:

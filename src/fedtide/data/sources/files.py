@@ -34,6 +34,20 @@ UNPACKED, TIMES = 2**30, 200
 """Bytes, and times its own size, to one of which a file may unpack: text and tables hardly shrink to a fiftieth."""
 
 
+ENDINGS = ".gz", ".bz2", ".xz", ".csv", ".arff", ".parquet", ".npz", ".txt", ".toml"
+"""Endings of files that are packed, and of tables and studies."""
+
+
+def bare(name: str) -> str:
+    """Return the name of a file without the endings that say what it is.
+
+    >>> bare("WISDM_v1.1_transformed.arff"), bare("air.csv.gz"), bare("day.1")
+    ('WISDM_v1.1_transformed', 'air', 'day.1')
+    """
+    stem, dot, ending = name.rpartition(".")
+    return bare(stem) if stem and f"{dot}{ending}".lower() in ENDINGS else name
+
+
 class Loading(Protocol):
     """A source of rows."""
 

@@ -17,7 +17,16 @@ from fedtide.core.prose import listed
 from fedtide.data.rows import Rows, with_target
 from fedtide.data.sources.column import Column, columns_of
 from fedtide.data.sources.files import find
-from fedtide.data.sources.guesses import GUESSED, MOST_CLASSES, Assigned, Roles, assign, read_columns, when_of
+from fedtide.data.sources.guesses import (
+    GUESSED,
+    MOST_CLASSES,
+    Assigned,
+    Roles,
+    assign,
+    read_columns,
+    spelled_columns,
+    when_of,
+)
 from fedtide.data.sources.table import Columns
 from fedtide.data.sources.when import spanned
 from fedtide.data.targets import Number, Setting
@@ -73,15 +82,8 @@ def table(
     rows = len(next(iter(columns.values())).values)
     if not rows:
         raise FedtideError(f"{name}: no rows")
-    joined = [None if each is None or isinstance(each, str) else ",".join(each) for each in (time, features)]
-    roles = Roles(
-        label,
-        client,
-        time if isinstance(time, str) else joined[0],
-        joined[1],
-        domain=domain,
-        option="",
-    )
+    label, client, time, features, domain = map(spelled_columns, (label, client, time, features, domain))
+    roles = Roles(label, client, time, features, domain=domain, option="")
     found = assign(name, columns, roles, categories=True)
     if not found.features:
         raise FedtideError(f"{name}: no feature columns left beside {found.label}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from fedtide.core.durations import zone_of
 from fedtide.core.errors import FedtideError, nearest, refused, shown
 from fedtide.data.sources.cells import NotANumber, is_number, numeric_columns, read_cells
 from fedtide.data.sources.column import Column
-from fedtide.data.sources.when import seconds_of
+from fedtide.data.sources.when import is_epoch, seconds_of
 
 MOST_CLASSES = 100
 """Different whole numbers up to which a label is a class; more are a measure."""
@@ -43,6 +44,8 @@ ORDERS = "index instant no nr row rownum number id unnamed"
 """Words in the names of columns."""
 GUESSED = ", guessed, as no column is called so"
 """What is said of a label that is but the last column that may be one."""
+ASKED = "as asked"
+"""Why a column is left out that a person leaves out."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Roles:
     """Columns as a person names them; None is guessed, "" for none.
 
     time: a column, or those of a date, divided by commas. features: divided by commas. zone: the time zone in which
-    hours and days are counted; times that name no zone are taken as they are. option: what stands before the name of a
-    role in messages.
+    hours and days are counted; times that name no zone are taken as they are. without: columns that are left out,
+    divided by commas. option: what stands before the name of a role in messages.
     """
 
     label: str | None = None
@@ -60,6 +63,7 @@ class Roles:
     features: str | None = None
     zone: str | None = None
     domain: str | None = ""
+    without: str | None = None
     option: str = "--"
 
 
@@ -96,18 +100,25 @@ def assign(
         FedtideError: a column is not there, has two parts, or none looks like a label.
     """
     option = roles.option
-    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label or None,
-             "features": roles.features}  # fmt: skip
+    given = {"time": roles.time, "client": roles.client, "domain": roles.domain, "label": roles.label,
+             "features": roles.features, "without": roles.without}  # fmt: skip
     named = {role: _named(name, columns, said, f"{option}{role}") for role, said in given.items() if said is not None}
+    if named.get("label") == ():
+        raise refused(f"{name}: {option}label", roles.label, "the name of a column")
     for one, other in combinations(named, 2):
         both = [column for column in named[other] if column in named[one]]
         if both and (one, other) != ("time", "features"):  # an hour is both
             raise refused(f"{name}: {option}{other}", both[0], "another column", f"{option}{one} names it, too")
 
+    without = named.pop("without", ())
+    columns = {column: cells for column, cells in columns.items() if column not in without}
+
     def free(*parts: Sequence[str]) -> dict[str, Column]:
         return {column: columns[column] for column in columns if not any(column in part for part in parts)}
 
-    when, client, domain, label, features = (named.get(role, ()) for role in given)
+    when, client, domain, label, features = (
+        named.get(role, ()) for role in ("time", "client", "domain", "label", "features")
+    )
     if "time" not in named:
         when = guess_time(free(client, domain, label))
     if roles.zone is not None and not when:
@@ -135,16 +146,28 @@ def assign(
     if "label" not in named:
         called_so = LABELS.split()
         left = {c: _no_label(columns[c], why) if c.strip().lower() in called_so else why for c, why in left.items()}
+    left |= dict.fromkeys(without, ASKED)
     for feature in features:
         if columns[feature].dated or (columns[feature].numbers is None and not categories):
             kind = "numbers, or of texts that come again" if categories else "numbers"
-            why = "" if columns[feature].stray is None else _text(columns[feature], first)
+            why = "" if columns[feature].stray is None else _text(feature, columns[feature], first)
             raise refused(f"{name}: {option}features", feature, f"columns of {kind}", why)
     for part in when[1:] if len(when) == 2 else when if len(when) > 2 else ():
         if columns[part].numbers is None:
             raise refused(f"{name}: {option}time", part, "numbers for the parts of a date")
     guessed = "label" not in named and not called(label, LABELS)
     return Assigned(label[0], next(iter(client), None), next(iter(domain), None), when, features, left, guessed)
+
+
+def spelled_columns(said: Any) -> str | None:
+    """Return columns as text, several divided by commas; None stays: names in a data frame may be numbers.
+
+    >>> spelled_columns(4), spelled_columns(["year", "month"])
+    ('4', 'year,month')
+    """
+    if said is None or isinstance(said, str):
+        return said
+    return ",".join(map(str, said)) if isinstance(said, Iterable) else str(said)
 
 
 def read_columns(paths: Sequence[Path]) -> dict[str, Column]:
@@ -208,9 +231,9 @@ def guess_time(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if all(part in at and columns[at[part]].whole for part in DATE[:3]):
         rest = [part for part in DATE[3:] if part in at and columns[at[part]].whole]
         return tuple(at[part] for part in (*DATE[:3], *rest))
-    return tuple(name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None)[
-        :1
-    ]
+    numbers = [name for name in called(columns, "time timestamp ts datetime") if columns[name].numbers is not None]
+    epochs = [name for name in called(columns, TIMES) if columns[name].whole and is_epoch(columns[name].known)]
+    return (*epochs, *numbers)[:1]
 
 
 def guess_client(columns: Mapping[str, Column]) -> tuple[str, ...]:
@@ -255,7 +278,7 @@ def guess_features(
         elif column.distinct < 2:
             left[name] = "always the same"
         elif column.numbers is None and (column.dated or not few):
-            left[name] = "dates" if column.dated else _text(column, first)
+            left[name] = "dates" if column.dated else _text(name, column, first)
         elif counts_rows(name, column):
             left[name] = "numbers the rows"
         elif column.whole and "id" in words_of(name):
@@ -265,9 +288,11 @@ def guess_features(
     return tuple(name for name in columns if name not in left), left
 
 
-def _text(column: Column, first: int) -> str:
+def _text(name: str, column: Column, first: int) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     if column.stray is None:
+        if called([name], TIMES) and any(map(str.isdigit, cell := column.undated)):
+            return f"text; called like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray
     cell = shown(str(column.cell(row)))

@@ -1,11 +1,11 @@
-"""Times of any kind as seconds since 1970; without a time zone they are in UTC."""
+"""Times of any kind as seconds since 1970; where none names a time zone they are in UTC."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,17 @@ UNITS = ((1e17, 1e9, "nanoseconds"), (1e14, 1e6, "microseconds"), (1e11, 1e3, "m
 """Least size of a time that is a number, how many make a second, and the unit; smaller ones are seconds."""
 YEAR_1973 = 1e8
 """Seconds from which numbers are taken for a date."""
+YEAR_1990, YEAR_2100 = 631152000.0, 4102444800.0
+
+
+def is_epoch(numbers: np.ndarray) -> bool:
+    """Tell whether numbers may be dates from 1990 to 2100 in seconds since 1970, or in thousandths of them and less.
+
+    >>> is_epoch(np.array([1.7e12, 1.7e12 + 500])), is_epoch(np.array([20240131.0]))
+    (True, False)
+    """
+    at = since_1970(numbers)[0]
+    return len(at) > 0 and bool(at.min() >= YEAR_1990) and bool(at.max() < YEAR_2100)
 
 
 def since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
@@ -106,18 +117,39 @@ def dates(columns: Sequence[Sequence[str]], where: Callable[[int], str]) -> np.n
 
 def _each(cells: Sequence[Any], where: Callable[[int], str]) -> tuple[np.ndarray, str]:
     known: dict[Any, float] = {}
+    zoned: dict[Any, bool] = {}
     for row, cell in enumerate(cells):
         if cell not in known:
             try:
                 known[cell] = _seconds(cell)
+                if _is_date(cell):
+                    zoned[cell] = _in_zone(cell)
             except (TypeError, ValueError, OverflowError):
                 raise _refused(where(row), cell) from None
+    if len({*zoned.values()}) > 1:
+        _refuse_mixed(cells, zoned, where)
     found = np.array([known[cell] for cell in cells], np.float64)
     return (found, "") if any(map(_is_date, known)) else since_1970(found)
 
 
 def _is_date(cell: Any) -> bool:
     return isinstance(cell, tuple | date) or (isinstance(cell, str) and not is_number(cell))
+
+
+def _in_zone(cell: Any) -> bool:
+    """Tell whether a date says in which time zone it is."""
+    at = datetime.fromisoformat(cell) if isinstance(cell, str) else cell
+    return isinstance(at, datetime) and at.tzinfo is not None
+
+
+def _refuse_mixed(cells: Sequence[Any], zoned: Mapping[Any, bool], where: Callable[[int], str]) -> NoReturn:
+    """Raise for the first of the fewer times, where some name a time zone and others do not."""
+    dated = [row for row, cell in enumerate(cells) if cell in zoned]
+    rows = [[row for row in dated if zoned[cells[row]] is own] for own in (True, False)]
+    named, bare = map(len, rows)
+    but = f"{named:,} times name a time zone and {bare:,} do not"
+    row = min(rows, key=len)[0]
+    raise refused(f"{where(row)}: time", str(cells[row]), "a zone in every time, or in none", but)
 
 
 def _refused(where: str, cell: Any) -> FedtideError:
