@@ -174,17 +174,41 @@ def told_by_others(times: Array, values: Array, period: float, weights: Array | 
         period: length of a cycle.
         weights: (n,) of the rounds, 1 in the mean.
     """
+    cycles = max(round((times[-1] - times[0] + _step(times)) / period), 2)
+    parts = _told(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
+    return 1 - sum(left for left, _ in parts) / (sum(whole for _, whole in parts) + 1e-300)
+
+
+def told_within(times: Array, values: Array, period: float, longer: float, weights: Array | float = 1.0) -> bool:
+    """Tell whether the curve of a period is in most parts of a longer one: each of which then follows from the others.
+
+    More than two thirds of the parts are asked for, as there may be no rhythm on two days of a week. The corners that a
+    smooth week rounds off come again in every week, and are waves of a day's length too, but lie in a few of its days,
+    of which no other day tells.
+
+    Args:
+        times: (n,) in order.
+        values: (n,), what the longer period leaves.
+        period: length of a part.
+        longer: length of the longer period, three parts at least.
+        weights: (n,) of the rounds, 1 in the mean.
+    """
+    part = np.floor(times % longer / longer * round(longer / period))
+    parts = _told(times, values, period, part, weights)
+    return sum(left < whole for left, whole in parts) > 2 / 3 * len(parts)
+
+
+def _told(times: Array, values: Array, period: float, part: Array, weights: Array | float) -> list[tuple[float, float]]:
+    """Return the sum of squares of each part (n,) that a curve fitted to the others leaves, and the sum before."""
     root = np.sqrt(np.broadcast_to(weights, len(times)))
     values, waves = root * (values - _mean(values, root)), root[:, None] * _waves(times, np.array([1 / period]))[0]
-    cycles = max(round((times[-1] - times[0] + _step(times)) / period), 2)
-    cycle = np.minimum((times - times[0]) // period, cycles - 1)
-    rest = 0.0
-    for held in np.unique(cycle):
-        others, own = cycle != held, cycle == held
+    parts = []
+    for held in np.unique(part):
+        others, own = part != held, part == held
         inner = waves[others].T @ waves[others] + 1e-3 * others.sum() * np.eye(waves.shape[1])
         curve = np.linalg.solve(inner, waves[others].T @ values[others])
-        rest += float(((values[own] - waves[own] @ curve) ** 2).sum())
-    return 1 - rest / (float((values**2).sum()) + 1e-300)
+        parts.append((float(((values[own] - waves[own] @ curve) ** 2).sum()), float((values[own] ** 2).sum())))
+    return parts
 
 
 def read_shares(series: Array, groups: int, known: Array, weights: Array | float = 1.0) -> Array:
@@ -216,6 +240,8 @@ def look(times: Array, series: Array, draw: np.random.Generator, weights: Array 
     is sought anew, and 10 more; if two whole cycles were heard; and if the cycles tell at least half as much of one
     another as the curve explains. A second period is sought in what the first leaves, and shuffled are rounds of the
     same phase there: corners that the first curve rounds off come again in every cycle, and are no period of their own.
+    A day in a stronger week comes again, too: a part of the first period is believed beside shuffles of all rounds, if
+    most such parts follow from the others.
 
     Args:
         times: (n,) in order.
@@ -243,6 +269,11 @@ def look(times: Array, series: Array, draw: np.random.Generator, weights: Array 
     place = np.argsort(phase)
     shuffled_left[place] = left[swaps] * (root[swaps] / root[place, None])
     second, *_ = _believed(times, left, shuffled_left, weights)
+    if second is None:
+        places = np.stack(orders, 1)
+        part, *_ = _believed(times, left, left[places] * (root[places] / root[:, None]), weights)
+        if part is not None and first >= 2.5 * part and told_within(times, left, part, first, weights):
+            second = part
     return Found(True, (first,) if second is None else (first, second), gain, chance)
 
 

@@ -57,6 +57,30 @@ def test_day_and_week():
         assert sorted(found) == pytest.approx([16, 112], rel=0.05)
 
 
+@pytest.mark.parametrize("weekend", [0.8, 1.0, 1.5])
+def test_a_day_is_found_beside_a_week_that_is_stronger(weekend):
+    """The weekend's step is that many times the day's swing; the day comes again in each week, as corners would."""
+    rounds = np.arange(512)
+    day = (1 - np.cos(2 * np.pi * rounds / 24)) / 2
+    shares = (day + weekend * (rounds // 24 % 7 >= 5)) / (1 + weekend)
+    for seed in range(2):
+        assert sorted(looked(shares, seed).periods) == pytest.approx([24, 168], rel=0.05)
+
+
+WEEKS = {
+    "a weekend": lambda rounds: 0.1 + 0.8 * (rounds // 24 % 7 >= 5),
+    "two days apart": lambda rounds: 0.1 + 0.8 * np.isin(rounds // 24 % 7, (0, 3)),
+    "a saw": lambda rounds: rounds % 168 / 168,
+    "a peak": lambda rounds: linear(512, 168, 4.0),
+}
+
+
+@pytest.mark.parametrize("week", WEEKS)
+def test_a_week_alone_has_no_day(week):
+    for seed in range(3):
+        assert looked(WEEKS[week](np.arange(512)), seed).periods == pytest.approx((168,), rel=0.03)
+
+
 @pytest.mark.parametrize("period", [16, 32])
 def test_corners_are_no_second_period(period):
     """A curve rounds off a block; what is left at its corners comes again in every cycle, as harmonics."""
