@@ -221,7 +221,7 @@ def fedtem(
         state, _ = step_branches(state, server, got, lam)
         state, weighed = beside.step(state, reply.total)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
-        heard = prior.see(state.prior, fleet.moment, got, rng)
+        heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
         q = prior.shares(fleet.moment, branches, heard)
         own = rows["pi"].argmax(1)
         member = own if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(own)))

@@ -210,7 +210,7 @@ def fedtkm(
         got = mean(reply.total)
         qbar, summed = got["modes"], reply.total["features"]
         mass = torch.tensor([0.0 if mode is None else mode.weight for mode in summed], dtype=torch.float64)
-        heard = prior.see(state.prior, fleet.moment, got, rng)
+        heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
         q = prior.shares(fleet.moment, branches, heard)
         # Line 13: alpha (Eq. 13), with the step of Eq. 27.
         log_alpha = state.log_alpha

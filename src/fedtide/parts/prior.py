@@ -6,10 +6,10 @@ the exponent of the shift; appendix A.3 for "soft", whose peak we put at s = 0 a
 participants. "measured" and more than two groups are our own extension.
 
 Every prior has `check(groups)`, which algorithms call at construction; `init(groups)`, the memo that it begins with;
-`see(memo, moment, told, rng)`, the memo after a round, from the means `told` of its sums; `shares(moment, groups,
-memo)`, the expected share of each group (groups,) in float64, or None for no expectation; `facts(memo)` for the record;
-`timed`, whether it depends on the time; and `sketch`, how many numbers it has clients add to their sums, or None. Only
-"soft" and "learned" have a memo; for the others it may be left out.
+`see(memo, moment, told, rng, came)`, the memo after a round, from the means `told` of its sums over those who `came`;
+`shares(moment, groups, memo)`, the expected share of each group (groups,) in float64, or None for no expectation;
+`facts(memo)` for the record; `timed`, whether it depends on the time; and `sketch`, how many numbers it has clients add
+to their sums, or None. Only "soft" and "learned" have a memo; for the others it may be left out.
 
 The time is the round, or with a period such as "1d" the clock: then `phase` is a time of the day such as "14h". A
 simulation begins at midnight; real clients have the midnight of their time zone.
@@ -33,7 +33,7 @@ from fedtide.core.durations import Duration, seconds_of
 from fedtide.core.errors import FedtideError, refused, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.parts.rhythm import LEAST, Found, curve, look, read_shares
+from fedtide.parts.rhythm import LEAST, Found, curve, look, read_shares, weights_of
 
 Rounds = Annotated[Positive | None, OfShift("period")]
 RoundPeak = Annotated[Finite | None, OfShift("peak")]
@@ -53,7 +53,7 @@ class Expecting:
         """Return the memo before the first round."""
         return None
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
         """Return the memo after a round."""
         return memo
 
@@ -244,7 +244,7 @@ class Soft(_Timed):
     kind: Literal["soft"] = "soft"
     most: ClassVar[float] = 2
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
         """Return the expected share of the first group (Eq. 26); it is the memo.
 
             s = 0            1
@@ -257,6 +257,7 @@ class Soft(_Timed):
             moment: the round; s is the time since a peak of the first group mod T, in whole rounds.
             told: "modes", of which the first is `now`: the counted share of the first group.
             rng: not used.
+            came: not used.
         """
         s, period = self.elapsed(moment)
         now = float(told["modes"][0])
@@ -275,13 +276,14 @@ class Soft(_Timed):
 class Heard:
     """What a learned prior remembers of n rounds, and what it believes.
 
-    rounds: how many were heard in all. times: (n,) in rounds. sketches: (n, d) means over participants. shares: (n, K)
-    as they are read now, or as counted where nothing is read. ahead: (K,) forecast of the last round before it was
-    heard, or None. found: result of the last look.
+    rounds: how many were heard in all. times: (n,) in rounds. counts: (n,) participants. sketches: (n, d) means over
+    them. shares: (n, K) as they are read now, or as counted where nothing is read. ahead: (K,) forecast of the last
+    round before it was heard, or None. found: result of the last look.
     """
 
     rounds: int
     times: Tensor
+    counts: Tensor
     sketches: Tensor
     shares: Tensor
     ahead: Tensor | None
@@ -317,9 +319,9 @@ class Learned(Expecting):
     def init(self, groups: int) -> Heard:
         """Return the memo before the first round."""
         none = torch.zeros(0, dtype=torch.float64)
-        return Heard(0, none, none, none, None, Found(False, (), 0.0, 0.0))
+        return Heard(0, none, none, none, none, None, Found(False, (), 0.0, 0.0))
 
-    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng) -> Any:
+    def see(self, memo: Any, moment: Moment, told: Mapping[str, Tensor], rng: Rng, came: int = 1) -> Any:
         """Return the memo after a round.
 
         Args:
@@ -327,24 +329,26 @@ class Learned(Expecting):
             moment: the round.
             told: means over participants: the "sketch" (d,), and the counted shares of the "modes" (K,).
             rng: the round's key, for shuffles.
+            came: participants, by which rounds are weighted.
         """
         groups, rounds = len(told["modes"]), memo.rounds + 1
         ahead = self._ahead(memo, moment)
-        now = torch.tensor([float(moment.round)], dtype=torch.float64)
-        times, sketches, shares = (
+        now, count = torch.tensor([[float(moment.round)], [float(came)]], dtype=torch.float64)
+        times, counts, sketches, shares = (
             (torch.cat([old, new]) if memo.rounds else new)[-self.memory :]
             for old, new in (
                 (memo.times, now),
+                (memo.counts, count),
                 (memo.sketches, told["sketch"].double()[None]),
                 (memo.shares, told["modes"].double()[None]),
             )
         )
-        found = memo.found
+        found, weights = memo.found, weights_of(counts.numpy())
         if rounds % self.look_every == 0 and len(times) >= LEAST and groups > 1:
-            found = look(times.numpy(), sketches.numpy(), rng.at("rhythm").numpy())
+            found = look(times.numpy(), sketches.numpy(), rng.at("rhythm").numpy(), weights)
         if found.moves:
-            shares = torch.from_numpy(read_shares(sketches.numpy(), groups, shares.numpy()))
-        return Heard(rounds, times, sketches, shares, ahead, found)
+            shares = torch.from_numpy(read_shares(sketches.numpy(), groups, shares.numpy(), weights))
+        return Heard(rounds, times, counts, sketches, shares, ahead, found)
 
     def shares(self, moment: Moment, groups: int, memo: Any = None) -> Tensor | None:
         """Return the share of each group (groups,): as read in the round heard last, else as forecast, or None."""
@@ -368,8 +372,8 @@ class Learned(Expecting):
         """Return the shares of a round to come (groups,), or None if no period is believed."""
         if not memo.found.periods:
             return None
-        at = np.array([float(moment.round)])
-        shares = curve(memo.times.numpy(), memo.shares.numpy(), memo.found.periods, at)[0].clip(0, 1)
+        at, weights = np.array([float(moment.round)]), weights_of(memo.counts.numpy())
+        shares = curve(memo.times.numpy(), memo.shares.numpy(), memo.found.periods, at, weights)[0].clip(0, 1)
         return torch.from_numpy(shares / shares.sum())
 
 

@@ -55,7 +55,23 @@ class Found:
     chance: float
 
 
-def slowest(series: Array, directions: int = 1) -> tuple[Array, Array]:
+def weights_of(counts: Array) -> Array:
+    """Return weights of rounds (n,), 1 in the mean: participants, up to ten times the median.
+
+    What chance puts into a mean is the less, the more take part; in a large cohort the rest is the population's own.
+
+    Args:
+        counts: (n,) participants.
+
+    >>> weights_of(np.array([10.0, 10.0, 20.0, 40.0]))
+    array([0.5, 0.5, 1. , 2. ])
+    """
+    capped = np.minimum(counts, 10 * np.median(counts))
+    weights: Array = capped / capped.mean()
+    return weights
+
+
+def slowest(series: Array, directions: int = 1, weights: Array | float = 1.0) -> tuple[Array, Array]:
     """Find the directions of a series whose readings change least from round to round.
 
     They have the largest autocorrelation at `LAGS`, in coordinates of equal noise, with a covariance shrunk the more
@@ -64,6 +80,7 @@ def slowest(series: Array, directions: int = 1) -> tuple[Array, Array]:
     Args:
         series: (n, d).
         directions: number of directions, the slowest first.
+        weights: (n,) of the rounds, 1 in the mean: chance is the less, the more take part.
 
     Returns:
         Readings (n, directions) around 0, and the autocorrelation of each direction (directions,).
@@ -71,19 +88,21 @@ def slowest(series: Array, directions: int = 1) -> tuple[Array, Array]:
     from scipy.linalg import eigh  # takes long to import
 
     n, d = series.shape
-    noise = np.diff(series, axis=0).std(0) / np.sqrt(2)
-    centered = (series - series.mean(0)) / np.where(noise > 0, noise, 1.0)
-    spread = centered.T @ centered / n
+    root = np.sqrt(np.broadcast_to(weights, n))[:, None]
+    noise = (np.diff(series, axis=0) / np.sqrt((root[1:] ** -2 + root[:-1] ** -2) / 2)).std(0) / np.sqrt(2)
+    centered = (series - _mean(series, root)) / np.where(noise > 0, noise, 1.0)
+    weighed = root * centered
+    spread = weighed.T @ weighed / n
     spread += np.eye(d) * (np.trace(spread) / d * (0.05 + 0.5 * d / n) + 1e-12)
     alike = np.zeros((d, d))
     for lag in LAGS:
-        product = centered[lag:].T @ centered[:-lag]
+        product = weighed[lag:].T @ weighed[:-lag]
         alike += (product + product.T) / (2 * (n - lag) * len(LAGS))
     values, vectors = eigh(alike, spread, subset_by_index=[d - min(directions, d), d - 1])
     return (centered @ vectors)[:, ::-1], values[::-1]
 
 
-def gains(times: Array, values: Array, frequencies: Array) -> Array:
+def gains(times: Array, values: Array, frequencies: Array, weights: Array | float = 1.0) -> Array:
     """Return the gain in BIC of a periodic curve over a constant, for each frequency and series (frequencies, series).
 
     `n log(total / rest) - (2 H + 1) log n` with H harmonics, where the frequency counts as one more number.
@@ -92,9 +111,10 @@ def gains(times: Array, values: Array, frequencies: Array) -> Array:
         times: (n,).
         values: (n, series).
         frequencies: cycles per unit of time.
+        weights: (n,) of the rounds, 1 in the mean.
     """
-    n, values = len(times), values - values.mean(0)
-    waves = _waves(times, frequencies)
+    n, root = len(times), np.sqrt(np.broadcast_to(weights, len(times)))[:, None]
+    values, waves = root * (values - _mean(values, root)), root * _waves(times, frequencies)
     # The ridge is for periods whose harmonics are alike at whole rounds.
     inner = waves.transpose(0, 2, 1) @ waves + 1e-6 * n * np.eye(waves.shape[2])
     product = waves.transpose(0, 2, 1) @ values
@@ -104,7 +124,7 @@ def gains(times: Array, values: Array, frequencies: Array) -> Array:
     return gain
 
 
-def best_period(times: Array, values: Array) -> tuple[float, float]:
+def best_period(times: Array, values: Array, weights: Array | float = 1.0) -> tuple[float, float]:
     """Return the period with the largest gain, and that gain; multiples give way to a period that is nearly as good.
 
     Periods of 6 steps to two thirds of what was heard are tried, so that one too long to be believed does not lend its
@@ -113,10 +133,13 @@ def best_period(times: Array, values: Array) -> tuple[float, float]:
     Args:
         times: (n,) in order.
         values: (n,).
+        weights: (n,) of the rounds, 1 in the mean.
     """
     grid = _grid(len(times)) / _step(times)
-    frequency, gain = _near(times, values, float(grid[gains(times, values[:, None], grid)[:, 0].argmax()]))
-    parts = [_near(times, values, k * frequency) for k in (4, 3, 2) if k * frequency <= grid[-1]]
+    frequency, gain = _near(
+        times, values, weights, float(grid[gains(times, values[:, None], grid, weights)[:, 0].argmax()])
+    )
+    parts = [_near(times, values, weights, k * frequency) for k in (4, 3, 2) if k * frequency <= grid[-1]]
     for part in parts:
         if part[1] > gain - max(10.0, 0.1 * gain):
             return 1 / part[0], part[1]
@@ -126,12 +149,12 @@ def best_period(times: Array, values: Array) -> tuple[float, float]:
     return 1 / frequency, gain
 
 
-def _near(times: Array, values: Array, frequency: float) -> tuple[float, float]:
+def _near(times: Array, values: Array, weights: Array | float, frequency: float) -> tuple[float, float]:
     """Return the best frequency near a point of the grid, and its gain."""
     grid = _grid(len(times)) / _step(times)
     width = 1 / (6 * len(times) * _step(times))
     near = np.clip(frequency + np.linspace(-width, width, 21), grid[0], 1 / (2 * HARMONICS * _step(times)))
-    gain = gains(times, values[:, None], near)[:, 0]
+    gain = gains(times, values[:, None], near, weights)[:, 0]
     return float(near[gain.argmax()]), float(gain.max())
 
 
@@ -140,7 +163,7 @@ def _came_twice(times: Array, period: float) -> bool:
     return period <= 1.05 * len(times) * _step(times) / 2
 
 
-def told_by_others(times: Array, values: Array, period: float) -> float:
+def told_by_others(times: Array, values: Array, period: float, weights: Array | float = 1.0) -> float:
     """Return the share of the variance of each cycle that a curve fitted to the other cycles explains; at most 1.
 
     A step or a slow drift is well described by some curve, but no cycle of it tells another: then it is not positive.
@@ -149,78 +172,127 @@ def told_by_others(times: Array, values: Array, period: float) -> float:
         times: (n,) in order, two cycles at least.
         values: (n,).
         period: length of a cycle.
+        weights: (n,) of the rounds, 1 in the mean.
     """
-    values, waves = values - values.mean(), _waves(times, np.array([1 / period]))[0]
     cycles = max(round((times[-1] - times[0] + _step(times)) / period), 2)
-    cycle = np.minimum((times - times[0]) // period, cycles - 1)
-    rest = 0.0
-    for held in np.unique(cycle):
-        others, own = cycle != held, cycle == held
+    parts = _told(times, values, period, np.minimum((times - times[0]) // period, cycles - 1), weights)
+    return 1 - sum(left for left, _ in parts) / (sum(whole for _, whole in parts) + 1e-300)
+
+
+def told_within(times: Array, values: Array, period: float, longer: float, weights: Array | float = 1.0) -> bool:
+    """Tell whether the curve of a period is in most parts of a longer one: each of which then follows from the others.
+
+    More than two thirds of the parts are asked for, as there may be no rhythm on two days of a week. The corners that a
+    smooth week rounds off come again in every week, and are waves of a day's length too, but lie in a few of its days,
+    of which no other day tells.
+
+    Args:
+        times: (n,) in order.
+        values: (n,), what the longer period leaves.
+        period: length of a part.
+        longer: length of the longer period, three parts at least.
+        weights: (n,) of the rounds, 1 in the mean.
+    """
+    part = np.floor(times % longer / longer * round(longer / period))
+    parts = _told(times, values, period, part, weights)
+    return sum(left < whole for left, whole in parts) > 2 / 3 * len(parts)
+
+
+def _told(times: Array, values: Array, period: float, part: Array, weights: Array | float) -> list[tuple[float, float]]:
+    """Return the sum of squares of each part (n,) that a curve fitted to the others leaves, and the sum before."""
+    root = np.sqrt(np.broadcast_to(weights, len(times)))
+    values, waves = root * (values - _mean(values, root)), root[:, None] * _waves(times, np.array([1 / period]))[0]
+    parts = []
+    for held in np.unique(part):
+        others, own = part != held, part == held
         inner = waves[others].T @ waves[others] + 1e-3 * others.sum() * np.eye(waves.shape[1])
         curve = np.linalg.solve(inner, waves[others].T @ values[others])
-        rest += float(((values[own] - waves[own] @ curve) ** 2).sum())
-    return 1 - rest / (float((values**2).sum()) + 1e-300)
+        parts.append((float(((values[own] - waves[own] @ curve) ** 2).sum()), float((values[own] ** 2).sum())))
+    return parts
 
 
-def read_shares(series: Array, groups: int, known: Array) -> Array:
+def read_shares(series: Array, groups: int, known: Array, weights: Array | float = 1.0) -> Array:
     """Return the share of each group in each round (n, K), from the readings of the slowest directions.
 
-    A group's own reading is the most extreme one, in means of three rounds: shares are between the extremes seen.
+    A group's own reading is the most extreme one, in means of three rounds, or of five where fewer came to the three
+    than to one round in the mean: shares are between the extremes seen.
 
     Args:
         series: (n, d) sketches of the rounds, three at least.
         groups: K.
         known: (n, K) shares as they were told before, or counted; they say which group is which.
+        weights: (n,) of the rounds, 1 in the mean.
     """
-    readings = slowest(series, groups - 1)[0]
-    smooth = (readings[:-2] + readings[1:-1] + readings[2:]) / 3
-    shares = shares_between(readings, extremes(smooth, groups))
+    readings, w = slowest(series, groups - 1, weights)[0], np.broadcast_to(weights, len(series))[:, None]
+    both = np.concatenate([w, w * readings], 1)
+    summed = both[:-2] + both[1:-1] + both[2:]
+    few = summed[:, 0] < 1
+    summed[1:][few[1:]] += both[:-3][few[1:]]
+    summed[:-1][few[:-1]] += both[3:][few[:-1]]
+    shares = shares_between(readings, extremes(summed[:, 1:] / summed[:, :1], groups))
     return shares[:, order_like(shares, known)]
 
 
-def look(times: Array, series: Array, draw: np.random.Generator) -> Found:
+def look(times: Array, series: Array, draw: np.random.Generator, weights: Array | float = 1.0) -> Found:
     """Look for a slow direction of a series, and for one or two periods in it.
 
     A period is believed if its gain is above 1.5 times the largest of shuffled rounds, in each of which the direction
     is sought anew, and 10 more; if two whole cycles were heard; and if the cycles tell at least half as much of one
     another as the curve explains. A second period is sought in what the first leaves, and shuffled are rounds of the
     same phase there: corners that the first curve rounds off come again in every cycle, and are no period of their own.
+    A day in a stronger week comes again, too: a part of the first period is believed beside shuffles of all rounds, if
+    most such parts follow from the others.
 
     Args:
         times: (n,) in order.
         series: (n, d) sketches of the rounds.
         draw: for the shuffles.
+        weights: (n,) of the rounds, 1 in the mean. A round that a shuffle puts elsewhere takes the noise of that place.
     """
-    readings, (alike, *_) = slowest(series)
+    readings, (alike, *_) = slowest(series, weights=weights)
     orders = [draw.permutation(len(times)) for _ in range(SHUFFLES)]
-    shuffled = [slowest(series[order]) for order in orders]
+    root = np.sqrt(np.broadcast_to(weights, len(times)))
+    middle = _mean(series, root[:, None])
+    shuffled = [
+        slowest(series[order] + (series[order] - middle) * (root[order] / root - 1)[:, None], weights=weights)
+        for order in orders
+    ]
     moves = bool(alike > 1.2 * max(values[0] for _, values in shuffled))
     values = readings[:, 0]
-    first, gain, chance = _believed(times, values, np.concatenate([found for found, _ in shuffled], 1))
+    first, gain, chance = _believed(times, values, np.concatenate([found for found, _ in shuffled], 1), weights)
     if first is None:
         return Found(moves, (), gain, chance)
-    left = values - folded(times, values[:, None], first, times)[:, 0]
+    left = values - folded(times, values[:, None], first, times, weights)[:, 0]
     phase = np.floor(times % first / _step(times))
     shuffled_left = np.empty((len(times), SHUFFLES))
-    shuffled_left[np.argsort(phase)] = left[np.stack([np.lexsort((draw.random(len(times)), phase)) for _ in orders], 1)]
-    second, *_ = _believed(times, left, shuffled_left)
+    swaps = np.stack([np.lexsort((draw.random(len(times)), phase)) for _ in orders], 1)
+    place = np.argsort(phase)
+    shuffled_left[place] = left[swaps] * (root[swaps] / root[place, None])
+    second, *_ = _believed(times, left, shuffled_left, weights)
+    if second is None:
+        places = np.stack(orders, 1)
+        part, *_ = _believed(times, left, left[places] * (root[places] / root[:, None]), weights)
+        if part is not None and first >= 2.5 * part and told_within(times, left, part, first, weights):
+            second = part
     return Found(True, (first,) if second is None else (first, second), gain, chance)
 
 
-def _believed(times: Array, values: Array, shuffled: Array) -> tuple[float | None, float, float]:
+def _believed(
+    times: Array, values: Array, shuffled: Array, weights: Array | float
+) -> tuple[float | None, float, float]:
     """Return the period, or None if it is not believed; its gain; and the largest of the shuffled series (n, s)."""
     n = len(times)
     if n < LEAST:
         return None, 0.0, 0.0
-    period, gain = best_period(times, values)
-    chance = float(gains(times, shuffled, _grid(n) / _step(times)).max())
+    period, gain = best_period(times, values, weights)
+    chance = float(gains(times, shuffled, _grid(n) / _step(times), weights).max())
     if gain <= 1.5 * max(chance, 0.0) + 10 or not _came_twice(times, period):
         return None, gain, chance
     explained = 1 - np.exp(-(gain + (2 * HARMONICS + 1) * np.log(n)) / n)
-    return (period if told_by_others(times, values, period) > explained / 2 else None), gain, chance
+    return (period if told_by_others(times, values, period, weights) > explained / 2 else None), gain, chance
 
 
-def curve(times: Array, values: Array, periods: Sequence[float], at: Array) -> Array:
+def curve(times: Array, values: Array, periods: Sequence[float], at: Array, weights: Array | float = 1.0) -> Array:
     """Return the sum of the curves of one or two periods at other times (at, series).
 
     Args:
@@ -228,15 +300,16 @@ def curve(times: Array, values: Array, periods: Sequence[float], at: Array) -> A
         values: (n, series).
         periods: their lengths; the curve of each is of what the earlier ones leave.
         at: times, also of the future.
+        weights: (n,) of the rounds.
     """
     made, left = np.zeros((len(at), values.shape[1])), values
     for period in periods:
-        made = made + folded(times, left, period, at)
-        left = left - folded(times, left, period, times)
+        made = made + folded(times, left, period, at, weights)
+        left = left - folded(times, left, period, times, weights)
     return made
 
 
-def folded(times: Array, values: Array, period: float, at: Array) -> Array:
+def folded(times: Array, values: Array, period: float, at: Array, weights: Array | float = 1.0) -> Array:
     """Return means of the values at nearly the same phase of a period (at, series).
 
     Args:
@@ -244,10 +317,11 @@ def folded(times: Array, values: Array, period: float, at: Array) -> Array:
         values: (n, series).
         period: its length.
         at: times, also of the future.
+        weights: (n,) of the rounds.
     """
     apart = np.abs((at[:, None] - times[None]) / period)
     apart = np.minimum(apart % 1, -apart % 1)
-    kernel = np.exp(-0.5 * (apart / WIDTH) ** 2) + 1e-300
+    kernel = weights * (np.exp(-0.5 * (apart / WIDTH) ** 2) + 1e-300)
     mean: Array = kernel @ values / kernel.sum(1, keepdims=True)
     return mean
 
@@ -317,6 +391,12 @@ def _waves(times: Array, frequencies: Array) -> Array:
 def _grid(n: int) -> Array:
     """Return frequencies in cycles per step, six times as dense as `n` steps can tell apart."""
     return np.arange(1.5 / n, 1 / (2 * HARMONICS) + 1e-12, 1 / (6 * n))
+
+
+def _mean(values: Array, root: Array) -> Array:
+    """Return the mean over rounds, by the roots of their weights."""
+    mean: Array = (root**2 * values).mean(0)
+    return mean
 
 
 def _step(times: Array) -> float:

@@ -72,5 +72,7 @@ def test_no_training_moves_a_sketch(method):
     """Three rounds with everyone there: the mean sketch is the same in each, whatever the weights became."""
     made = toy(method, {"prior": "learned", "anchor": False, "cohort": "everyone"}, shift={"who": "always"})
     run = played(made, rounds=3)
-    sketches = run.state.prior.sketches
+    sketches, counts = run.state.prior.sketches, run.state.prior.counts
+    assert counts[0] > 1
+    assert counts.eq(counts[0]).all()
     assert torch.equal(sketches, sketches[:1].expand(3, -1))

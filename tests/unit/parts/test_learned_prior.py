@@ -174,7 +174,25 @@ def test_the_memo_survives_its_checkpoint(demo):
     prior, told = Learned(), {"sketch": torch.ones(16).double(), "modes": torch.tensor([0.3, 0.7]).double()}
     one, two = (prior.see(each, at(101), told, Rng(5)) for each in (memo, back))
     assert one.found == two.found
-    assert all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("times", "sketches", "shares"))
+    assert all(
+        torch.equal(getattr(one, name), getattr(two, name)) for name in ("times", "counts", "sketches", "shares")
+    )
+
+
+def test_a_large_cohort_counts_for_more():
+    """Counts are kept as long as sketches; that the same rounds were of one size would be another reading."""
+    came = np.random.default_rng(1000).choice([1, 19], 96)
+    series, shares = world(linear(96, 32), 0, m=came)
+    ends = []
+    for told_of in (came, np.full(96, 5)):
+        prior, memo = Learned(memory=90), Learned().init(2)
+        for t in range(96):
+            told = {"sketch": torch.from_numpy(series[t]), "modes": torch.from_numpy(shares[t])}
+            memo = prior.see(memo, at(t), told, Rng(t), int(told_of[t]))
+        ends.append(memo)
+    assert ends[0].counts.tolist() == came[6:].tolist()
+    assert error(ends[0].shares[came[6:] == 19], shares[6:][came[6:] == 19]) < 0.12
+    assert not torch.equal(ends[0].shares, ends[1].shares)
 
 
 def test_there_are_no_more_groups_than_numbers():

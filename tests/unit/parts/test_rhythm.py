@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtide.core.curves import periodic_shares
-from fedtide.parts.rhythm import best_period, look, read_shares, slowest
+from fedtide.parts.rhythm import best_period, look, read_shares, slowest, weights_of
 from helpers.rhythms import linear, world
 
 
@@ -55,6 +55,30 @@ def test_day_and_week():
     for seed in range(2):
         found = looked(shares, seed).periods
         assert sorted(found) == pytest.approx([16, 112], rel=0.05)
+
+
+@pytest.mark.parametrize("weekend", [0.8, 1.0, 1.5])
+def test_a_day_is_found_beside_a_week_that_is_stronger(weekend):
+    """The weekend's step is that many times the day's swing; the day comes again in each week, as corners would."""
+    rounds = np.arange(512)
+    day = (1 - np.cos(2 * np.pi * rounds / 24)) / 2
+    shares = (day + weekend * (rounds // 24 % 7 >= 5)) / (1 + weekend)
+    for seed in range(2):
+        assert sorted(looked(shares, seed).periods) == pytest.approx([24, 168], rel=0.05)
+
+
+WEEKS = {
+    "a weekend": lambda rounds: 0.1 + 0.8 * (rounds // 24 % 7 >= 5),
+    "two days apart": lambda rounds: 0.1 + 0.8 * np.isin(rounds // 24 % 7, (0, 3)),
+    "a saw": lambda rounds: rounds % 168 / 168,
+    "a peak": lambda rounds: linear(512, 168, 4.0),
+}
+
+
+@pytest.mark.parametrize("week", WEEKS)
+def test_a_week_alone_has_no_day(week):
+    for seed in range(3):
+        assert looked(WEEKS[week](np.arange(512)), seed).periods == pytest.approx((168,), rel=0.03)
 
 
 @pytest.mark.parametrize("period", [16, 32])
@@ -144,6 +168,56 @@ def test_the_names_of_groups_are_those_of_before():
     series, came = world(linear(64, 32), 0)
     both = [read_shares(series, 2, known) for known in (came, came[:, ::-1])]
     assert both[0].tolist() == both[1][:, ::-1].tolist()
+
+
+# -- rounds of few and of many -----------------------------------------------------------------------------------------
+
+
+def unequal(n: int, seed: int, few: int, many: int) -> np.ndarray:
+    return np.random.default_rng(1000 + seed).choice([few, many], n)
+
+
+@pytest.mark.parametrize(("few", "many"), [(1, 19), (3, 100)])
+def test_a_round_of_one_does_not_stretch_the_extremes(few, many):
+    """A round of one is off by a fifth of the distance of two groups; taken for their own, all others are pressed."""
+    off = []
+    for seed in range(8):
+        came = unequal(192, seed, few, many)
+        series, shares = world(linear(192, 32), seed, m=came)
+        for weights in (1.0, weights_of(came)):
+            read = read_shares(series, 2, shares, weights)
+            off.append(np.sqrt(((read - shares)[came == many] ** 2).mean()))
+    alike, weighed = np.mean(np.reshape(off, (8, 2)), 0)
+    assert weighed < 0.11 < alike if many == 19 else weighed < alike < 0.08
+
+
+def test_a_period_is_believed_where_few_rounds_have_many():
+    """Groups nearer to each other than clients are: rounds of one are chance alone."""
+    believed = []
+    for seed in range(6):
+        came = unequal(128, seed, 1, 19)
+        series, _ = world(linear(128, 32), seed, m=came, apart=1.5)
+        for weights in (1.0, weights_of(came)):
+            believed.append(look(np.arange(128.0), series, np.random.default_rng(seed), weights).periods != ())
+    assert np.sum(np.reshape(believed, (6, 2)), 0).tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("many", [19, 1000])
+def test_nothing_is_found_in_rounds_of_few_and_of_many(many):
+    for seed in range(10):
+        came = unequal(96, seed, 1, many)
+        series, _ = world(np.full(96, 0.5), seed, m=came)
+        found = look(np.arange(96.0), series, np.random.default_rng(seed), weights_of(came))
+        assert found.periods == ()
+
+
+def test_cohorts_of_one_size_change_no_bit():
+    series, came = world(linear(96, 32), 0)
+    alike, weighed = (
+        look(np.arange(96.0), series, np.random.default_rng(0), w) for w in (1.0, weights_of(np.full(96, 7)))
+    )
+    assert alike == weighed
+    assert read_shares(series, 2, came, weights_of(np.full(96, 7))).tolist() == read_shares(series, 2, came).tolist()
 
 
 # -- what does not matter ---------------------------------------------------------------------------------------------
