@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import tomli_w
 import fedtide as ft
 from fedtide import cli
 from fedtide.config import read
+from fedtide.multi.expert_nets import ALONE
 from fedtide.request import Output
 from fedtide.tuning import tournament
 from fedtide.tuning.ladder import Ladder
@@ -91,7 +93,10 @@ def test_from_data_to_a_study(here, capsys):
     assert capsys.readouterr().out == ""
     made = tournament.read_tournament(here / "shops")
     assert {each.method for each in made.candidates} >= {"FedAvg", "Each alone", "IFCA, K = 2"}
-    assert {each.entry.rpartition(" ")[2] for each in made.candidates} == {"0.05", "0.2"}
+    rates = [each.entry.rpartition(" ")[2] for each in made.candidates]
+    assert set(rates[:-2]) == {"0.05", "0.2"}
+    assert rates[-2:] == ["0.00015", "0.0006"]
+    assert read("shops/config.toml").method[-1].settings()["solver"] == replace(ALONE, lr=0.0006)
     assert (here / "shops" / "inspection" / "inspection.html").is_file()
     ready = read("shops/study.toml")
     assert len(ready.method) < len(made.candidates)

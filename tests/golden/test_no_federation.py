@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.trees import same
 from fedtide.core.types import Moment
+from fedtide.learn.device import drawn_from
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
@@ -41,6 +45,33 @@ def test_a_client_trains_once_and_again_when_its_rows_change():
     assert trained[0] == 8
     assert trained[1] == trained[3] == 0
     assert trained[2] > 0
+
+
+@pytest.mark.parametrize("model", ["linear", "python:helpers.toys:dropping", "python:helpers.toys:normed"])
+def test_a_client_is_judged_by_what_it_trained_once(model):
+    """On test rows by the model that stopped by validation rows, on these by that of a client without any."""
+    solver = {**FEW, "lr": 0.5, "epochs": 90}
+    run = played(toy("local", {"solver": solver}, shift=STILL, model=model), rounds=1)
+    train, adapt, now, stopped = run.host.algorithm.works["train"], run.host.algorithm.adapt, Moment(0, 6), 0
+    for client in run.host.population.clients.tolist():
+        shard = run.host.population.shard(client, now)
+        hidden = replace(shard, fetch_val=None)
+        with drawn_from(client):
+            kept = train({}, None, shard, now, Rng(client)).memory
+        with drawn_from(client):
+            whole = train({}, None, hidden, now, Rng(client)).memory["own"]
+        assert adapt({}, kept, shard, now, Rng(99)) is None
+        assert same(adapt({}, kept, hidden, now, Rng(99)).memory["own"], whole)
+        assert "judged" not in train({}, None, replace(shard, apart=True), now, Rng(client)).memory
+        stopped += not same(kept["own"], whole)
+    assert stopped
+
+
+def test_one_whose_training_breaks_in_the_end_keeps_the_model_at_which_it_stopped():
+    solver = {"lr": 1.0, "weight_decay": 1e3, "epochs": 40}
+    run = played(toy("local", {"solver": solver}, shift=STILL), rounds=1)
+    for client in run.host.population.clients.tolist():
+        assert run.fleet.engine.memory.read(client, (99, 0)).keys() == {"own", "seen"}
 
 
 def test_one_without_labeled_rows_is_judged_by_a_model_that_nobody_has_trained():

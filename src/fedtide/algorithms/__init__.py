@@ -516,7 +516,8 @@ REGISTRY: Mapping[str, Entry] = {
         variants={"shared": {"cluster_layer": "head", "server": "adam", **DRIFT}},
     ),
     "local": Entry(
-        local_only, "nothing", "baseline", tells={"": "nothing"}, keeps="its model, and a checksum of its rows",
+        local_only, "nothing", "baseline", tells={"": "nothing"},
+        keeps="its model, the one that validation rows judge, and checksums of its rows",
         exempt={
             "degenerate": "a client whose rows break its training spoils its own model alone, and nothing is summed",
             "update": "it starts from nothing that others have trained, so it cannot forget what is theirs",

@@ -7,13 +7,15 @@ Choices:
     have changed; nothing is sent either way. All reachable clients look for that in every round, so there is no cohort.
     A client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One without
     any is judged by an untrained model.
+    Validation samples by which training stopped cannot judge it. What they judge is the model at the end of the same
+    training, all epochs of it, which the client keeps as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import Spelled
 from fedtide.core.rng import Rng
-from fedtide.core.trees import raw
+from fedtide.core.trees import all_finite, raw
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -38,7 +40,7 @@ from fedtide.learn.device import home
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task
 from fedtide.models import Model
-from fedtide.multi.expert_nets import ALONE, Networks
+from fedtide.multi.expert_nets import ALONE, Networks, local_experts
 from fedtide.multi.personal import Alone, predict_personal
 
 
@@ -54,7 +56,8 @@ def local_only(
 ) -> Algorithm[State]:
     """Training of each client alone, without a federation.
 
-    Sends nothing; clients keep their model and a checksum of the samples that it was trained on.
+    Sends nothing; clients keep their model, the one that validation samples judge, and checksums of the samples that
+    they were trained on.
 
     Args:
         task: model and loss; `example` set if clients have another network.
@@ -67,11 +70,24 @@ def local_only(
     def init(fleet: Fleet, rng: Rng) -> State:
         return State(task.init(rng))
 
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def fit(memory: Memory, shard: Shard, moment: Moment, rng: Rng, both: bool) -> Answer | None:
         seen = checksum(shard)
         if not len(shard) or (memory is not None and torch.equal(memory["seen"], seen)):
             return None
-        return Answer({}, memory={**alone.fit(nets, (), shard, moment, rng), "seen": seen})
+        own, last = local_experts(nets.of(model), solver, shard, moment, rng, whole=both)
+        kept = {"own": own, "seen": seen}
+        if both and all_finite(last):  # else that would cost the client its model
+            kept["judged"] = {"own": last, "seen": checksum(replace(shard, fetch_val=None))}
+        return Answer({}, memory=kept)
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        return fit(memory, shard, moment, rng, both=bool(shard.val) and not shard.apart)
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        judged = None if memory is None else memory.get("judged")
+        if judged is not None and torch.equal(judged["seen"], checksum(shard)):
+            return Answer({}, memory=judged)
+        return fit(memory, shard, moment, rng, both=False)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         return state, {"trained": len(fleet.ask("train", fleet.reachable, {}).clients)}
@@ -80,7 +96,7 @@ def local_only(
         return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).told)
 
     return Algorithm(
-        "local", init, {"train": train}, round, shared_weights, predict, adapt=train, keeps=1,
+        "local", init, {"train": train}, round, shared_weights, predict, adapt=adapt, keeps=2,
         compute_cost=training_cost(solver, {}),
     )  # fmt: skip
 

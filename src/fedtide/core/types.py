@@ -87,6 +87,7 @@ class Shard:
         mask: (rows, steps) which steps count, for sequences; else None.
         fetch_val: fetches the client's validation rows; see `val`.
         bins: (rows,) what reads labels is given where `y` are no classes; else None.
+        apart: whether the client is never judged on its validation rows; if it is, they are hidden from its `adapt`.
     """
 
     x: Tensor
@@ -96,6 +97,7 @@ class Shard:
     mask: Tensor | None = None
     fetch_val: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
     bins: Tensor | None = None
+    apart: bool = False
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -103,7 +105,7 @@ class Shard:
     def pick(self, where: Tensor | slice) -> Shard:
         """Some of the rows, by mask, position or slice; the validation rows stay what they are."""
         time, mask, bins = (None if column is None else column[where] for column in (self.time, self.mask, self.bins))
-        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val, bins)
+        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.fetch_val, bins, self.apart)
 
     def joined(self, other: Shard) -> Shard:
         """These rows and then those of another shard, without a column that one of the two lacks."""

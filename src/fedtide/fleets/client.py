@@ -97,8 +97,8 @@ class Clients:
         """Do a work; `judged` is the part of the client's rows that it is evaluated on afterwards."""
         rng = self.key(ask, client)
         with drawn_from(rng.number):
-            shard = self.rows.shard(client, ask.moment)
-            if judged == "val" and not self.rows.apart:  # rows that are judged must not be adapted on
+            shard = replace(self.rows.shard(client, ask.moment), apart=self.rows.apart)
+            if judged == "val" and not shard.apart:  # rows that are judged must not be adapted on
                 shard = replace(shard, fetch_val=None)
             return work(*self.given(ask, client, received, shard, rng))
 

@@ -31,6 +31,35 @@ def train_early_stopping(
 ) -> Weights:
     """Return the weights with the lowest validation loss: the initial ones, those after every few epochs, and the last.
 
+    Args as of `train_both`.
+
+    >>> task = Task(lambda: torch.nn.Linear(1, 2))
+    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
+    >>> start = task.init(Rng(0))
+    >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
+    >>> found = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
+    >>> bool(task.objective(found, rows) < task.objective(start, rows))
+    True
+    """
+    return train_both(task, solver, loss, weights, shard, val, moment, rng, every=every, patience=patience)[0]
+
+
+def train_both(
+    task: Task,
+    solver: LocalTrainer,
+    loss: Loss,
+    weights: Weights,
+    shard: Shard,
+    val: Shard | None,
+    moment: Moment,
+    rng: Rng,
+    *,
+    every: int = 5,
+    patience: int = 10,
+    whole: bool = False,
+) -> tuple[Weights, Weights]:
+    """Return the weights of `train_early_stopping` and the last ones, as far as training went.
+
     Args:
         task: the model.
         solver: local training; its epochs, or steps, are an upper bound.
@@ -42,37 +71,32 @@ def train_early_stopping(
         rng: the client's key.
         every: epochs between two evaluations.
         patience: evaluations without improvement before training stops.
-
-    >>> task = Task(lambda: torch.nn.Linear(1, 2))
-    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
-    >>> start = task.init(Rng(0))
-    >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
-    >>> found = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
-    >>> bool(task.objective(found, rows) < task.objective(start, rows))
-    True
+        whole: train on to the end, where the last weights are those of a client without validation samples.
     """
     best, least, stale = detached(weights), math.inf, 0
+    last = best
     judged = None if val is None or not len(val) else (val, loss.prepare(val))
     if judged is not None:
         least = _loss(task, loss, weights, *judged)
     for number, fitted in enumerate(solver.iter_epochs(task, loss, weights, shard, moment, rng), start=1):
         if not fitted.steps:
             break
-        if judged is None:
-            best = fitted.weights
+        last = fitted.weights
+        if judged is None or stale >= patience:
             continue
         steps = solver.local_steps
-        last = number == (solver.epochs or 1) if steps is None else fitted.steps >= steps
-        if number % every and not last:
+        ends = number == (solver.epochs or 1) if steps is None else fitted.steps >= steps
+        if number % every and not ends:
             continue
         value = _loss(task, loss, fitted.weights, *judged)
         if value < least:
             best, least, stale = detached(fitted.weights), value, 0
             continue
         stale += 1
-        if stale >= patience:
+        if stale >= patience and not whole:
             break
-    return detached(best)
+    last = detached(last)
+    return (last if judged is None else best), last
 
 
 @torch.no_grad()

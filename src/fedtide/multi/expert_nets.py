@@ -20,7 +20,7 @@ from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
 from fedtide.models.init import initialize
-from fedtide.multi.early_stopping import train_early_stopping
+from fedtide.multi.early_stopping import train_both
 
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
 """Training of a model from scratch on one client's samples."""
@@ -108,5 +108,12 @@ class Experts(nn.Module):
 
 def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
     """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
+    return local_experts(own, solver, shard, moment, rng, whole=False)[0]
+
+
+def local_experts(
+    own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng, *, whole: bool
+) -> tuple[Weights, Weights]:
+    """Return the `local_expert`, and its last weights: if `whole` those of a client without validation samples."""
     start = own.init(rng.at("own"))
-    return train_early_stopping(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"))
+    return train_both(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)

@@ -58,6 +58,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         )
     drift = f"{_followed(method)}{_at_events(method)}"
     floor = f"That is no better than {_floor(method, words)}. " if method.no_better else ""
+    floor += "New clients have no model of their own, so this is an untrained one. " * method.untrained
     return f"{said}. {floor}{_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
 
 

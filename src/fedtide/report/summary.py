@@ -31,13 +31,20 @@ from fedtide.report.reading import Clock, ExperimentRecord, MethodRecord, RunRec
 from fedtide.report.rhythm import learning
 from fedtide.runs.folder import go_on, load
 
+ALONE = "local"
+"""Algorithm whose clients have no model but their own."""
+
 OF_A_RUN = ("accuracy", "skill", "last", "best", "worst_point", "mean_over_rounds", "std_over_rounds", "loss")
 """Measures of predictions, equal at a seed only where all evaluations are."""
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """Measures of one method, by name; `federation`: the method whose models these are another use of, if they are."""
+    """Measures of one method, by name.
+
+    federation: the method whose models these are another use of, if they are. untrained: whether those on whom it is
+    judged have a model that nobody has trained.
+    """
 
     name: str
     algorithm: str
@@ -45,6 +52,7 @@ class MethodSummary:
     unfinished: int
     measures: dict[str, Measure]
     federation: str = ""
+    untrained: bool = False
 
     def measure(self, name: str) -> Measure:
         """Return a measure; one that is unknown where it was not measured."""
@@ -82,9 +90,9 @@ class MethodSummary:
     def no_better(self) -> bool:
         """True if accuracy is not clearly above that of always answering the commonest class, which needs no training.
 
-        From fewer than three seeds the mean decides.
+        From fewer than three seeds the mean decides. Of a method that is judged untrained it says nothing.
         """
-        return self.no_better_than("commonest_class")
+        return not self.untrained and self.no_better_than("commonest_class")
 
     def no_better_than(self, name: str) -> bool:
         """Tell whether its score is not clearly above what another measure says that is had without training."""
@@ -252,7 +260,7 @@ def read_finished(root: Path) -> Study:
 def summarize(record: ExperimentRecord) -> Summary:
     """Compute the summary of one experiment from its record files."""
     done = [method for method in record.methods if method.runs]
-    targets = _targets(record)
+    targets, new = _targets(record), record.view == "held_out_clients"
     methods = [
         MethodSummary(
             method.name,
@@ -261,6 +269,7 @@ def summarize(record: ExperimentRecord) -> Summary:
             method.unfinished,
             _measures(record, method, targets),
             method.federation,
+            method.method.algorithm == ALONE and new and not record.experiment.data.held_out_clients.labeled,
         )
         for method in done
     ]

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fedtide.config import Experiment, from_dict, to_toml
 from fedtide.core.atomic import write_text
+from fedtide.core.config_types import changed
 from fedtide.core.errors import FedtideError, refused
 from fedtide.inspection.findings import Findings
 from fedtide.inspection.study import methods
+from fedtide.multi.expert_nets import ALONE as TRAINING_ALONE
 from fedtide.runs import folder
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed
@@ -108,8 +110,8 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     del values["baseline"]
     values["method"], candidates, usual = [], [], values["defaults"]["local"]
     for name, algorithm, options, why in sorted(methods(found), key=lambda method: method.algorithm == ALONE):
-        key = "solver" if algorithm == "local" else "local"
-        own = options.get(key, usual)
+        key, given = ("solver", changed(TRAINING_ALONE)) if algorithm == ALONE else ("local", usual)
+        own = options.get(key, given)
         for share in RATES:
             rate = share * own["lr"]
             entry = f"{name}, lr {rate:g}"

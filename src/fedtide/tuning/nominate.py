@@ -24,7 +24,7 @@ A_CLIENT = 20
 """Rows of a client that are seen in a round."""
 
 ALONE = "local"
-"""Whose clients train for themselves whenever they are judged: it may take longer than all other methods together."""
+"""Whose clients train from scratch whenever their rows change: it may take longer than all other methods together."""
 PLAIN = "one model for all: what the others have to beat"
 
 

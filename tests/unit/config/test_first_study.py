@@ -31,6 +31,10 @@ def test_every_table_that_is_left_out_may_be_added(block):
     from_dict(tomllib.loads("\n".join([*LINES, *(line.removeprefix("# ") for line in lines)])))
 
 
+def test_every_method_is_judged_on_clients_that_it_trains():
+    assert from_dict(tomllib.loads(TEXT)).data.held_out_clients.clients == 0
+
+
 def test_the_command_writes_it_and_it_is_right(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert done("init") == 0

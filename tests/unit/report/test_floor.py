@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from fedtide.report.summary import MethodSummary, Paired, Summary, summarize
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers.pages import Page
-from helpers.studies import A, lines_of, raw, study
+from helpers.studies import A, finished, lines_of, raw, study
 
 
 def method(name: str, values, floor=0.5) -> MethodSummary:
@@ -85,6 +86,22 @@ def test_the_line_stands_where_a_method_is_no_better():
     assert "no better than always answering the commonest class (50.0 %)." in narrative.sentence(made, bad)
     assert "commonest" not in narrative.sentence(made, good)
     assert [row[0] for row in tables.methods_table(summary(good)).rows] == ["Good"]
+
+
+@pytest.mark.parametrize(("held_out", "untrained"), [
+    ({"clients": 2}, True), ({"clients": 2, "labeled": 0.5}, False), ({"clients": 0}, False),
+])  # fmt: skip
+def test_clients_without_a_model_are_not_compared_with_the_commonest_class(tmp_path, held_out, untrained):
+    alone = {"name": "Alone", "algorithm": "local", "solver": {"lr": 1e-6, "batch_size": 4}}
+    data = {**raw()["data"], "held_out_clients": held_out}
+    (record,) = read_experiment(finished(tmp_path / "run", study(A, alone, rounds=1, seeds=[0], data=data)))
+    made = summarize(record)
+    assert [each.untrained for each in made.methods] == [False, untrained]
+    bad = replace(method("Alone", [0.5, 0.5, 0.5]), untrained=untrained)
+    said = narrative.sentence(summary(bad), bad)
+    assert ("New clients have no model of their own, so this is an untrained one." in said) is untrained
+    assert ("no better than always answering" in said) is bad.no_better is not untrained
+    assert ("commonest class, without training" in str(tables.methods_table(summary(bad)))) is not untrained
 
 
 def test_no_headline_praises_what_needs_no_training():
