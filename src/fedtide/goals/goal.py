@@ -137,7 +137,7 @@ def _play(root: Path, play_study: Callable[..., Any], progress: Progress) -> Fin
     left = [(world, seed) for world in made.goal.worlds for seed in made.seeds if (world, seed) not in done]
     shown = progress.add_task(made.title, total=len(done) + len(left), completed=len(done))
     for world, seed in left:
-        found = made.goal.found(root, world, seed)
+        found = made.goal.found(root, world, seed, lines)
         if found is None:
             return None
         lines.append({"world": world, "seed": seed, **found})

@@ -46,7 +46,7 @@ class Inspect(Strict):
         """Make what is needed before anything is tried: nothing."""
         return True
 
-    def found(self, root: Path, world: str, seed: int) -> dict[str, Any] | None:
+    def found(self, root: Path, world: str, seed: int, before: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Inspect one table; what was missed, and what was found beside it."""
         must, may = expected(world)
         seen = words(found_in(planted(world, seed, self.rows)))

@@ -1,12 +1,14 @@
 """Whether `fedtide recommend` names the best method, or one near it, with a part of what it costs to try them all.
 
 A study is played whole first: what is best in each of its worlds is known then, on test rows. Tournaments of other
-seeds have a share of the seconds which that took.
+seeds have a share of the seconds which that takes. They are told from first rounds of every method, just before: a
+machine that had other work while the study was played, or has now, is as fast for both.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,18 +16,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fedtide.config import Point, points, read
+from fedtide.config import Experiment, Point, points, read
 from fedtide.core.config_types import Positive
-from fedtide.core.record import read_rounds
+from fedtide.core.memory import MemoryStore
 from fedtide.core.strict import Strict
 from fedtide.goals.inspecting import verdict
 from fedtide.report.summary import read_study
 from fedtide.report.tables import Table
 from fedtide.request import Output, Request, Scale, recipe
+from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning import tournament
 
 KNOWN = "known"
 """The folder of the study."""
+WARM_UP = 2
+"""Rounds of a method that are not timed with the others."""
 RIGHT = 0.9
 """Share of the cases in which what is named has to be the best, or near it."""
 
@@ -63,7 +68,7 @@ class Recommend(Strict):
         """Play the study; False if a person stopped it."""
         return play(self.study, self.scale, root / KNOWN) is not None
 
-    def found(self, root: Path, world: str, seed: int) -> dict[str, Any] | None:
+    def found(self, root: Path, world: str, seed: int, before: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Play a tournament in a world, and compare what it names with what is known; None if a person stopped it."""
         from fedtide import api
 
@@ -71,7 +76,7 @@ class Recommend(Strict):
         truth = next(each for each in read_study(root / KNOWN).summaries if each.point == world)
         means = {method.name: method.measures[method.score].mean for method in truth.methods}
         known = {name: mean for name, mean in means.items() if mean is not None}
-        cost = cost_of(root / KNOWN / point.folder)
+        cost = next((line["cost"] for line in before if line["world"] == world), None) or cost_of(point.experiment)
         folder = root / "tournament"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
         # A tournament's seeds begin after the largest of its study's.
@@ -85,8 +90,7 @@ class Recommend(Strict):
         named = made.survivors[0]
         return {
             "named": named, "best": best, "behind": known[best] - known[named], "survivors": made.survivors,
-            "entered": len(made.entered), "candidates": len(made.candidates), "spent": made.spent,
-            "share": made.spent / cost,
+            "entered": len(made.entered), "candidates": len(made.candidates), "cost": cost, "share": made.spent / cost,
         }  # fmt: skip
 
     def results(self, lines: Sequence[dict[str, Any]]) -> Table:
@@ -125,7 +129,20 @@ class Recommend(Strict):
         return sum(line["behind"] <= self.near for line in lines)
 
 
-def cost_of(root: Path) -> float:
-    """Return the seconds that all runs of a folder took, rounds and evaluations."""
-    folders = [path.parent for path in root.glob("*/*/timings.jsonl")]
-    return sum(line["seconds"] + line["evaluation"] for each in folders for line in read_rounds(each, "timings.jsonl"))
+def cost_of(experiment: Experiment) -> float:
+    """Return the seconds that all methods with all seeds take in one process, from the first rounds of each method."""
+    seconds = 0.0
+    for method in experiment.method:
+        seed, rounds = experiment.seeds[0], experiment.rounds
+        began = time.perf_counter()
+        judge, first = judge_of(experiment, method, seed, MemoryStore(None)), began
+        timed = min(rounds - WARM_UP, experiment.eval_every)  # as often as that it is judged once
+        for step, scored in evaluated(judge, rounds=rounds, seed=seed, every=experiment.eval_every):
+            list(scored or ())
+            done = step.moment.round + 1
+            first = time.perf_counter() if done == WARM_UP else first
+            if done >= WARM_UP + timed:
+                break
+        each = (time.perf_counter() - first) / max(timed, 1)
+        seconds += len(experiment.seeds) * (first - began + (rounds - WARM_UP) * each)
+    return seconds
