@@ -110,11 +110,16 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     del values["baseline"]
     values["method"], candidates, usual = [], [], values["defaults"]["local"]
     for name, algorithm, options, why in sorted(methods(found), key=lambda method: method.algorithm == ALONE):
-        key, given = ("solver", changed(TRAINING_ALONE)) if algorithm == ALONE else ("local", usual)
-        own = options.get(key, given)
-        for share in RATES:
-            rate = share * own["lr"]
-            entry = f"{name}, lr {rate:g}"
-            values["method"].append({"name": entry, "algorithm": algorithm, **options, key: {**own, "lr": rate}})
-            candidates.append(Candidate(entry, name, why))
+        key = "solver" if algorithm == ALONE else "local"
+        trainings = {name: options.get(key, usual)}
+        if (
+            algorithm == ALONE and key not in options
+        ):  # that of the study takes so long that a budget may not pay for it
+            trainings = {f"{name}, in short": usual, name: changed(TRAINING_ALONE)}
+        for method, own in trainings.items():
+            for share in RATES:
+                rate = share * own["lr"]
+                entry = f"{method}, lr {rate:g}"
+                values["method"].append({"name": entry, "algorithm": algorithm, **options, key: {**own, "lr": rate}})
+                candidates.append(Candidate(entry, method, why))
     return from_dict(values, where=str(path)), candidates
