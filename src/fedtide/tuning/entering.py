@@ -114,7 +114,7 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
         trainings = {name: options.get(key, usual)}
         if (
             algorithm == ALONE and key not in options
-        ):  # that of the study takes so long that a budget may not pay for it
+        ):  # a budget may not pay for that of the study
             trainings = {f"{name}, in short": usual, name: changed(TRAINING_ALONE)}
         for method, own in trainings.items():
             for share in RATES:
