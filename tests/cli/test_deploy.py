@@ -11,6 +11,7 @@ import pytest
 
 from fedtide.deploy.certificates import make_node_key
 from fedtide.deploy.tickets import Ticket
+from fedtide.wire.masks import library
 from helpers.hospitals import hospitals
 from helpers.shell import contents, done, refused
 
@@ -167,6 +168,7 @@ def test_what_is_missing_is_named(here, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
+    library.cache_clear()
     words = ["deploy", "study.toml", "--method", "SCAFFOLD", "--nodes", "a,b,c", "--out", "new"]
     assert refused(capsys, here, *words).endswith("pip install 'fedtide[deploy]'")
     words = ["join", "site/tickets/berlin.ticket", "--data", "berlin.csv", "--dry"]
