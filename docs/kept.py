@@ -31,7 +31,8 @@ def found_by(name: str, *, results: bool = False) -> str:
     if not kept_at.is_file():
         return command
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
-    taken = f"{minutes(kept['minutes'])} on {kept['cores']} cores ({kept['processor']}), {kept['made']}. {kept['note']}"
+    cores = f"{kept['cores']} core{'s' * (kept['cores'] > 1)}"
+    taken = f"{minutes(kept['minutes'])} on {cores} ({kept['processor']}), {kept['made']}. {kept['note']}"
     parts = [command, taken.strip(), _claims(kept)]
     return "\n\n".join([*parts, as_markdown(**kept["results"])] if results else parts)
 

@@ -26,7 +26,7 @@ from fedtide.config.reading import read_toml, scaled
 from fedtide.core.atomic import write_text
 from fedtide.core.config_types import Distinct, Text, Whole
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import read_rounds, run_lock
 from fedtide.core.strict import Strict, checked
 from fedtide.goals.inspecting import Inspect
 from fedtide.goals.recommending import Recommend
@@ -90,7 +90,7 @@ def begin(experiment: str, request: Request) -> Path:
     for assignment in (*request.sets, *more):
         assign(values, *parsed(assignment))
     made = checked(Goal, values, str(path))
-    made.goal.check(str(path))
+    made.goal.check(str(path), made.seeds)
     root = folder.unused(Path("runs"), slug(path.stem)) if request.out is None else Path(request.out)
     folder.made(root, {GOAL: tomli_w.dumps(made.model_dump(mode="json"))}, request.scale)
     return root
@@ -111,7 +111,7 @@ def play(root: Path, workers: int | None, output: Output) -> Finished | None:
 
     screen = console(output)
     say(f"goal folder: {root}", screen)
-    with Progress(console=screen, transient=True, disable=output.quiet) as progress:
+    with run_lock(root, GOAL), Progress(console=screen, transient=True, disable=output.quiet) as progress:
         finished = _play(root, partial(_play_study, workers=workers, output=output), progress)
     if finished is not None:
         print_table(finished.results, screen)
@@ -130,12 +130,14 @@ def _play_study(name: str, scale: Scale, root: Path, workers: int | None, output
 
 
 def _play(root: Path, play_study: Callable[..., Any], progress: Progress) -> Finished | None:
-    made, lines = load(root), read_rounds(root, FOUND)
+    made = load(root)
+    asked = [(world, seed) for world in made.goal.worlds for seed in made.seeds]
+    lines = [line for line in read_rounds(root, FOUND) if (line["world"], line["seed"]) in asked]
     if not made.goal.prepare(root, play_study):
         return None
     done = {(line["world"], line["seed"]) for line in lines}
-    left = [(world, seed) for world in made.goal.worlds for seed in made.seeds if (world, seed) not in done]
-    shown = progress.add_task(made.title, total=len(done) + len(left), completed=len(done))
+    left = [case for case in asked if case not in done]
+    shown = progress.add_task(made.title, total=len(asked), completed=len(done))
     for world, seed in left:
         found = made.goal.found(root, world, seed, lines)
         if found is None:

@@ -36,7 +36,7 @@ class Inspect(Strict):
     rows: Count = 2400
     kind: Literal["inspect"] = "inspect"
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, seeds: Sequence[int]) -> None:
         """Raise for a shift that cannot be planted."""
         for shift in (shift for world in self.worlds for shift in world.split(" + ")):
             if shift not in FOUND:

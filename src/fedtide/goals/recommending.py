@@ -1,8 +1,8 @@
 """Whether `fedtide recommend` names the best method, or one near it, with a part of what it costs to try them all.
 
 A study is played whole first: what is best in each of its worlds is known then, on test rows. Tournaments of other
-seeds have a share of the seconds which that takes. They are told from first rounds of every method, just before: a
-machine that had other work while the study was played, or has now, is as fast for both.
+seeds have a share of the seconds which that takes. They are told from first rounds of every method, before the first
+tournament in a world: the machine may have had other work while the study was played.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedtide.config import Experiment, Point, points, read
 from fedtide.core.config_types import Positive
+from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.strict import Strict
 from fedtide.goals.inspecting import verdict
@@ -26,6 +27,7 @@ from fedtide.report.tables import Table
 from fedtide.request import Output, Request, Scale, recipe
 from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning import tournament
+from fedtide.tuning.entering import check_judged
 
 KNOWN = "known"
 """The folder of the study."""
@@ -60,9 +62,13 @@ class Recommend(Strict):
         """Names of the study's points."""
         return tuple(point.name for point in self._points)
 
-    def check(self, where: str) -> None:
-        """Raise where there is no such study."""
-        recipe(self.study)
+    def check(self, where: str, seeds: Sequence[int]) -> None:
+        """Raise where no tournament can be played in a world of the study, or with a seed that the study plays."""
+        for point in self._points:
+            check_judged(point.experiment, f"{where}: goal.study: {self.study}")
+        most = max(seed for point in self._points for seed in point.experiment.seeds)
+        if min(seeds) <= most:
+            raise refused(f"{where}: seeds", min(seeds), f"more than {most}, the last one that {self.study} plays")
 
     def prepare(self, root: Path, play: Callable[[str, Scale, Path], Any]) -> bool:
         """Play the study; False if a person stopped it."""
@@ -112,12 +118,13 @@ class Recommend(Strict):
     def claims(self, lines: Sequence[dict[str, Any]]) -> Table:
         """Judge what is claimed of all worlds and seeds."""
         right, shares = self._right(lines), [line["share"] for line in lines]
+        near = "a point" if self.near == 0.01 else f"{100 * self.near:g} points"
         spent = f"{100 * fmean(shares):.0f} % in the mean, at most {100 * max(shares):.0f} %"
         return Table(
             ["claim", "found", "verdict"],
             [
                 [
-                    f"Names the best method, or one within {100 * self.near:g} points, in nine of ten cases",
+                    f"Names the best method, or one within {near}, in nine of ten cases",
                     f"{right} of {len(lines)}",
                     verdict(right >= RIGHT * len(lines)),
                 ],
@@ -136,13 +143,14 @@ def cost_of(experiment: Experiment) -> float:
         seed, rounds = experiment.seeds[0], experiment.rounds
         began = time.perf_counter()
         judge, first = judge_of(experiment, method, seed, MemoryStore(None)), began
-        timed = min(rounds - WARM_UP, experiment.eval_every)  # as often as that it is judged once
+        warm = min(WARM_UP, rounds - 1)
+        timed = min(rounds - warm, experiment.eval_every)  # so many that it is judged once
         for step, scored in evaluated(judge, rounds=rounds, seed=seed, every=experiment.eval_every):
             list(scored or ())
             done = step.moment.round + 1
-            first = time.perf_counter() if done == WARM_UP else first
-            if done >= WARM_UP + timed:
+            first = time.perf_counter() if done == warm else first
+            if done >= warm + timed:
                 break
-        each = (time.perf_counter() - first) / max(timed, 1)
-        seconds += len(experiment.seeds) * (first - began + (rounds - WARM_UP) * each)
+        each = (time.perf_counter() - first) / timed
+        seconds += len(experiment.seeds) * (first - began + (rounds - warm) * each)
     return seconds

@@ -272,7 +272,7 @@ def look(times: Array, series: Array, draw: np.random.Generator, weights: Array 
     if second is None:
         places = np.stack(orders, 1)
         part, *_ = _believed(times, left, left[places] * (root[places] / root[:, None]), weights)
-        if part is not None and first >= 2.5 * part and told_within(times, left, part, first, weights):
+        if part is not None and round(first / part) >= 3 and told_within(times, left, part, first, weights):
             second = part
     return Found(True, (first,) if second is None else (first, second), gain, chance)
 

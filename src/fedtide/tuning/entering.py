@@ -46,7 +46,7 @@ def begin_with_data(root: Path, found: Findings, budget: float, began: float) ->
     try:
         page = found.write(root / "inspection")
         study, candidates = _entered(found, page.parent / "study.toml")
-        _check_judged(study, found.table.name)
+        check_judged(study, found.table.name)
         _check_left(found.table.name, budget, began)
         write_text(root / "config.toml", to_toml(study))
         write_text(root / "environment.json", json.dumps(folder.environment(), indent=1) + "\n")
@@ -75,7 +75,7 @@ def begin_with_study(
     """
     if study.sweep:
         raise refused(f"{where}: sweep", next(iter(study.sweep)), "none: a tournament is about one point of it")
-    _check_judged(study, where)
+    check_judged(study, where)
     found = found_in_world(study, played_by(study).seeds[0])
     _check_left(where, budget, began)
     candidates = [Candidate(method.name, method.name, why) for method, why in nominated(found, study.method)]
@@ -91,7 +91,7 @@ def _check_left(name: str, budget: float, began: float) -> None:
         raise TooShort(too_short(name, budget, spent, "reading and looking"))
 
 
-def _check_judged(study: Experiment, where: str) -> None:
+def check_judged(study: Experiment, where: str) -> None:
     """Raise where a study cannot be played, has one method alone, or no validation rows."""
     if len(study.method) < 2:
         raise refused(f"{where}: method", len(study.method), "two methods or more, which are compared")
@@ -112,9 +112,8 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     for name, algorithm, options, why in sorted(methods(found), key=lambda method: method.algorithm == ALONE):
         key = "solver" if algorithm == ALONE else "local"
         trainings = {name: options.get(key, usual)}
-        if (
-            algorithm == ALONE and key not in options
-        ):  # a budget may not pay for that of the study
+        if algorithm == ALONE and key not in options:
+            # A budget may not pay for that of the study.
             trainings = {f"{name}, in short": usual, name: changed(TRAINING_ALONE)}
         for method, own in trainings.items():
             for share in RATES:

@@ -470,7 +470,7 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
         return made
     experiment, candidates = playing.experiment, made.candidates
     step = experiment.eval_every
-    rounds, begins = min(max(step, 3), experiment.rounds), playing.left
+    rounds, begins = rounds_timed(experiment), playing.left
     waiting = first_variants_first(candidates)
     taken: dict[str, Cost] = {}  # by methods, whose variants take as long
     failed: dict[str, str] = {}
@@ -508,6 +508,11 @@ def _measure(playing: _Playing, made: Tournament) -> Tournament:
     made = _now(playing, made, rungs=plan.rungs, seeds=plan.seeds, entered=entered, costs=told, failed=failed)
     playing.display.said(f"{len(entered)} of {len(candidates)} are entered, for {_of(plan.rungs, experiment.rounds)}")
     return made
+
+
+def rounds_timed(experiment: Experiment) -> int:
+    """Return how many rounds show how long a method takes, and that it can be judged."""
+    return min(max(experiment.eval_every, 3), experiment.rounds)
 
 
 def first_variants_first(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -552,7 +557,12 @@ def _climb(playing: _Playing, made: Tournament) -> Tournament:
         reached = min((at for own in done.values() for at in own.values()), default=rung)
         whole = reached >= rung
         if not whole and not below:
-            alive, seeds, reached = in_time(done)
+            timed = rounds_timed(playing.experiment)  # the first rounds of each are played already
+            alive, seeds, reached = in_time(
+                {entry: {seed: at * (at > timed) for seed, at in own.items()} for entry, own in done.items()}
+            )
+            if not alive:
+                alive, seeds, reached = in_time(done)
         if not alive or (not whole and reached <= below):
             return _now(playing, made, failed=failed, ended=OVER if done else "all methods failed")
         values = playing.values(alive, seeds, min(reached, rung))

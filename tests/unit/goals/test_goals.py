@@ -118,6 +118,14 @@ def test_claims_about_tournaments_count_those_that_are_near_and_what_they_took()
     )
 
 
+def test_worlds_that_are_not_asked_for_any_more_do_not_count(here):
+    assert done(*PLANTED, "--out", "r", "--quiet") == 0
+    config = here / "r" / goal.GOAL
+    config.write_text(config.read_text().replace('"labels 0.3",', ""))
+    assert done("resume", "r", "--quiet") == 0
+    assert len(json.loads((here / "r" / "summary.json").read_text())["results"]["rows"]) == 2
+
+
 def test_what_cannot_be_tried_is_one_line(here, capsys):
     for more, said in (
         (("--set", "goal.rows=0"), "goal.rows: found 0, allowed: 1 or more"),
@@ -127,6 +135,13 @@ def test_what_cannot_be_tried_is_one_line(here, capsys):
         (("--seeds", "x"), "--seeds"),
     ):
         assert said in refused(capsys, here, *PLANTED, "--out", "r", *more)
+    for more, said in (
+        (("--seeds", "1"), "seeds: found 1, allowed: more than 1, the last one that never-worse plays"),
+        (("--set", "goal.study=demo"), "goal.study: demo: data.split.val: found 0"),
+        (("--set", "goal.study=recommend"), "goal: found 'a table'"),
+        (("--set", "goal.study=none"), "none"),
+    ):
+        assert said in refused(capsys, here, "run", "recipe:recommend", "--scale", "nano", "--out", "r", *more)
     assert "fedtide run plays goals" in refused(capsys, here, "recommend", "recipe:inspect-planted")
     (here / "g.toml").write_text('goal = 3\ntitle = "t"\n')
     assert "g.toml: " in refused(capsys, here, "run", "g.toml")

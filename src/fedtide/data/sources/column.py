@@ -164,7 +164,7 @@ def columns_of(frame: Any, where: str) -> dict[str, Column]:
     )
     if not len(names):
         empty = isinstance(frame, Mapping) or hasattr(frame, "columns")
-        but = "it has no rows" if empty and not len(frame) else "it has no columns" if empty else ""
+        but = "it has no columns" if empty else ""
         raise refused(f"{where}: data", type(frame).__name__, "files, a data frame, or a mapping of columns", but)
     columns = _of_index(frame, list(map(str, names))) | {str(name): _array(frame[name]) for name in names}
     for name, column in columns.items():

@@ -291,7 +291,8 @@ def guess_features(
 def _text(name: str, column: Column, first: int) -> str:
     """Say that a column is of texts, or which of its cells makes it one."""
     if column.stray is None:
-        if called([name], TIMES) and any(map(str.isdigit, cell := column.undated)):
+        cell = column.undated
+        if called([name], TIMES) and any(map(str.isdigit, cell)):
             return f"text; called like a time, but {shown(cell)} is not ISO 8601, such as 2024-01-29T13:00, nor seconds"
         return "text"
     numbers, row = column.stray
