@@ -105,6 +105,7 @@ examples: .venv/.developing
 
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
+	$(BIN)/python bench/beside.py
 	$(BIN)/python bench/where.py
 	$(BIN)/python bench/where.py --fleet stacked
 	$(BIN)/python bench/population.py

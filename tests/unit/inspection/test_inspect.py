@@ -451,9 +451,7 @@ def test_the_index_of_a_frame_is_its_time_where_it_is_of_dates():
 
 def test_an_empty_frame_is_said_to_be_empty():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(
-        ft.FedtideError, match=r"data: found .DataFrame., but it has no columns; allowed: files"
-    ):
+    with pytest.raises(ft.FedtideError, match=r"data: found .DataFrame., but it has no columns; allowed: files"):
         ft.inspect(pandas.DataFrame())
 
 
