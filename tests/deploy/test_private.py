@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -50,7 +52,8 @@ def test_each_round_is_released_once_whenever_the_server_dies(tmp_path):
     for client, name in enumerate(NAMES):
         own = read(tmp_path / f"{name}-folder" / "privacy" / f"{client}.jsonl")
         assert [(line.round, line.epsilon) for line in own] == [(line.round, line.epsilon) for line in lines]
-    assert len({line.bounds["delta"] for line in lines}) == 4
+    # Noise decides whether a bound rises or falls, so that it may come back to one before the last.
+    assert all(one.bounds["delta"] != next_.bounds["delta"] for one, next_ in pairwise(lines))
     assert not serving.site.private.exists()
     assert replay(serving.site.run, out=tmp_path / "replay").equal
     files = [tmp_path / f"{name}.csv" for name in NAMES]
