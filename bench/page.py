@@ -125,10 +125,10 @@ def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> lis
     return [
         "### What a second process costs",
         "",
-        "Processor time of a round, of all processes together, divided by that of one: the goal is less than 1.10. "
-        "The last column is the limit of the machine: a round in one process while another one plays the same beside "
-        "it, without a word between them (`bench/beside.py`). Caches, memory and clock are shared, so what is above "
-        "that column is ours, or the peer's: calls, and sums that are sent and added.",
+        "Processor time of a round, of all processes together, divided by that of one; the goal is 1.10. The last "
+        "column is what it costs a process that another one plays the same beside it, without a word between them "
+        "(`bench/beside.py`): caches, memory and clock are shared. What is above that is ours, or the peer's: calls, "
+        "and sums that are sent and added.",
         "",
         *table(header, cells),
         f"{provenance(beside[0])} Means of rounds, medians of {beside[0]['repeats']} turns in the last column.",
@@ -317,7 +317,8 @@ PASSES = 1.15
 """For how many passes over its rows a client of IFCA may take with each of its models."""
 APART = (
     "the weights of all models leave the second-level cache, unlike those of the pass beside it, losses are taken in "
-    "float64, and the server steps K models; all weigh most where a pass is short"
+    "float64, clients' updates are added one by one to the sum of their model, and the server steps K of them; all "
+    "weigh most where a pass is short"
 )
 
 
