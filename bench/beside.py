@@ -3,7 +3,8 @@
 python bench/beside.py [--repeats 20] [--works mlp,lenet] [--out bench/results.jsonl]
 
 The two share nothing but the machine: its memory, its last cache, perhaps a core. Processor time of rounds of one
-process, in turns alone and beside the other. `rounds.py` tells what two workers cost, whose sums are added, too.
+process, in turns alone and beside the other. And two workers, whose sums are added, against one process, each with
+nobody else playing: the turns of `rounds.py` find their caches full of others' numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 
-from machine import RESULTS, append, machine, now
+from machine import RESULTS, append, computed, machine, now
 from rounds import LEAST, QUARTILES, TIMED, UNTIMED, WARM_UP, Contender, player, rounds_for
 from works import WORKS
 
-ALONE = Contender("local", 1)
+ALONE, WORKERS = Contender("local", 1), Contender("workers", 2)
+BY_ITSELF = 3.0
+"""Seconds for which a contender plays while nobody else does."""
 
 
 def compute(name: str, go: Event) -> None:
@@ -30,6 +34,18 @@ def compute(name: str, go: Event) -> None:
     with player(WORKS[name], ALONE, batch=WORKS[name].batch) as each:
         while go.wait():
             each.round()
+
+
+def by_itself(name: str, contender: Contender) -> float:
+    """Processor seconds of a round, of all processes, while rounds follow each other."""
+    with player(WORKS[name], contender, batch=WORKS[name].batch) as each:
+        for _ in range(WARM_UP):
+            each.round()
+        here = psutil.Process()
+        everyone = [here, *here.children(recursive=True)]
+        began = computed(everyone)
+        count = len(rounds_for(BY_ITSELF, LEAST, each))
+        return (computed(everyone) - began) / count
 
 
 def measured(name: str, repeats: int) -> dict[str, Any]:
@@ -52,10 +68,22 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
                 count = len(rounds_for(TIMED, LEAST, each))
                 took[beside].append((time.process_time() - began) / count)
     other.kill()
+    other.join()
+    pairs = [(by_itself(name, WORKERS), by_itself(name, ALONE)) for _ in range(3)]
+    workers = float(torch.tensor([two / one for two, one in pairs]).median())
     alone, beside = (torch.tensor(took[key], dtype=torch.float64) for key in (False, True))
     q1, ratio, q3 = (round(q, 3) for q in (beside / alone).quantile(QUARTILES).tolist())
     times = {"alone_ms": round(1000 * float(alone.median()), 3), "beside_ms": round(1000 * float(beside.median()), 3)}
-    return {"work": name, "title": WORKS[name].title, **times, "q1": q1, "ratio": ratio, "q3": q3, "repeats": repeats}
+    return {
+        "work": name,
+        "title": WORKS[name].title,
+        **times,
+        "q1": q1,
+        "ratio": ratio,
+        "q3": q3,
+        "repeats": repeats,
+        "workers": round(workers, 3),
+    }
 
 
 def main() -> None:
@@ -70,6 +98,7 @@ def main() -> None:
         line = measured(name, given.repeats)
         said = f"{line['alone_ms']:.2f} ms alone, {line['beside_ms']:.2f} ms beside the same"
         Console(width=120).print(f"{line['title']}: {said}: {line['ratio']:.2f} ({line['q1']:.2f} to {line['q3']:.2f})")
+        Console(width=120).print(f"two workers against one process, by themselves: {line['workers']:.2f}")
         append(given.out, [{"bench": "beside", "date": date, **line, **where}])
 
 

@@ -120,18 +120,21 @@ def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> lis
         worked = {one["contender"]: one.get("cpu_ms") for one in played if one["work"] == line["work"]}
         told = [f"{worked[two] / worked[one]:.2f}" if worked.get(two) else "" for two, one in DIVIDED]
         quartiles = f"{line['ratio']:.2f} ({line['q1']:.2f} to {line['q3']:.2f})"
-        cells.append((line["title"], *told, quartiles))
-    header = ["work", *(f"{two} / {one}" for two, one in DIVIDED), "two that share nothing / one"]
+        cells.append((line["title"], *told, f"{line['workers']:.2f}", quartiles))
+    header = ["work", *(f"{two} / {one}, in turns" for two, one in DIVIDED)]
+    header += ["workers-2 / local-1, by themselves", "two that share nothing / one"]
     return [
         "### What a second process costs",
         "",
-        "Processor time of a round, of all processes together, divided by that of one; the goal is 1.10. The last "
-        "column is what it costs a process that another one plays the same beside it, without a word between them "
-        "(`bench/beside.py`): caches, memory and clock are shared. What is above that is ours, or the peer's: calls, "
-        "and sums that are sent and added.",
+        "Processor time of a round, of all processes together, divided by that of one; the goal is 1.10. In turns with "
+        "others caches are cold, and two processes have two to warm; by themselves rounds follow each other as in a "
+        "run. The last column is what it costs a process that another one plays the same beside it, without a word "
+        "between them (`bench/beside.py`): what is above that is ours, or the peer's, calls and sums that are sent and "
+        "added. They take three to seven milliseconds, which are much where a round takes few.",
         "",
         *table(header, cells),
-        f"{provenance(beside[0])} Means of rounds, medians of {beside[0]['repeats']} turns in the last column.",
+        f"{provenance(beside[0])} Means of rounds; medians of three in the last column but one, of "
+        f"{beside[0]['repeats']} turns in the last.",
         "",
     ]
 
