@@ -208,16 +208,10 @@ def resume(
             raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
         return _tune(run_folder, workers, output)
     if tournaments.is_tournament(run_folder):
-        if given := next(
-            (name for name, value in (("--fleet", fleet), ("--address", address), ("--seeds", seeds)) if value), None
-        ):
-            raise FedtideError(f"{given}: {run_folder} is the folder of a tournament, which goes on as it began")
+        _check_as_begun(run_folder, "a tournament", fleet=fleet, address=address, seeds=seeds)
         return _recommend(run_folder, workers, output)
     if goal.is_folder(run_folder):
-        if given := next(
-            (name for name, value in (("--fleet", fleet), ("--address", address), ("--seeds", seeds)) if value), None
-        ):
-            raise FedtideError(f"{given}: {run_folder} is the folder of a goal, which goes on as it began")
+        _check_as_begun(run_folder, "a goal", fleet=fleet, address=address, seeds=seeds)
         return _try(run_folder, workers, output)
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
@@ -228,6 +222,12 @@ def resume(
         _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder), output)
         settings = folder.load(run_folder, sets)
     return _play(settings, run_folder, workers, output)
+
+
+def _check_as_begun(root: Path, what: str, **given: str | None) -> None:
+    """Raise for an option that would change what goes on as it began."""
+    if name := next((name for name, value in given.items() if value), None):
+        raise FedtideError(f"--{name}: {root} is the folder of {what}, which goes on as it began")
 
 
 @app.command

@@ -80,8 +80,8 @@ class Recommend(Strict):
 
         point = next(point for point in self._points if point.name == world)
         truth = next(each for each in read_study(root / KNOWN).summaries if each.point == world)
-        means = {method.name: method.measures[method.score].mean for method in truth.methods}
-        known = {name: mean for name, mean in means.items() if mean is not None}
+        # Of a method that failed nothing is right.
+        known = {method.name: method.measures[method.score].mean or 0.0 for method in truth.methods}
         cost = next((line["cost"] for line in before if line["world"] == world), None) or cost_of(point.experiment)
         folder = root / "tournament"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed

@@ -28,37 +28,11 @@ def train_early_stopping(
     *,
     every: int = 5,
     patience: int = 10,
-) -> Weights:
-    """Return the weights with the lowest validation loss: the initial ones, those after every few epochs, and the last.
-
-    Args as of `train_both`.
-
-    >>> task = Task(lambda: torch.nn.Linear(1, 2))
-    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
-    >>> start = task.init(Rng(0))
-    >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
-    >>> found = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
-    >>> bool(task.objective(found, rows) < task.objective(start, rows))
-    True
-    """
-    return train_both(task, solver, loss, weights, shard, val, moment, rng, every=every, patience=patience)[0]
-
-
-def train_both(
-    task: Task,
-    solver: LocalTrainer,
-    loss: Loss,
-    weights: Weights,
-    shard: Shard,
-    val: Shard | None,
-    moment: Moment,
-    rng: Rng,
-    *,
-    every: int = 5,
-    patience: int = 10,
     whole: bool = False,
 ) -> tuple[Weights, Weights]:
-    """Return the weights of `train_early_stopping` and the last ones, as far as training went.
+    """Return the weights of the lowest validation loss, and the last ones, as far as training went.
+
+    The lowest is sought among the initial ones, those after every few epochs, and the last.
 
     Args:
         task: the model.
@@ -66,12 +40,20 @@ def train_both(
         loss: the loss to minimize, also used for validation.
         weights: the initial weights.
         shard: training samples; without samples there is no training.
-        val: validation samples; without any the last weights are returned.
+        val: validation samples; without any the last weights are taken.
         moment: the time, for the solver's schedule.
         rng: the client's key.
         every: epochs between two evaluations.
         patience: evaluations without improvement before training stops.
         whole: train on to the end, where the last weights are those of a client without validation samples.
+
+    >>> task = Task(lambda: torch.nn.Linear(1, 2))
+    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
+    >>> start = task.init(Rng(0))
+    >>> local, now = LocalTrainer(0.1, epochs=50), Moment(0, 1)
+    >>> best, _ = train_early_stopping(task, local, task.loss, start, rows, rows, now, Rng(0))
+    >>> bool(task.objective(best, rows) < task.objective(start, rows))
+    True
     """
     best, least, stale = detached(weights), math.inf, 0
     last = best

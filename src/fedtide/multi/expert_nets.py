@@ -20,7 +20,7 @@ from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task, example_of
 from fedtide.models import Model
 from fedtide.models.init import initialize
-from fedtide.multi.early_stopping import train_both
+from fedtide.multi.early_stopping import train_early_stopping
 
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
 """Training of a model from scratch on one client's samples."""
@@ -116,4 +116,4 @@ def local_experts(
 ) -> tuple[Weights, Weights]:
     """Return the `local_expert`, and its last weights: if `whole` those of a client without validation samples."""
     start = own.init(rng.at("own"))
-    return train_both(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)
+    return train_early_stopping(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"), whole=whole)

@@ -84,7 +84,7 @@ class Mixture(Personalization):
         start = gate.init(rng.at("gate"))
         if not self.tune:
             loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
-            weights = train_early_stopping(
+            weights, _ = train_early_stopping(
                 gate, self.gating, loss, start, gate_rows, shard.val, moment, rng.at("gating"), every=2, patience=20
             )
             return {"own": own, "gate": weights}
@@ -92,7 +92,7 @@ class Mixture(Personalization):
         together = merge_networks(
             {"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}}
         )
-        tuned = train_early_stopping(
+        tuned, _ = train_early_stopping(
             whole, self.gating, whole.loss, together, shard, shard.val, moment, rng.at("gating"), every=2, patience=20
         )
         return {"mixture": tuned}

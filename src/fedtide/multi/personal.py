@@ -77,7 +77,7 @@ class FineTuned(Personalization):
         if not len(rows):
             return None
         k = mean_losses(nets.task, models, rows).argmin()
-        own = train_early_stopping(
+        own, _ = train_early_stopping(
             nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.val, moment, rng
         )
         return {"model": k, "own": own}

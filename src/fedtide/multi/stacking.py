@@ -74,7 +74,7 @@ class Stacking(Personalization):
         if rows is shard:
             return {"private": [], "weights": chosen}
         own = local_expert(nets.of(self.model), self.solver, shard, moment, rng)
-        tuned = train_early_stopping(
+        tuned, _ = train_early_stopping(
             nets.task, self.tuning, nets.task.loss, models[int(best)], shard, rows, moment, rng
         )
         experts = self._experts(nets, models, [own, tuned])

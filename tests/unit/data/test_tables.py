@@ -236,7 +236,7 @@ def test_csv_times_are_seconds_or_iso_8601(tmp_path):
     text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
     assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
     with pytest.raises(
-        FedtideError, match=r"row 2: time: found '1970-01-01T00:01:00', but 2 times name a time zone and 1"
+        FedtideError, match=r"row 2: time: found '1970-01-01T00:01:00', but a time zone is named in 2 and not in 1"
     ):
         table(tmp_path, text.replace("Z", ""), time="t").load(None, 0)
 

@@ -460,9 +460,11 @@ def test_times_in_zones_beside_times_without_are_refused(tmp_path):
     columns = {"x": np.arange(60) % 7, "label": np.arange(60) % 2}
     for odd, named, bare_ones, other in (("+02:00", 1, 59, ""), ("", 59, 1, "+02:00")):
         times = [f"{hour}{odd if row == 40 else other}" for row, hour in enumerate(hours)]
-        said = f"row 40: when: time: found '{times[40]}', but {named} times name a time zone and {bare_ones} do not"
+        said = f"row 40: when: time: found '{times[40]}', but a time zone is named in {named} and not in {bare_ones}"
         with pytest.raises(ft.FedtideError, match=re.escape(said)):
             ft.inspect({**columns, "when": times})
+        with pytest.raises(ft.FedtideError, match=re.escape("row 40: time: found")):
+            ft.inspect({**columns, "time": times})
     assert (
         ft.inspect({**columns, "when": [f"{hour}+0{row % 3}:00" for row, hour in enumerate(hours)]}).table.zone is None
     )

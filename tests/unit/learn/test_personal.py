@@ -228,5 +228,5 @@ def test_training_that_ends_between_two_looks_is_judged_at_its_end(upper):
     """Three steps are an epoch, and validation rows are looked at every five epochs: 1, 7, 2/3 and 11 end between."""
     rows = Shard(X, torch.arange(12) % 4, torch.arange(12))
     solver = LocalTrainer(lr=0.05, batch_size=4, **upper)
-    found = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, rows, NOW, KEY)
+    found, _ = train_early_stopping(TASK, solver, TASK.loss, MODELS[0], rows, rows, NOW, KEY)
     assert same(found, solver(TASK, TASK.loss, MODELS[0], rows, NOW, KEY).weights)

@@ -147,15 +147,20 @@ def _refuse_mixed(cells: Sequence[Any], zoned: Mapping[Any, bool], where: Callab
     dated = [row for row, cell in enumerate(cells) if cell in zoned]
     rows = [[row for row in dated if zoned[cells[row]] is own] for own in (True, False)]
     named, bare = map(len, rows)
-    but = f"{named:,} times name a time zone and {bare:,} do not"
+    but = f"a time zone is named in {named:,} and not in {bare:,}"
     row = min(rows, key=len)[0]
-    raise refused(f"{where(row)}: time", str(cells[row]), "a zone in every time, or in none", but)
+    raise refused(_at(where(row)), str(cells[row]), "a zone in every time, or in none", but)
 
 
 def _refused(where: str, cell: Any) -> FedtideError:
     if isinstance(cell, tuple):
-        return refused(f"{where}: time", " ".join(cell), "year, month, day, hour, minute, second")
-    return refused(f"{where}: time", cell, "seconds or ISO 8601")
+        return refused(_at(where), " ".join(cell), "year, month, day, hour, minute, second")
+    return refused(_at(where), cell, "seconds or ISO 8601")
+
+
+def _at(where: str) -> str:
+    """Say that it is a time, where the column's name does not."""
+    return where if where.endswith(": time") else f"{where}: time"
 
 
 def _seconds(cell: Any) -> float:
