@@ -6,7 +6,7 @@ Operations are those of the forward and backward passes as torch counts them: pr
 multiplication and an addition each. They are compared with one plain product of matrices on as many threads. Shares of
 a round are of the processor's time of one process with one thread, by torch's profiler, which slows small operations:
 read them as shares, not as seconds. What torch does not see is Python's own time, among it keys, blocks and records.
-Stacked convolutions are products with patches, which are copied before and added up after; these are apart.
+Stacked convolutions are products with shifted lines of pictures, copied before and added up after; these are apart.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PARTS = {
     "copies and changes of format": ("copy_", "clone", "contiguous", "to", "_to_copy", "fill_", "zero_"),
 }  # fmt: skip
 """Parts of a round by the operations that are theirs: names of torch's own, without "aten::"; the first that fits."""
-PRODUCTS, PATCHES = next(iter(PARTS)), "patches of convolutions"
+PRODUCTS, SHIFTED = next(iter(PARTS)), "shifted lines of pictures"
 
 
 def player(work: Work, count: int, fleet: str) -> tuple[Host, Any]:
@@ -130,10 +130,10 @@ def part_of(operation: str) -> str:
 
 
 def named(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of stacked convolutions that the profiler knows by name: their patches are copies like any other."""
+    """A method of stacked convolutions that the profiler knows by name: what they copy is a copy like any other."""
 
     def run(*given: Any) -> Any:
-        with record_function(PATCHES):
+        with record_function(SHIFTED):
             return method(*given)
 
     return run
@@ -154,15 +154,15 @@ def shares(name: str, fleet: str, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             one()
         total = 1e6 * (time.perf_counter() - began)  # microseconds, as the profiler's
-    patches = (PATCHES,) if fleet == "stacked" else ()
-    spent = dict.fromkeys((PRODUCTS, *patches, *PARTS, "other operations of torch", "nodes of autograd"), 0.0)
+    shifted = (SHIFTED,) if fleet == "stacked" else ()
+    spent = dict.fromkeys((PRODUCTS, *shifted, *PARTS, "other operations of torch", "nodes of autograd"), 0.0)
     for event in profiler.events() or ():
-        if event.name == PATCHES:  # the method, whose own time is Python's
+        if event.name == SHIFTED:  # the method, whose own time is Python's
             continue
         part = part_of(event.name) if event.name.startswith("aten::") else "nodes of autograd"
         parent = event.cpu_parent
         while part != PRODUCTS and parent is not None:
-            part, parent = (PATCHES, None) if parent.name == PATCHES else (part, parent.cpu_parent)
+            part, parent = (SHIFTED, None) if parent.name == SHIFTED else (part, parent.cpu_parent)
         spent[part] += event.self_cpu_time_total
     out = {part: round(value / total, 4) for part, value in spent.items()}
     return {**out, "Python, keys, blocks": round(max(0.0, 1 - sum(out.values())), 4)}

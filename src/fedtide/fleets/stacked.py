@@ -33,7 +33,7 @@ GPU_STACK_BYTES = 2**30
 ROW_BYTES = 64 * 2**20
 """Bytes of rows, in float32, that are read together."""
 STEP_BYTES = 64 * 2**20
-"""Bytes of what a step makes of its rows, such as patches."""
+"""Bytes of what a step makes of its rows."""
 GPU_STEP_BYTES = 4 * 2**30
 """Bytes of what a step makes of its rows on a GPU, which is fast only with much to do at once."""
 

@@ -1,10 +1,10 @@
 """Steps of several copies of a small network by products of matrices, with rows innermost where there are pictures.
 
 Libraries for convolutions are made for many channels, and waste most of a processor on one, six or eight. Here pictures
-are (clients, channels, height, width, rows), so that patches are copied in runs of `width * rows` numbers, a pool is
-three maxima, and a convolution is one product for each client whose result is the next layer's input. Vectors are
-(clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to the
-weights by the product that makes the gradient, which then exists nowhere.
+are (clients, channels, height, width, rows), so that lines are copied in runs of `width * rows` numbers, a pool is
+three maxima, and a convolution is a product for each row of its kernel, whose sum is the next layer's input. Vectors
+are (clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to
+the weights by the product that makes the gradient, which then exists nowhere.
 """
 
 from __future__ import annotations
@@ -144,10 +144,15 @@ class Dense(Product):
 
 
 class Convolution(Product):
-    """A convolution on (clients, channels, height, width, rows), as a product with all of its patches.
+    """A convolution on (clients, channels, height, width, rows): a product for each row of the kernel, and their sum.
 
-    Weight and bias are one matrix (outputs, inputs + 1): a row of ones in the patches stands for the bias.
+    Each column of a kernel meets the lines of a picture shifted sideways. Of these there is one copy, as the next row
+    of the kernel meets what lies a line further on; where the kernel moves down by several lines at a time, there are
+    so many copies of a part of the lines. Weights are matrices (channels * columns, outputs), one for each row of the
+    kernel; with the first goes the bias, which meets ones.
     """
+
+    cropped = False  # to even sides: a pool follows that leaves out the rest
 
     def __init__(self, name: str, layer: nn.Conv2d, first: bool, room: Room) -> None:
         super().__init__(name, layer, first, room)
@@ -155,43 +160,52 @@ class Convolution(Product):
         if isinstance(pad, str):
             pad = tuple(side // 2 for side in layer.kernel_size) if pad == "same" else (0, 0)
         self.pad: tuple[int, ...] = pad
+        self.met = self.shape[1] * self.shape[3]
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters as they are held: one matrix."""
-        return [torch.cat([each.reshape(len(each), -1) for each in params], 1)]
+        """Return parameters as they are held: a matrix for each row of the kernel."""
+        kernel, *bias = params
+        first, *others = (row.flatten(1).T for row in kernel.unbind(2))
+        return [torch.cat([first, *(each[None] for each in bias)]), *others]
 
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held."""
-        parts = [held[0][:, :, : self.inputs].unflatten(2, self.shape[1:]), held[0][:, :, -1]]
-        return parts[: len(self.names)]
+        _, channels, _, wide = self.shape
+        rows = [each[:, : self.met].unflatten(1, (channels, wide)) for each in held]
+        return [torch.stack(rows, 3).permute(0, 4, 1, 3, 2), held[0][:, -1]][: len(self.names)]
 
     def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
         """Make room for an input of so many clients and rows; return the shape of a row's output."""
-        (outputs, channels, *kernel), (_, *sides) = self.shape, shape
-        wide = [side + 2 * pad for side, pad in zip(sides, self.pad, strict=True)]
-        out = [(side - k) // step + 1 for side, k, step in zip(wide, kernel, self.stride, strict=True)]
-        columns = math.prod(out) * rows
-        self.x = self.room.take((self, "x"), clients, self.inputs + len(self.names) - 1, columns)
-        self.x[:, self.inputs :] = 1
-        self.y = self.room.take((self, "y"), clients, outputs, columns)
-        self.patches = self.x[:, : self.inputs].view(clients, channels, *kernel, *out, rows)
+        (outputs, channels, *kernel), (_, *sides), (down, right) = self.shape, shape, self.stride
+        padded = [side + 2 * pad for side, pad in zip(sides, self.pad, strict=True)]
+        high, across = ((side - k) // step + 1 for side, k, step in zip(padded, kernel, self.stride, strict=True))
+        if self.cropped:
+            high, across = high // 2 * 2, across // 2 * 2
         inner = tuple(slice(pad, pad + side) for pad, side in zip(self.pad, sides, strict=True))
         self.inner = (slice(None), slice(None), *inner)
         self.padded = (
-            self.room.take((self, "padded"), clients, channels, *wide, rows).zero_() if any(self.pad) else None
+            self.room.take((self, "padded"), clients, channels, *padded, rows).zero_() if any(self.pad) else None
         )
+        line, (tall, wide) = across * rows, kernel
+        stored: list[Tensor] = []
+        for step in range(min(down, tall)):
+            lines, ones = high + (tall - 1 - step) // down, len(self.names) - 1 if step == 0 else 0
+            stored.append(self.room.take((self, "x", step), clients, self.met + ones, lines * line))
+            stored[step][:, self.met :] = 1
+        self.lines = [held[:, : self.met].view(clients, channels, wide, -1, across, rows) for held in stored]
+        below = [slice(i // down * line, (i // down + high) * line) for i in range(tall)]
+        self.read = [stored[i % down][:, : self.met if i else None, pixels] for i, pixels in enumerate(below)]
+        self.y = self.room.take((self, "y"), clients, outputs, high * line)
         if not self.first:
-            self.dx = self.room.take((self, "dx"), clients, self.inputs, columns)
-            found = self.dx.view(self.patches.shape)
-            self.whole = self.room.take((self, "whole"), clients, channels, *wide, rows)
-            (high, across), (down, right) = out, self.stride
-            places = [(i, j) for i in range(kernel[0]) for j in range(kernel[1])]
-            self.parts = [found[:, :, i, j] for i, j in places]
+            self.dx = self.room.take((self, "dx"), clients, self.met, high * line)
+            self.parts = self.dx.view(clients, channels, wide, high, across, rows).unbind(2)
+            self.whole = self.room.take((self, "whole"), clients, channels, *padded, rows)
+            ends = [slice(j, j + (across - 1) * right + 1, right) for j in range(wide)]
             self.into = [
-                self.whole[:, :, i : i + (high - 1) * down + 1 : down, j : j + (across - 1) * right + 1 : right]
-                for i, j in places
+                [self.whole[:, :, i : i + (high - 1) * down + 1 : down, columns] for columns in ends]
+                for i in range(tall)
             ]
-        return (outputs, *out)
+        return (outputs, high, across)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output (clients, outputs, height, width, rows)."""
@@ -199,23 +213,31 @@ class Convolution(Product):
             self.padded[self.inner].copy_(x)
             x = self.padded
         batch, channel, high, wide, row = x.stride()
-        steps = (batch, channel, high, wide, high * self.stride[0], wide * self.stride[1], row)
-        self.patches.copy_(x.as_strided(self.patches.shape, steps, x.storage_offset()))
-        made = torch.bmm(self.weights[0][: len(x)], self.x, out=self.y)
-        return made.unflatten(2, self.patches.shape[-3:])
+        steps = (batch, channel, wide, high * self.stride[0], wide * self.stride[1], row)
+        for step, lines in enumerate(self.lines):
+            lines.copy_(x.as_strided(lines.shape, steps, x.storage_offset() + step * high))
+        first, *others = (each[: len(x)].transpose(1, 2) for each in self.weights)
+        torch.bmm(first, self.read[0], out=self.y)
+        for matrix, met in zip(others, self.read[1:], strict=True):
+            self.y.baddbmm_(matrix, met)
+        return self.y.unflatten(2, (-1, *self.lines[0].shape[-2:]))
 
     def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of the input and of the weights; with a rate, take a step in place of the latter."""
-        matrix, dy, back = self.weights[0][: len(dy)], dy.reshape(self.y.shape), None
+        matrices, dy, back = [each[: len(dy)] for each in self.weights], dy.reshape(self.y.shape), None
         if not self.first:
-            torch.bmm(matrix[:, :, : self.inputs].transpose(1, 2), dy, out=self.dx)
             self.whole.zero_()
-            for into, part in zip(self.into, self.parts, strict=True):
-                into.add_(part)
+            for matrix, lines in zip(matrices, self.into, strict=True):
+                torch.bmm(matrix[:, : self.met], dy, out=self.dx)
+                for into, part in zip(lines, self.parts, strict=True):
+                    into.add_(part)
             back = self.whole[self.inner]
+        dy = dy.transpose(1, 2)
         if rate is None:
-            return back, [torch.bmm(dy, self.x.transpose(1, 2), out=self.room.take((self, "d"), *matrix.shape))]
-        matrix.baddbmm_(dy, self.x.transpose(1, 2), alpha=-rate)
+            made = [self.room.take((self, "d", i), *each.shape) for i, each in enumerate(matrices)]
+            return back, [torch.bmm(met, dy, out=into) for met, into in zip(self.read, made, strict=True)]
+        for matrix, met in zip(matrices, self.read, strict=True):
+            matrix.baddbmm_(met, dy, alpha=-rate)
         return back, []
 
 
@@ -317,6 +339,8 @@ def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] 
             return None
         if isinstance(known, Flat) and len(shape) == 1:
             continue
+        if isinstance(known, Pool) and made and isinstance(made[-1], Convolution):
+            made[-1].cropped = True
         made.append(known)
         shape = known.resize(shape, 1, 1)
     names = [name for layer in made if isinstance(layer, Product) for name in layer.names]

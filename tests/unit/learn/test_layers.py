@@ -33,6 +33,9 @@ MODELS = {
         nn.Conv2d(2, 3, (3, 2), stride=(2, 3), bias=False), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=(1, 0)), nn.ReLU(),
         nn.Flatten(), nn.Linear(48, 3),
     ),
+    "far": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 5, stride=(3, 2)), nn.ReLU(), nn.Conv2d(3, 4, 2, stride=3), nn.Flatten(), nn.Linear(4, 3)
+    ),
     "pool first": lambda: nn.Sequential(
         nn.MaxPool2d(2), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.MaxPool2d(2)), nn.Flatten(),
         nn.Linear(18, 3),
