@@ -1,8 +1,9 @@
 """Losses of several models on the same samples, as a client takes them before it chooses one.
 
-Where models are networks of dense layers they are held side by side, and one product of matrices passes the samples
-through a layer of all of them. Loading one after the other into a module takes half as long again: their weights are
-copied for every client, and the small operations around the products are as many as there are models.
+Where models are networks of dense layers, or of convolutions with few channels, they are held side by side, and one
+product of matrices passes the samples through a layer of all of them. Loading one after the other into a module takes
+half as long again: their weights are copied for every client, the small operations around the products are as many as
+there are models, and libraries for convolutions are made for many channels.
 """
 
 from __future__ import annotations
@@ -14,23 +15,34 @@ from torch import Tensor
 
 from fedtide.core.trees import leaves
 from fedtide.core.types import Shard, Weights
-from fedtide.learn.device import home
-from fedtide.learn.layers import Dense, Flat, Layer, Rectifier, Room, known_layers
-from fedtide.learn.task import Task, parts
+from fedtide.learn.device import CPU, home
+from fedtide.learn.layers import Convolution, Flat, LayerStack, Rectifier, Room, known_layers
+from fedtide.learn.task import Task
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20
 """Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
+PASS_BYTES = 16 * 2**20
+"""Bytes of what models that are side by side make of samples in one pass: caches hold them."""
+GPU_PASS_BYTES = 2**30
+"""Bytes of what they make of samples in one pass on a GPU."""
+FEW_CHANNELS = 16
+"""Outputs of a convolution up to which products of matrices are faster than a library for convolutions."""
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
-    """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite.
+    """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite."""
+    return finite_losses(row_losses(task, models, shard).mean(1))
+
+
+def row_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
+    """Return the plain loss (K, samples) of each sample by each model, in float64.
 
     K forward passes in evaluation mode over samples that are converted once.
     """
     x = task.inputs(shard.x)
     if (held := _side_by_side(task, models, shard)) is not None:
-        return finite_losses(held.losses(x, shard.y).mean(1))
-    return finite_losses(torch.stack([task.row_losses(each, x, shard.y, shard.mask).mean() for each in models]))
+        return held.losses(x, shard.y)
+    return torch.stack([task.row_losses(each, x, shard.y, shard.mask) for each in models])
 
 
 def finite_losses(losses: Tensor) -> Tensor:
@@ -39,36 +51,28 @@ def finite_losses(losses: Tensor) -> Tensor:
 
 
 class SideBySide:
-    """Several models of dense layers.
+    """Several models of known layers.
 
     Args:
-        task: the models' task.
         models: their weights. They are held on to, so that no others can be taken for them.
-        layers: the layers, without numbers.
+        stack: what passes samples through all of them.
     """
 
-    def __init__(self, task: Task, models: Sequence[Weights], layers: Sequence[Layer]) -> None:
-        self.task, self.layers, self.models, self.state = task, layers, models, _state(models)
-        for layer in layers:
-            if isinstance(layer, Dense):
-                each = [layer.layout([model.params[name] for name in layer.names]) for model in models]
-                layer.weights = [task.there(torch.stack(same)) for same in zip(*each, strict=True)]
+    def __init__(self, models: Sequence[Weights], stack: LayerStack) -> None:
+        self.models, self.stack, self.state = models, stack, _state(models)
+        held = PASS_BYTES if stack.device.type == CPU else GPU_PASS_BYTES
+        self.rows = max(held // (stack.row_bytes * len(models)), 1)
+        stack.read(stack.starts(models))
 
     @torch.no_grad()
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the plain loss (models, rows) of each sample, in float64."""
-        count, found = len(self.models), []
-        for rows in parts(max(len(x), 1)):
-            made, labels = self.task.there(x[rows]), y[rows]
-            shape: tuple[int, ...] = tuple(made.shape[1:])
-            for layer in self.layers:
-                shape = layer.resize(shape, count, len(made))
-            made = made.expand(count, *made.shape)
-            for layer in self.layers:
-                made = layer.forward(made)
-            told = self.task.target.told(home(made).double().flatten(0, 1))
+        """Return the plain loss (models, samples) of each sample, in float64."""
+        task, count, found = self.stack.task, len(self.models), []
+        for some, labels in zip(x.split(self.rows), y.split(self.rows), strict=True):
+            made = self.stack.outputs(task.there(some).expand(count, *some.shape))
+            told = task.target.told(home(made).double().flatten(0, 1))
             labels = labels.expand(count, *labels.shape).flatten(0, 1)
-            found.append(self.task.target.losses(told, labels, None).unflatten(0, (count, -1)))
+            found.append(task.target.losses(told, labels, None).unflatten(0, (count, -1)))
         return torch.cat(found, 1)
 
 
@@ -84,13 +88,13 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
         return None
     room = Room(task.dtype, torch.device(task.device))
     layers = known_layers(task, tuple(shard.x.shape[1:]), room)
-    if layers is None or not all(isinstance(layer, Dense | Flat | Rectifier) for layer in layers):
+    if layers is None or any(isinstance(each, Convolution) and each.shape[0] > FEW_CHANNELS for each in layers):
         return None
     if isinstance(next(layer for layer in layers if not isinstance(layer, Flat)), Rectifier):
         return None  # it would write to rows that all models read
     if getattr(layers[-1], "branches", None) is not None:
         return None
-    task.scratch.judged = made = SideBySide(task, models, layers)
+    task.scratch.judged = made = SideBySide(models, LayerStack(task, layers, room, task.loss))
     return made
 
 

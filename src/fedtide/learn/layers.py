@@ -422,6 +422,11 @@ class LayerStack:
         pairs = zip(self.products, starts, strict=True)
         return [held for layer, parts in pairs for held in layer.load(parts)], []
 
+    def read(self, starts: Sequence[list[Tensor]]) -> None:
+        """Take what copies begin with as it is, for passes that train nothing."""
+        for layer, parts in zip(self.products, starts, strict=True):
+            layer.weights = parts
+
     def fit(self, shape: Sequence[int]) -> None:
         """Make room for rows of a shape (clients, rows, ...), with the padding that its steps read and do not write."""
         if self.fitted == shape:
@@ -440,6 +445,10 @@ class LayerStack:
         for layer in layers:
             x = layer.forward(x)
         return x
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
+        return self._forward(x, self.layers)
 
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""

@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves
 from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Weights
 from fedtide.learn.gradients import layer_gradients
-from fedtide.learn.judging import finite_losses, mean_losses
+from fedtide.learn.judging import finite_losses, mean_losses, row_losses
 from fedtide.learn.local import Fitted, LocalTrainer, LocalUpdate, Term, gradient_step
 from fedtide.learn.loss import Loss
 from fedtide.learn.task import Task, joined
@@ -245,11 +245,9 @@ class Losses:
         Args:
             others: the requests, this one among them.
         """
-        whole, sizes, found = all_rows([other.shard for other in others]), [len(other.shard) for other in others], []
-        for weights in self.models:
-            each = self.task.row_losses(weights, whole.x, whole.y, whole.mask)
-            found.append(torch.stack([part.mean() for part in each.split(sizes)]))
-        return list(finite_losses(torch.stack(found, 1)).unbind())
+        whole, sizes = all_rows([other.shard for other in others]), [len(other.shard) for other in others]
+        found = row_losses(self.task, self.models, whole).split(sizes, 1)
+        return list(finite_losses(torch.stack([each.mean(1) for each in found])).unbind())
 
 
 def local_update(

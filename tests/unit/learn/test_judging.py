@@ -21,7 +21,11 @@ def dense():
 
 
 def convolution():
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 3))
+
+
+def channels():
+    return nn.Sequential(nn.Conv2d(1, 17, 3), nn.ReLU(), nn.Flatten(), nn.Linear(34, 3))
 
 
 def normed():
@@ -46,8 +50,11 @@ def one_by_one(task, models, shard):
 
 
 @pytest.mark.parametrize("rows", [1, 7, ROWS + 3])
-def test_losses_of_dense_models_side_by_side_are_those_of_each(rows):
-    task, shard = Task(dense), client(rows)
+@pytest.mark.parametrize("build", [dense, convolution])
+@pytest.mark.parametrize("held", [1, 1000, judging.PASS_BYTES])
+def test_losses_of_models_side_by_side_are_those_of_each(build, rows, held, monkeypatch):
+    monkeypatch.setattr(judging, "PASS_BYTES", held)
+    task, shard = Task(build), client(rows)
     models = [task.init(Rng(k)) for k in range(3)]
     found = mean_losses(task, models, shard)
     assert task.scratch.judged is not None
@@ -83,7 +90,7 @@ def test_what_trains_models_does_not_matter_where_they_are_judged():
     torch.testing.assert_close(found, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("build", [convolution, normed])
+@pytest.mark.parametrize("build", [channels, normed])
 def test_other_models_are_judged_one_by_one(build):
     task, shard = Task(build), client(6)
     models = [task.init(Rng(k)) for k in range(2)]
