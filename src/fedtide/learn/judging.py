@@ -22,22 +22,23 @@ from fedtide.learn.task import Task
 SIDE_BY_SIDE_BYTES = 32 * 2**20
 """Bytes of models that are held side by side: of larger ones the product takes so long that a copy weighs little."""
 PASS_BYTES = 16 * 2**20
-"""Bytes of what models that are side by side make of samples in one pass: caches hold them."""
+"""Bytes that a pass through models side by side takes, as if it went back, too."""
 GPU_PASS_BYTES = 2**30
-"""Bytes of what they make of samples in one pass on a GPU."""
+"""Bytes that a pass takes on a GPU, which is fast only with much to do at once."""
 FEW_CHANNELS = 16
-"""Outputs of a convolution up to which products of matrices are faster than a library for convolutions."""
+"""Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
     """Return the mean plain loss (K,) of each model on a client's samples; infinite if it is not finite."""
-    return finite_losses(row_losses(task, models, shard).mean(1))
+    return finite_losses(row_losses(task, models, shard).flatten(1).mean(1))
 
 
 def row_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
     """Return the plain loss (K, samples) of each sample by each model, in float64.
 
-    K forward passes in evaluation mode over samples that are converted once.
+    K forward passes in evaluation mode over samples that are converted once. Of sequences without a mask each step has
+    its loss.
     """
     x = task.inputs(shard.x)
     if (held := _side_by_side(task, models, shard)) is not None:
@@ -78,8 +79,8 @@ class SideBySide:
 
 def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBySide | None:
     """Return models side by side, those of the last call where they are the same; None where they cannot be."""
-    if len(models) < 2 or task.bfloat or shard.mask is not None or not len(shard):
-        return None
+    if len(models) < 2 or task.bfloat or shard.mask is not None or not len(shard) or not shard.x.is_floating_point():
+        return None  # what torch refuses is not judged here, either
     held: SideBySide | None = task.scratch.judged
     if held is not None and held.state == _state(models):
         return held

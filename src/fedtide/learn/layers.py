@@ -37,6 +37,10 @@ class Room:
         """Bytes of all storage."""
         return sum(held.nbytes for held in self._held.values())
 
+    def clear(self) -> None:
+        """Forget all storage."""
+        self._held = {}
+
     def take(self, name: object, *shape: int) -> Tensor:
         """Return storage of a shape; what was there under this name is lost."""
         held = self._held.get(name)
@@ -160,7 +164,7 @@ class Convolution(Product):
         if isinstance(pad, str):
             pad = tuple(side // 2 for side in layer.kernel_size) if pad == "same" else (0, 0)
         self.pad: tuple[int, ...] = pad
-        self.met = self.shape[1] * self.shape[3]
+        self.width = self.shape[1] * self.shape[3]
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held: a matrix for each row of the kernel."""
@@ -171,33 +175,37 @@ class Convolution(Product):
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held."""
         _, channels, _, wide = self.shape
-        rows = [each[:, : self.met].unflatten(1, (channels, wide)) for each in held]
-        return [torch.stack(rows, 3).permute(0, 4, 1, 3, 2), held[0][:, -1]][: len(self.names)]
+        matrices = [each[:, : self.width].unflatten(1, (channels, wide)) for each in held]
+        return [torch.stack(matrices, 3).permute(0, 4, 1, 3, 2), held[0][:, -1]][: len(self.names)]
+
+    def sides(self, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        """Return the sides of a padded picture, and those of the output, which are below one where it does not fit."""
+        padded = [side + 2 * pad for side, pad in zip(shape[1:], self.pad, strict=True)]
+        steps = zip(padded, self.shape[2:], self.stride, strict=True)
+        out = [(side - kernel) // step + 1 for side, kernel, step in steps]
+        return padded, [side // 2 * 2 for side in out] if self.cropped else out
 
     def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
         """Make room for an input of so many clients and rows; return the shape of a row's output."""
-        (outputs, channels, *kernel), (_, *sides), (down, right) = self.shape, shape, self.stride
-        padded = [side + 2 * pad for side, pad in zip(sides, self.pad, strict=True)]
-        high, across = ((side - k) // step + 1 for side, k, step in zip(padded, kernel, self.stride, strict=True))
-        if self.cropped:
-            high, across = high // 2 * 2, across // 2 * 2
-        inner = tuple(slice(pad, pad + side) for pad, side in zip(self.pad, sides, strict=True))
+        (outputs, channels, tall, wide), (down, right) = self.shape, self.stride
+        padded, (high, across) = self.sides(shape)
+        inner = tuple(slice(pad, pad + side) for pad, side in zip(self.pad, shape[1:], strict=True))
         self.inner = (slice(None), slice(None), *inner)
         self.padded = (
             self.room.take((self, "padded"), clients, channels, *padded, rows).zero_() if any(self.pad) else None
         )
-        line, (tall, wide) = across * rows, kernel
+        line = across * rows
         stored: list[Tensor] = []
         for step in range(min(down, tall)):
             lines, ones = high + (tall - 1 - step) // down, len(self.names) - 1 if step == 0 else 0
-            stored.append(self.room.take((self, "x", step), clients, self.met + ones, lines * line))
-            stored[step][:, self.met :] = 1
-        self.lines = [held[:, : self.met].view(clients, channels, wide, -1, across, rows) for held in stored]
+            stored.append(self.room.take((self, "x", step), clients, self.width + ones, lines * line))
+            stored[step][:, self.width :] = 1
+        self.lines = [held[:, : self.width].view(clients, channels, wide, -1, across, rows) for held in stored]
         below = [slice(i // down * line, (i // down + high) * line) for i in range(tall)]
-        self.read = [stored[i % down][:, : self.met if i else None, pixels] for i, pixels in enumerate(below)]
+        self.meets = [stored[i % down][:, : self.width if i else None, pixels] for i, pixels in enumerate(below)]
         self.y = self.room.take((self, "y"), clients, outputs, high * line)
         if not self.first:
-            self.dx = self.room.take((self, "dx"), clients, self.met, high * line)
+            self.dx = self.room.take((self, "dx"), clients, self.width, high * line)
             self.parts = self.dx.view(clients, channels, wide, high, across, rows).unbind(2)
             self.whole = self.room.take((self, "whole"), clients, channels, *padded, rows)
             ends = [slice(j, j + (across - 1) * right + 1, right) for j in range(wide)]
@@ -217,8 +225,8 @@ class Convolution(Product):
         for step, lines in enumerate(self.lines):
             lines.copy_(x.as_strided(lines.shape, steps, x.storage_offset() + step * high))
         first, *others = (each[: len(x)].transpose(1, 2) for each in self.weights)
-        torch.bmm(first, self.read[0], out=self.y)
-        for matrix, met in zip(others, self.read[1:], strict=True):
+        torch.bmm(first, self.meets[0], out=self.y)
+        for matrix, met in zip(others, self.meets[1:], strict=True):
             self.y.baddbmm_(matrix, met)
         return self.y.unflatten(2, (-1, *self.lines[0].shape[-2:]))
 
@@ -228,15 +236,15 @@ class Convolution(Product):
         if not self.first:
             self.whole.zero_()
             for matrix, lines in zip(matrices, self.into, strict=True):
-                torch.bmm(matrix[:, : self.met], dy, out=self.dx)
+                torch.bmm(matrix[:, : self.width], dy, out=self.dx)
                 for into, part in zip(lines, self.parts, strict=True):
                     into.add_(part)
             back = self.whole[self.inner]
         dy = dy.transpose(1, 2)
         if rate is None:
             made = [self.room.take((self, "d", i), *each.shape) for i, each in enumerate(matrices)]
-            return back, [torch.bmm(met, dy, out=into) for met, into in zip(self.read, made, strict=True)]
-        for matrix, met in zip(matrices, self.read, strict=True):
+            return back, [torch.bmm(met, dy, out=into) for met, into in zip(self.meets, made, strict=True)]
+        for matrix, met in zip(matrices, self.meets, strict=True):
             matrix.baddbmm_(met, dy, alpha=-rate)
         return back, []
 
@@ -271,7 +279,10 @@ class Pool:
         self.cut = (slice(None), slice(None), slice(2 * high), slice(2 * wide))
         self.dx = self.room.take((self, "dx"), clients, *shape, rows).zero_()  # a side that is odd has no gradient
         self.pairs = self._pairs(self.dx)
-        self.half = self.room.take((self, "half"), clients, channels, high, 2, wide, rows)
+        self.half, self.larger, self.more = (
+            self.room.take((self, name), clients, channels, high, 2, wide, rows) for name in ("half", "larger", "more")
+        )
+        self.y = self.room.take((self, "y"), clients, channels, high, wide, rows)
         return (channels, high, wide)
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,16 +294,17 @@ class Pool:
     def forward(self, x: Tensor) -> Tensor:
         """Return the output (clients, channels, height, width, rows)."""
         self.left, self.right = self._pairs(x)
-        self.over, self.under = torch.maximum(self.left, self.right).unbind(3)
-        return torch.maximum(self.over, self.under)
+        self.over, self.under = torch.maximum(self.left, self.right, out=self.larger).unbind(3)
+        return torch.maximum(self.over, self.under, out=self.y)
 
     def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
         """Return the gradient of the input."""
         over, under = self.half.unbind(3)
-        _masked(dy, self.under - self.over, 0, grad_input=under)
+        more = self.more.unbind(3)[0]
+        _masked(dy, torch.sub(self.under, self.over, out=more), 0, grad_input=under)
         torch.sub(dy, under, out=over)
         left, right = self.pairs
-        _masked(self.half, self.right - self.left, 0, grad_input=right)
+        _masked(self.half, torch.sub(self.right, self.left, out=self.more), 0, grad_input=right)
         torch.sub(self.half, right, out=left)
         return self.dx, []
 
@@ -333,8 +345,9 @@ def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] 
     if any(map(_is_watched, module.modules())):
         return None
     made: list[Layer] = []
+    of_row = shape
     for name, layer in _in_order(module):
-        known = _known(name, layer, made, len(shape), room)
+        known = _known(name, layer, made, shape, room)
         if known is None or (made and getattr(made[-1], "branches", None) is not None):
             return None
         if isinstance(known, Flat) and len(shape) == 1:
@@ -343,6 +356,9 @@ def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] 
             made[-1].cropped = True
         made.append(known)
         shape = known.resize(shape, 1, 1)
+    room.clear()
+    for known in made:  # now that it is clear which outputs a pool leaves out
+        of_row = known.resize(of_row, 1, 1)
     names = [name for layer in made if isinstance(layer, Product) for name in layer.names]
     return made if names and len(shape) == 1 and sorted(names) == sorted(task.scratch.names) else None
 
@@ -364,22 +380,25 @@ def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _in_order(layer, f"{name}.{inner}" if name else inner)
 
 
-def _known(name: str, layer: nn.Module, before: Sequence[Layer], dims: int, room: Room) -> Layer | None:
-    """Return what does the steps of a layer on rows of so many dimensions, after those before it, if it is known."""
+def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...], room: Room) -> Layer | None:
+    """Return what does the steps of a layer on rows of a shape, after those before it, if it is known and they fit."""
     first, branches = not any(isinstance(each, Product) for each in before), None
     if isinstance(layer, Branches) and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]
     kind = type(layer)
-    if isinstance(layer, nn.Linear) and kind is nn.Linear and dims == 1:
-        return Dense(name, layer, first, room, branches)
-    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and dims == 3:
+    if isinstance(layer, nn.Linear) and kind is nn.Linear and len(shape) == 1:
+        return Dense(name, layer, first, room, branches) if shape == (layer.in_features,) else None
+    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and len(shape) == 3:
         odd = all(side % 2 for side in layer.kernel_size) and layer.stride == (1, 1)
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return Convolution(name, layer, first, room) if plain and (layer.padding != "same" or odd) else None
-    if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and dims == 3:
+        if not plain or (layer.padding == "same" and not odd) or layer.in_channels != shape[0]:
+            return None
+        made = Convolution(name, layer, first, room)
+        return made if min(made.sides(shape)[1]) > 0 else None
+    if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and len(shape) == 3:
         sizes = [(each, each) if isinstance(each, int) else each for each in (layer.kernel_size, layer.stride)]
         plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
-        return Pool(room) if plain and sizes == [(2, 2), (2, 2)] else None
+        return Pool(room) if plain and sizes == [(2, 2), (2, 2)] and min(shape[1:]) > 1 else None
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
         return Flat(not before)
     return Rectifier() if kind is nn.ReLU else None

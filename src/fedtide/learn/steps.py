@@ -240,14 +240,14 @@ class Losses:
         return mean_losses(self.task, self.models, self.shard)
 
     def together(self, others: Sequence[Losses]) -> list[Tensor]:
-        """Compute them for several clients, from one pass of each model over all of their samples.
+        """Compute them for several clients, from passes of all models over all of their samples.
 
         Args:
             others: the requests, this one among them.
         """
         whole, sizes = all_rows([other.shard for other in others]), [len(other.shard) for other in others]
         found = row_losses(self.task, self.models, whole).split(sizes, 1)
-        return list(finite_losses(torch.stack([each.mean(1) for each in found])).unbind())
+        return list(finite_losses(torch.stack([each.flatten(1).mean(1) for each in found])).unbind())
 
 
 def local_update(

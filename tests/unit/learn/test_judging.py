@@ -12,6 +12,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Shard
 from fedtide.learn import judging
 from fedtide.learn.judging import mean_losses
+from fedtide.learn.steps import Losses
 from fedtide.learn.target import CountTarget, LabelsTarget, NumberTarget, QuantileTarget
 from fedtide.learn.task import ROWS, Task
 
@@ -135,3 +136,23 @@ def test_losses_of_rows_do_not_depend_on_how_many_pass_at_once():
     for rows in (slice(ROWS), slice(ROWS, None)):
         assert torch.equal(found[rows], task.row_losses(weights, shard.x[rows], shard.y[rows]))
     torch.testing.assert_close(found, task.losses(weights, shard).double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"x": torch.zeros(4, 3, 3, 4)}, {"x": torch.zeros(4, 1, 3, 4, dtype=torch.uint8)}])
+def test_samples_that_a_model_cannot_take_are_refused(other):
+    task = Task(lambda: nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(40, 3)))
+    with pytest.raises(RuntimeError):
+        mean_losses(task, [task.init(Rng(k)) for k in range(2)], replace(client(4), **other))
+
+
+def test_sequences_without_a_mask_have_one_mean():
+    task, rows = Task(lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))), torch.arange(42).reshape(6, 7) % 5
+    shard = Shard(rows, rows.roll(1, 1), torch.arange(6))
+    models = [task.init(Rng(k)) for k in range(2)]
+    alone, (together, _) = (
+        mean_losses(task, models, shard),
+        Losses(task, models, shard).together([Losses(task, models, shard)] * 2),
+    )
+    assert alone.shape == (2,)
+    torch.testing.assert_close(alone, together)
+    torch.testing.assert_close(alone, one_by_one(task, models, shard), rtol=1e-6, atol=1e-6)

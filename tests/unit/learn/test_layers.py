@@ -10,7 +10,7 @@ from torch import nn
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.layers import LayerStack
+from fedtide.learn.layers import LayerStack, Room, known_layers
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, as_loss
 from fedtide.learn.stack import Stack, stack_of, train_stacked
@@ -178,3 +178,25 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
         lambda: nn.Sequential(nn.Flatten()),
     ):
         assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Conv2d(3, 2, 3, padding=1), nn.Flatten(), nn.Linear(24, 2)], (1, 3, 4)),
+        ([nn.Conv2d(1, 2, 5), nn.Flatten(), nn.Linear(24, 2)], (1, 9, 4)),
+        ([nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 2)], (1, 3, 6)),
+        ([nn.Flatten(), nn.Linear(24, 2)], (1, 3, 4)),
+    ],
+    ids=["channels", "kernel", "pool", "inputs"],
+)
+def test_rows_that_do_not_fit_are_left_to_torch_which_says_so(layers, shape):
+    assert known_layers(Task(lambda: nn.Sequential(*layers)), shape, Room(torch.float32, torch.device("cpu"))) is None
+
+
+def test_bytes_of_a_row_are_those_of_what_is_computed():
+    """A 3 x 3 kernel on 8 x 9 and a pool: 6 x 6 outputs of 6 x 7, from eight lines of 3 x 6 numbers and ones."""
+    room = Room(torch.float32, torch.device("cpu"))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 2))
+    convolution = known_layers(Task(lambda: model), (1, 8, 9), room)[0]
+    assert {key[1]: held.numel() for key, held in room._held.items() if key[0] is convolution} == {"x": 192, "y": 72}
