@@ -125,7 +125,8 @@ class CapturedStack(LayerStack):
         They are in storage that the next step overwrites.
         """
         step = partial(super().gradient, params, held, rate=rate)
-        self.fit(rows[0].shape)  # all shapes share storage, with padding in other places
+        # All shapes share storage, with padding in other places.
+        self.fit(rows[0], "gradient" if rate is None else "descent")
         if self.room.grown != self.grown:
             self.seen, self.replays, self.grown = {}, {}, self.room.grown
         key = (rate, *(None if each is None else (each.shape, each.dtype) for each in leaves(rows)))

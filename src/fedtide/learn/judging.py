@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtide.core.trees import leaves
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.device import CPU, home
-from fedtide.learn.layers import Convolution, Flat, LayerStack, Rectifier, Room, known_layers
+from fedtide.learn.layers import Flat, LayerStack, Rectifier, Room, has_wide, known_layers
 from fedtide.learn.task import Task
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20
@@ -25,8 +25,6 @@ PASS_BYTES = 16 * 2**20
 """Bytes that a pass through models side by side takes, as if it went back, too."""
 GPU_PASS_BYTES = 2**30
 """Bytes that a pass takes on a GPU, which is fast only with much to do at once."""
-FEW_CHANNELS = 16
-"""Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
@@ -89,7 +87,7 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
         return None
     room = Room(task.dtype, torch.device(task.device))
     layers = known_layers(task, tuple(shard.x.shape[1:]), room)
-    if layers is None or any(isinstance(each, Convolution) and each.shape[0] > FEW_CHANNELS for each in layers):
+    if layers is None or has_wide(layers):
         return None
     if isinstance(next(layer for layer in layers if not isinstance(layer, Flat)), Rectifier):
         return None  # it would write to rows that all models read

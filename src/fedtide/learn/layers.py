@@ -1,25 +1,36 @@
-"""Steps of several copies of a small network by products of matrices, with rows innermost where there are pictures.
+"""Steps of several copies of a small network, or of one, by products of matrices, with rows innermost in pictures.
 
 Libraries for convolutions are made for many channels, and waste most of a processor on one, six or eight. Here pictures
 are (clients, channels, height, width, rows), so that lines are copied in runs of `width * rows` numbers, a pool is
 three maxima, and a convolution is a product for each row of its kernel, whose sum is the next layer's input. Vectors
 are (clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to
 the weights by the product that makes the gradient, which then exists nowhere.
+
+All of this is done on storage that stays where it is. So the operations of a step are found once, a `Plan`, and done
+again and again: to find them takes Python about as long as they take.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedtide.core.trees import Tree, leaves, map_leaves
 from fedtide.core.types import Weights
-from fedtide.learn.task import Task
-from fedtide.models.branched import Branched, Branches
+from fedtide.models.branched import Averaged, Branched, Branches
+
+if TYPE_CHECKING:
+    from fedtide.learn.task import Task
+
+FEW_CHANNELS = 16
+"""Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
+PLANS = 64
+"""Largest number of plans of a network: one for each shape of rows."""
 
 _masked = torch.ops.aten.threshold_backward.grad_input
 
@@ -28,6 +39,7 @@ class Room:
     """Storage by name that grows and is used again: fresh memory costs more than a product."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
         self._like = torch.empty(0, dtype=dtype, device=device)
         self._held: dict[object, Tensor] = {}
         self.grown = 0  # how often storage has been taken anew, elsewhere
@@ -48,6 +60,116 @@ class Room:
             self._held[name] = held = self._like.new_empty(math.prod(shape))
             self.grown += 1
         return held[: math.prod(shape)].view(shape)
+
+
+class Rows:
+    """Rows as they come, which stand for a tensor among the operations of a plan.
+
+    Args:
+        shape: (clients, rows, width), or (clients, channels, height, width, rows).
+        alike: whether all clients have the same rows.
+    """
+
+    def __init__(self, shape: Sequence[int], alike: bool) -> None:
+        self.shape, self.alike = torch.Size(shape), alike
+        self.now = torch.empty(0)
+
+
+Purpose = Literal["outputs", "gradient", "descent"]
+"""What a plan is for: outputs alone, gradients, or steps of plain SGD in their place."""
+
+
+class Plan:
+    """What a network does with rows of one shape: operations on storage that stays where it is.
+
+    Args:
+        rows: what comes.
+        purpose: what it is for.
+        room: where its numbers are.
+
+    Attributes:
+        fills: put numbers where no pass does; done anew after another plan.
+        forward: the forward pass.
+        backward: the backward pass.
+        made: the output of each layer.
+        dy: where the gradient by the outputs goes.
+        gradient: where a pass leaves the gradient of each parameter, as it is held.
+        rate: learning rate of steps in place of a gradient.
+    """
+
+    def __init__(self, rows: Rows, purpose: Purpose, room: Room) -> None:
+        self.rows, self.purpose, self.room, self.rate = rows, purpose, room, 0.0
+        self.fills: list[Callable[[], object]] = []
+        self.forward: list[Callable[[], object]] = []
+        self.backward: list[Callable[[], object]] = []
+        self.made: list[Any] = []
+        self.dy = torch.empty(0)
+        self.gradient: list[Tensor] = []
+        self._noted = self.forward
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], rows: Rows, purpose: Purpose, room: Room) -> Plan:
+        """Return the plan of some layers that have their weights."""
+        plan, x = cls(rows, purpose, room), rows
+        for layer in layers:
+            x = layer.forward(x, plan)
+            plan.made.append(x)
+        if purpose == "outputs":
+            return plan
+        plan._noted = plan.backward
+        back: Tensor | None = room.take("dy", *x.shape)
+        plan.dy = back
+        for layer in reversed(layers):
+            back = layer.backward(back, plan)
+            if back is None:
+                break
+        return plan
+
+    def last_input(self) -> Tensor:
+        """Return what the last layer read in the last pass."""
+        came = [self.rows, *self.made][-2]
+        return came.now if came is self.rows else came  # type: ignore[no-any-return]
+
+    def once(self, function: Callable[..., object], *given: Any) -> None:
+        """Note an operation that is not done in each pass."""
+        self.fills.append(partial(function, *given))
+
+    def do(self, function: Callable[..., object], *given: Any, **settings: Any) -> None:
+        """Note an operation of a pass."""
+        rows = self.rows
+        if all(each is not rows for each in given):
+            self._noted.append(partial(function, *given, **settings))
+        else:
+            self._noted.append(lambda: function(*(rows.now if each is rows else each for each in given), **settings))
+
+    def hold(self, x: Any, name: object) -> Tensor:
+        """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
+        if not isinstance(x, Rows):
+            return x  # type: ignore[no-any-return]
+        into = self.room.take(name, 1 if x.alike else x.shape[0], *x.shape[1:])
+        self.copy(into, x)
+        return into.expand(x.shape)
+
+    def copy(self, into: Tensor, x: Any) -> None:
+        """Note that what a layer reads is copied; of rows that all clients have, those of one."""
+        if isinstance(x, Rows):
+            self.do(lambda now: into.copy_(now[: len(into)]), x)
+        else:
+            self.do(into.copy_, x)
+
+    def add_product(self, into: Tensor, left: Any, right: Any) -> None:
+        """Note the product that is the gradient of weights: it goes to `into`, or these are the weights, for a step."""
+        if self.purpose == "gradient":
+            self.do(torch.bmm, left, right, out=into)
+        else:
+            self.do(lambda left, right: into.baddbmm_(left, right, alpha=-self.rate), left, right)
+
+    def add_sum(self, into: Tensor, name: object, dy: Tensor) -> None:
+        """Note the sum over rows that is the gradient of a bias, as of `add_product`."""
+        made = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
+        self.do(torch.sum, dy, 1, keepdim=True, out=made)
+        if made is not into:
+            self.do(lambda: into.sub_(made, alpha=self.rate))
 
 
 def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
@@ -72,16 +194,51 @@ class Product:
         room: where its numbers are.
     """
 
+    sizes: list[tuple[int, ...]]  # of what is held of a client
+    bound = False  # to parameters of a module
+
+    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters of several clients from what is held."""
+        raise NotImplementedError
+
     def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool, room: Room) -> None:
         self.first, self.room = first, room
         self.names = [f"{name}.weight", *([] if layer.bias is None else [f"{name}.bias"])]
         self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
         self.weights: list[Tensor] = []
 
+    def storage(self, name: str, clients: int) -> list[Tensor]:
+        """Return storage for what is held of several clients; of one that is bound it stands one after another."""
+        if not self.bound:
+            return [self.room.take((self, name, k), clients, *size) for k, size in enumerate(self.sizes)]
+        numbers = [math.prod(size) for size in self.sizes]
+        parts = self.room.take((self, name), clients, sum(numbers)).split(numbers, 1)
+        return [part.unflatten(1, size) for part, size in zip(parts, self.sizes, strict=True)]
+
     def load(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Copy parameters (clients, ...), in the layer's layout, and return the copies."""
-        self.weights = [self.room.take((self, k), *each.shape).copy_(each) for k, each in enumerate(params)]
+        pairs = zip(self.storage("weights", len(params[0])), params, strict=True)
+        self.weights = [into.copy_(each) for into, each in pairs]
         return self.weights
+
+    def bind(self, copies: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Take the weights of each copy from parameters that stay where they are; return pairs of what is copied anew."""
+        self.bound = True
+        self.weights = self.storage("weights", len(copies))
+        held = self.split(self.weights)
+        return [(into[k], each) for k, copy in enumerate(copies) for into, each in zip(held, copy, strict=True)]
+
+    def _now(self, clients: int) -> list[Tensor]:
+        """Return the weights of the first clients."""
+        return [each[:clients] for each in self.weights]
+
+    def _target(self, plan: Plan, clients: int) -> list[Tensor]:
+        """Return where the gradient goes: to storage of its own, or to the weights as a step."""
+        if plan.purpose == "descent":
+            return self._now(clients)
+        made = self.storage("gradient", clients)
+        plan.gradient[:0] = made
+        return made
 
 
 class Dense(Product):
@@ -101,6 +258,14 @@ class Dense(Product):
         if branches is not None:
             self.names = [f"{name}.{each}" for each, _ in branches.named_parameters()]
             self.shape = torch.Size((len(branches.copies) * self.shape[0], self.inputs))
+        self.sizes = [tuple(self.shape), *([] if layer.bias is None else [(1, self.shape[0])])]
+
+    def bind(self, copies: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Take the weights of each copy from parameters that stay where they are; those of one layer are read there."""
+        if self.branches is not None or len(copies) > 1:
+            return super().bind(copies)
+        self.bound, self.weights = True, [each[None] for each in self.layout(copies[0])]
+        return []
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held: branches in one, and the bias with a dimension for the rows."""
@@ -111,40 +276,40 @@ class Dense(Product):
         return [matrix, *(each[None] for each in bias)]
 
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
-        """Return the parameters of several clients from what is held."""
+        """Return the parameters of several clients from what is held, as views."""
         kinds = [held[0], *(bias[:, 0] for bias in held[1:])]
         return [
             part for parts in zip(*(each.chunk(self.branches or 1, 1) for each in kinds), strict=True) for part in parts
         ]
 
-    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
-        """Make room for an input of so many clients and rows; return the shape of a row's output."""
-        self.y = self.room.take((self, "y"), clients, rows, self.shape[0])
-        self.dx = self.room.take((self, "dx"), clients, rows, self.inputs)
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
         return (self.shape[0],)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output (clients, rows, outputs)."""
+    def forward(self, x: Any, plan: Plan) -> Tensor:
+        """Note how the output (clients, rows, outputs) is made, and return it."""
         self.x = x
-        matrix, *bias = (each[: len(x)] for each in self.weights)
+        clients, rows, _ = x.shape
+        matrix, *bias = self._now(clients)
+        y = self.room.take((self, "y"), clients, rows, self.shape[0])
         if bias:
-            return torch.baddbmm(bias[0], x, matrix.transpose(1, 2), out=self.y)
-        return torch.bmm(x, matrix.transpose(1, 2), out=self.y)
+            plan.do(torch.baddbmm, bias[0], x, matrix.transpose(1, 2), out=y)
+        else:
+            plan.do(torch.bmm, x, matrix.transpose(1, 2), out=y)
+        return y
 
-    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of the input and of the weights; with a rate, take a step in place of the latter."""
-        matrix, *bias = (each[: len(dy)] for each in self.weights)
-        back = None if self.first else torch.bmm(dy, matrix, out=self.dx)
-        of_bias = [dy.sum(1, keepdim=True) for _ in bias]
-        if rate is None:
-            return back, [
-                torch.bmm(dy.transpose(1, 2), self.x, out=self.room.take((self, "d"), *matrix.shape)),
-                *of_bias,
-            ]
-        matrix.baddbmm_(dy.transpose(1, 2), self.x, alpha=-rate)
-        for each, gradient in zip(bias, of_bias, strict=True):
-            each.sub_(gradient, alpha=rate)
-        return back, []
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor | None:
+        """Note how the gradients are made, and return that of the input."""
+        clients, rows, _ = dy.shape
+        back = None
+        if not self.first:
+            back = self.room.take((self, "dx"), clients, rows, self.inputs)
+            plan.do(torch.bmm, dy, self._now(clients)[0], out=back)
+        matrix, *bias = self._target(plan, clients)
+        plan.add_product(matrix, dy.transpose(1, 2), self.x)
+        for each in bias:
+            plan.add_sum(each, (self, "sum"), dy)
+        return back
 
 
 class Convolution(Product):
@@ -153,7 +318,7 @@ class Convolution(Product):
     Each column of a kernel meets the lines of a picture shifted sideways. Of these there is one copy, as the next row
     of the kernel meets what lies a line further on; where the kernel moves down by several lines at a time, there are
     so many copies of a part of the lines. Weights are matrices (channels * columns, outputs), one for each row of the
-    kernel; with the first goes the bias, which meets ones.
+    kernel; before the first is the bias, which meets ones.
     """
 
     cropped = False  # to even sides: a pool follows that leaves out the rest
@@ -164,19 +329,26 @@ class Convolution(Product):
         if isinstance(pad, str):
             pad = tuple(side // 2 for side in layer.kernel_size) if pad == "same" else (0, 0)
         self.pad: tuple[int, ...] = pad
-        self.width = self.shape[1] * self.shape[3]
+        outputs, channels, tall, wide = self.shape
+        self.width, self.ones = channels * wide, len(self.names) - 1
+        self.sizes = [(self.ones + self.width, outputs), *[(self.width, outputs)] * (tall - 1)]
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held: a matrix for each row of the kernel."""
         kernel, *bias = params
         first, *others = (row.flatten(1).T for row in kernel.unbind(2))
-        return [torch.cat([first, *(each[None] for each in bias)]), *others]
+        return [torch.cat([*(each[None] for each in bias), first]), *others]
 
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
-        """Return the parameters of several clients from what is held."""
-        _, channels, _, wide = self.shape
-        matrices = [each[:, : self.width].unflatten(1, (channels, wide)) for each in held]
-        return [torch.stack(matrices, 3).permute(0, 4, 1, 3, 2), held[0][:, -1]][: len(self.names)]
+        """Return the parameters of several clients from what is held; what is bound are views."""
+        outputs, channels, _, wide = self.shape
+        bias = [held[0][:, 0]] * self.ones
+        if self.bound:  # its matrices stand one after another
+            steps = (held[0].stride(0), 1, wide * outputs, self.width * outputs, outputs)
+            start = held[0].storage_offset() + self.ones * outputs
+            return [held[0].as_strided((len(held[0]), *self.shape), steps, start), *bias]
+        matrices = [each.unflatten(1, (channels, wide)) for each in (held[0][:, self.ones :], *held[1:])]
+        return [torch.stack(matrices, 3).permute(0, 4, 1, 3, 2), *bias]
 
     def sides(self, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
         """Return the sides of a padded picture, and those of the output, which are below one where it does not fit."""
@@ -185,85 +357,107 @@ class Convolution(Product):
         out = [(side - kernel) // step + 1 for side, kernel, step in steps]
         return padded, [side // 2 * 2 for side in out] if self.cropped else out
 
-    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
-        """Make room for an input of so many clients and rows; return the shape of a row's output."""
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
+        return (self.shape[0], *self.sides(shape)[1])
+
+    def _padded(self, x: Any, plan: Plan) -> Tensor:
+        """Return the input amid zeros, where it stays."""
+        clients, channels, *inner, rows = x.shape
+        if not any(self.pad):
+            return plan.hold(x, (self, "padded"))
+        alike = isinstance(x, Rows) and x.alike
+        padded = self.room.take((self, "padded"), 1 if alike else clients, channels, *self.sides(x.shape[1:4])[0], rows)
+        plan.once(padded.zero_)
+        into = padded[self._inner(inner)]
+        plan.copy(into, x)
+        return padded.expand(clients, *padded.shape[1:])
+
+    def _inner(self, sides: Sequence[int]) -> tuple[slice, ...]:
+        """Return where in a padded picture the picture is."""
+        return slice(None), slice(None), *(slice(pad, pad + n) for pad, n in zip(self.pad, sides, strict=True))
+
+    def forward(self, x: Any, plan: Plan) -> Tensor:
+        """Note how the output (clients, outputs, height, width, rows) is made, and return it."""
         (outputs, channels, tall, wide), (down, right) = self.shape, self.stride
-        padded, (high, across) = self.sides(shape)
-        inner = tuple(slice(pad, pad + side) for pad, side in zip(self.pad, shape[1:], strict=True))
-        self.inner = (slice(None), slice(None), *inner)
-        self.padded = (
-            self.room.take((self, "padded"), clients, channels, *padded, rows).zero_() if any(self.pad) else None
-        )
+        self.came, (_, (high, across)) = x.shape, self.sides(x.shape[1:4])
+        x = self._padded(x, plan)
+        clients, rows = len(x), x.shape[-1]
+        copies = 1 if clients > 1 and x.stride(0) == 0 else clients
+        batch, channel, height, width, row = x.stride()
+        steps = (batch, channel, width, height * down, width * right, row)
         line = across * rows
         stored: list[Tensor] = []
         for step in range(min(down, tall)):
-            lines, ones = high + (tall - 1 - step) // down, len(self.names) - 1 if step == 0 else 0
-            stored.append(self.room.take((self, "x", step), clients, self.width + ones, lines * line))
-            stored[step][:, self.width :] = 1
-        self.lines = [held[:, : self.width].view(clients, channels, wide, -1, across, rows) for held in stored]
+            lines, ones = high + (tall - 1 - step) // down, self.ones if step == 0 else 0
+            whole = self.room.take((self, "x", step), copies, ones + self.width, lines * line)
+            plan.once(whole[:, :ones].fill_, 1.0)
+            into = whole[:, ones:].view(copies, channels, wide, lines, across, rows)
+            plan.do(into.copy_, x.as_strided(into.shape, steps, x.storage_offset() + step * height))
+            stored.append(whole.expand(clients, -1, -1))
         below = [slice(i // down * line, (i // down + high) * line) for i in range(tall)]
-        self.meets = [stored[i % down][:, : self.width if i else None, pixels] for i, pixels in enumerate(below)]
-        self.y = self.room.take((self, "y"), clients, outputs, high * line)
-        if not self.first:
-            self.dx = self.room.take((self, "dx"), clients, self.width, high * line)
-            self.parts = self.dx.view(clients, channels, wide, high, across, rows).unbind(2)
-            self.whole = self.room.take((self, "whole"), clients, channels, *padded, rows)
-            ends = [slice(j, j + (across - 1) * right + 1, right) for j in range(wide)]
-            self.into = [
-                [self.whole[:, :, i : i + (high - 1) * down + 1 : down, columns] for columns in ends]
-                for i in range(tall)
-            ]
-        return (outputs, high, across)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output (clients, outputs, height, width, rows)."""
-        if self.padded is not None:
-            self.padded[self.inner].copy_(x)
-            x = self.padded
-        batch, channel, high, wide, row = x.stride()
-        steps = (batch, channel, wide, high * self.stride[0], wide * self.stride[1], row)
-        for step, lines in enumerate(self.lines):
-            lines.copy_(x.as_strided(lines.shape, steps, x.storage_offset() + step * high))
-        first, *others = (each[: len(x)].transpose(1, 2) for each in self.weights)
-        torch.bmm(first, self.meets[0], out=self.y)
+        self.meets = [
+            stored[i % down][:, self.ones if i and i % down == 0 else 0 :, pixels] for i, pixels in enumerate(below)
+        ]
+        y = self.room.take((self, "y"), clients, outputs, high * line)
+        first, *others = (each.transpose(1, 2) for each in self._now(clients))
+        plan.do(torch.bmm, first, self.meets[0], out=y)
         for matrix, met in zip(others, self.meets[1:], strict=True):
-            self.y.baddbmm_(matrix, met)
-        return self.y.unflatten(2, (-1, *self.lines[0].shape[-2:]))
+            plan.do(y.baddbmm_, matrix, met)
+        return y.unflatten(2, (high, across, rows))
 
-    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of the input and of the weights; with a rate, take a step in place of the latter."""
-        matrices, dy, back = [each[: len(dy)] for each in self.weights], dy.reshape(self.y.shape), None
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor | None:
+        """Note how the gradients are made, and return that of the input."""
+        clients, outputs, high, across, _ = dy.shape
+        if not dy.is_contiguous():  # as what a convolution with padding passes on
+            held = self.room.take((self, "dy"), *dy.shape)
+            plan.do(held.copy_, dy)
+            dy = held
+        flat, back = dy.view(clients, outputs, -1), None
         if not self.first:
-            self.whole.zero_()
-            for matrix, lines in zip(matrices, self.into, strict=True):
-                torch.bmm(matrix[:, : self.width], dy, out=self.dx)
-                for into, part in zip(lines, self.parts, strict=True):
-                    into.add_(part)
-            back = self.whole[self.inner]
-        dy = dy.transpose(1, 2)
-        if rate is None:
-            made = [self.room.take((self, "d", i), *each.shape) for i, each in enumerate(matrices)]
-            return back, [torch.bmm(met, dy, out=into) for met, into in zip(self.meets, made, strict=True)]
-        for matrix, met in zip(matrices, self.meets, strict=True):
-            matrix.baddbmm_(met, dy, alpha=-rate)
-        return back, []
+            back = self._back(flat, high, across, plan)
+        flat = flat.transpose(1, 2)
+        for into, met in zip(self._target(plan, clients), self.meets, strict=True):
+            plan.add_product(into, met, flat)
+        return back
+
+    def _back(self, dy: Tensor, high: int, across: int, plan: Plan) -> Tensor:
+        """Note how the gradient of the input is made, and return it."""
+        clients, channels, *inner, rows = self.came
+        (_, _, _, wide), (down, right) = self.shape, self.stride
+        made = self.room.take((self, "dx"), clients, self.width, dy.shape[2])
+        parts = made.view(clients, channels, wide, high, across, rows).unbind(2)
+        whole = self.room.take((self, "whole"), clients, channels, *self.sides(self.came[1:4])[0], rows)
+        plan.do(whole.zero_)
+        first, *others = self._now(clients)
+        for i, matrix in enumerate([first[:, self.ones :], *others]):
+            plan.do(torch.bmm, matrix, dy, out=made)
+            for j, part in enumerate(parts):
+                below, beside = (
+                    slice(start, start + (count - 1) * step + 1, step)
+                    for start, count, step in ((i, high, down), (j, across, right))
+                )
+                plan.do(whole[:, :, below, beside].add_, part)
+        return whole[self._inner(inner)]
 
 
 class Rectifier:
     """A ReLU, in place."""
 
-    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
-        """Return the shape of the output."""
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
         return shape
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output."""
-        self.y = torch.relu_(x)
+    def forward(self, x: Any, plan: Plan) -> Tensor:
+        """Note how the output is made, and return it."""
+        self.y = plan.hold(x, (self, "y"))
+        plan.do(torch.relu_, self.y)
         return self.y
 
-    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient of the input."""
-        return _masked(dy, self.y, 0, grad_input=dy), []
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor:
+        """Note how the gradient of the input is made, and return it."""
+        plan.do(_masked, dy, self.y, 0, grad_input=dy)
+        return dy
 
 
 class Pool:
@@ -272,41 +466,43 @@ class Pool:
     def __init__(self, room: Room) -> None:
         self.room = room
 
-    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
-        """Make room for an input (clients, *shape, rows); return the shape of the output."""
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
         channels, *sides = shape
-        high, wide = (side // 2 for side in sides)
-        self.cut = (slice(None), slice(None), slice(2 * high), slice(2 * wide))
-        self.dx = self.room.take((self, "dx"), clients, *shape, rows).zero_()  # a side that is odd has no gradient
-        self.pairs = self._pairs(self.dx)
-        self.half, self.larger, self.more = (
-            self.room.take((self, name), clients, channels, high, 2, wide, rows) for name in ("half", "larger", "more")
-        )
-        self.y = self.room.take((self, "y"), clients, channels, high, wide, rows)
-        return (channels, high, wide)
+        return (channels, *(side // 2 for side in sides))
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the left and the right of each square (clients, channels, height, 2, width, rows)."""
-        x = x[self.cut]
-        squares = x.unflatten(2, (x.shape[2] // 2, 2)).unflatten(4, (x.shape[3] // 2, 2))
+        high, wide = (side // 2 for side in x.shape[2:4])
+        squares = x[:, :, : 2 * high, : 2 * wide].unflatten(2, (high, 2)).unflatten(4, (wide, 2))
         return squares[..., 0, :], squares[..., 1, :]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output (clients, channels, height, width, rows)."""
-        self.left, self.right = self._pairs(x)
-        self.over, self.under = torch.maximum(self.left, self.right, out=self.larger).unbind(3)
-        return torch.maximum(self.over, self.under, out=self.y)
+    def forward(self, x: Any, plan: Plan) -> Tensor:
+        """Note how the output (clients, channels, height, width, rows) is made, and return it."""
+        x = plan.hold(x, (self, "x"))
+        self.came, (self.left, self.right) = x.shape, self._pairs(x)
+        larger = self.room.take((self, "larger"), *self.left.shape)
+        self.over, self.under = larger.unbind(3)
+        plan.do(torch.maximum, self.left, self.right, out=larger)
+        y = self.room.take((self, "y"), *self.over.shape)
+        plan.do(torch.maximum, self.over, self.under, out=y)
+        return y
 
-    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient of the input."""
-        over, under = self.half.unbind(3)
-        more = self.more.unbind(3)[0]
-        _masked(dy, torch.sub(self.under, self.over, out=more), 0, grad_input=under)
-        torch.sub(dy, under, out=over)
-        left, right = self.pairs
-        _masked(self.half, torch.sub(self.right, self.left, out=self.more), 0, grad_input=right)
-        torch.sub(self.half, right, out=left)
-        return self.dx, []
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor:
+        """Note how the gradient of the input is made, and return it."""
+        dx, half, more = (
+            self.room.take((self, name), *shape)
+            for name, shape in (("dx", self.came), ("half", self.left.shape), ("more", self.left.shape))
+        )
+        plan.once(dx.zero_)  # a side that is odd has no gradient
+        (over, under), first, (left, right) = half.unbind(3), more.unbind(3)[0], self._pairs(dx)
+        plan.do(torch.sub, self.under, self.over, out=first)
+        plan.do(_masked, dy, first, 0, grad_input=under)
+        plan.do(torch.sub, dy, under, out=over)
+        plan.do(torch.sub, self.right, self.left, out=more)
+        plan.do(_masked, half, more, 0, grad_input=right)
+        plan.do(torch.sub, half, right, out=left)
+        return dx
 
 
 class Flat:
@@ -314,53 +510,112 @@ class Flat:
 
     Args:
         ready: whether rows are outermost already, as they come.
+        room: where its numbers are.
     """
 
-    def __init__(self, ready: bool) -> None:
-        self.ready = ready
+    def __init__(self, ready: bool, room: Room) -> None:
+        self.ready, self.room = ready, room
 
-    def resize(self, shape: tuple[int, ...], clients: int, rows: int) -> tuple[int, ...]:
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a row's output."""
-        self.shape = shape
         return (math.prod(shape),)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output (clients, rows, numbers)."""
-        return x.flatten(2) if self.ready else x.flatten(1, -2).transpose(1, 2).contiguous()
+    def forward(self, x: Any, plan: Plan) -> Any:
+        """Note how the output (clients, rows, numbers) is made, and return it."""
+        if self.ready:
+            return x
+        self.came = x.shape
+        turned = plan.hold(x, (self, "x")).flatten(1, -2).transpose(1, 2)
+        y = self.room.take((self, "y"), *turned.shape)
+        plan.do(y.copy_, turned)
+        return y
 
-    def backward(self, dy: Tensor, rate: float | None) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient of the input."""
-        return dy.transpose(1, 2).contiguous().unflatten(1, self.shape), []
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor:
+        """Note how the gradient of the input is made, and return it."""
+        dx = self.room.take((self, "dx"), *self.came)
+        plan.do(dx.flatten(1, -2).copy_, dy.transpose(1, 2))
+        return dx
 
 
-Layer = Dense | Convolution | Rectifier | Pool | Flat
+class Mean:
+    """The mean of the outputs of branches.
+
+    Args:
+        count: how many branches.
+        room: where its numbers are.
+    """
+
+    def __init__(self, count: int, room: Room) -> None:
+        self.count, self.room = count, room
+
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output."""
+        return (shape[0] // self.count,)
+
+    def forward(self, x: Any, plan: Plan) -> Tensor:
+        """Note how the output (clients, rows, outputs) is made, and return it."""
+        clients, rows, wide = x.shape
+        y = self.room.take((self, "y"), clients, rows, wide // self.count)
+        plan.do(torch.mean, x.unflatten(2, (self.count, -1)), 2, out=y)
+        return y
+
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor:
+        """Note how the gradient of the input is made, and return it."""
+        clients, rows, outputs = dy.shape
+        dx = self.room.take((self, "dx"), clients, rows, self.count * outputs)
+        parts = dx.unflatten(2, (self.count, -1))
+        plan.do(torch.div, dy[:, :, None].expand(parts.shape), self.count, out=parts)
+        return dx
 
 
-def known_layers(task: Task, shape: tuple[int, ...], room: Room) -> list[Layer] | None:
+Layer = Dense | Convolution | Rectifier | Pool | Flat | Mean
+
+
+def known_layers(task: Task, shape: tuple[int, ...], room: Room, *, within: str = "") -> list[Layer] | None:
     """Return the layers of a task's model for rows of a shape; None if there is one that is not known here.
 
-    Of branches only the last layer is known.
+    Of branches only the last layer is known. In the room is what they need for one client and one row.
+
+    Args:
+        task: the model.
+        shape: of a row.
+        room: where their numbers are.
+        within: name of a part of the model, if its layers are asked for alone.
     """
-    module = task.scratch.module
-    if any(map(_is_watched, module.modules())):
+    module = task.scratch.module.get_submodule(within)
+    if any(map(_is_watched, task.scratch.module.modules())):
         return None
     made: list[Layer] = []
-    of_row = shape
-    for name, layer in _in_order(module):
+    comes = shape
+    for name, layer in _in_order(module, within):
         known = _known(name, layer, made, shape, room)
-        if known is None or (made and getattr(made[-1], "branches", None) is not None):
+        if known is None or (made and getattr(made[-1], "branches", None) is not None and not isinstance(known, Mean)):
             return None
         if isinstance(known, Flat) and len(shape) == 1:
             continue
         if isinstance(known, Pool) and made and isinstance(made[-1], Convolution):
             made[-1].cropped = True
         made.append(known)
-        shape = known.resize(shape, 1, 1)
-    room.clear()
-    for known in made:  # now that it is clear which outputs a pool leaves out
-        of_row = known.resize(of_row, 1, 1)
-    names = [name for layer in made if isinstance(layer, Product) for name in layer.names]
-    return made if names and len(shape) == 1 and sorted(names) == sorted(task.scratch.names) else None
+        shape = known.output(shape)
+    products = [layer for layer in made if isinstance(layer, Product)]
+    names = [name for layer in products for name in layer.names]
+    if not names or len(shape) != 1 or sorted(names) != sorted(n for n in task.scratch.names if n.startswith(within)):
+        return None
+    for product in products:
+        product.weights = [torch.empty(1, *size, device="meta") for size in product.sizes]
+    Plan.of(made, Rows(_turned(made, torch.empty(1, 1, *comes, device="meta")).shape, False), "descent", room)
+    return made
+
+
+def _turned(layers: Sequence[Layer], x: Tensor) -> Tensor:
+    """Return rows (clients, rows, ...) as the first layer reads them."""
+    first = layers[0]
+    return x.flatten(2) if isinstance(first, Dense) or (isinstance(first, Flat) and first.ready) else x.movedim(1, -1)
+
+
+def has_wide(layers: Sequence[Layer]) -> bool:
+    """Tell whether a convolution has so many outputs that a library for convolutions is faster."""
+    return any(isinstance(each, Convolution) and each.shape[0] > FEW_CHANNELS for each in layers)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -370,8 +625,13 @@ def _is_watched(module: nn.Module) -> bool:
 
 def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of a sequence, of sequences in it, too, with their names."""
+    inside = f"{name}.model" if name else "model"
+    if isinstance(module, Averaged):
+        yield from _in_order(module.model, inside)
+        yield name, module
+        return
     if isinstance(module, Branched):
-        name, module = "model", module.model
+        name, module = inside, module.model
     if type(module) is not nn.Sequential:
         yield name, module
         return
@@ -386,6 +646,9 @@ def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[in
     if isinstance(layer, Branches) and {type(copy) for copy in layer.copies} == {nn.Linear}:
         branches, layer = layer, layer.copies[0]
     kind = type(layer)
+    if kind is Averaged:
+        count = getattr(before[-1], "branches", None) if before else None
+        return None if count is None else Mean(count, room)
     if isinstance(layer, nn.Linear) and kind is nn.Linear and len(shape) == 1:
         return Dense(name, layer, first, room, branches) if shape == (layer.in_features,) else None
     if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and len(shape) == 3:
@@ -400,7 +663,7 @@ def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[in
         plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
         return Pool(room) if plain and sizes == [(2, 2), (2, 2)] and min(shape[1:]) > 1 else None
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Flat(not before)
+        return Flat(not before, room)
     return Rectifier() if kind is nn.ReLU else None
 
 
@@ -417,11 +680,13 @@ class LayerStack:
     moves, held, fuses = False, (), True
 
     def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
-        self.task, self.loss, self.device = task, loss, room.take("", 0).device
+        self.task, self.loss, self.device = task, loss, room.device
         self.layers, self.room = layers, room
         self.products = [layer for layer in layers if isinstance(layer, Product)]
-        self.fitted: tuple[int, ...] = ()
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
+        self.plans: dict[Hashable, Plan] = {}
+        self.fitted: Plan | None = None
+        self.planned = room.grown  # how often storage had been taken anew
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters as they are held, but for the clients."""
@@ -443,36 +708,45 @@ class LayerStack:
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Take what copies begin with as it is, for passes that train nothing."""
+        self.plans = {}
         for layer, parts in zip(self.products, starts, strict=True):
             layer.weights = parts
 
-    def fit(self, shape: Sequence[int]) -> None:
-        """Make room for rows of a shape (clients, rows, ...), with the padding that its steps read and do not write."""
-        if self.fitted == shape:
-            return
-        clients, rows, *inner = shape
-        wide = tuple(inner)
-        for layer in self.layers:
-            wide = layer.resize(wide, clients, rows)
-        self.fitted = tuple(shape)
+    def fit(self, x: Tensor, purpose: Purpose) -> Plan:
+        """Return the plan for rows (clients, rows, ...), ready for its next pass."""
+        if self.room.grown != self.planned or len(self.plans) > PLANS:
+            self.plans = {}
+        alike = len(x) > 1 and x.stride(0) == 0
+        key = x.shape, alike, purpose
+        plan = self.plans.get(key)
+        if plan is None:
+            before = self.room.grown
+            plan = Plan.of(self.layers, Rows(_turned(self.layers, x).shape, alike), purpose, self.room)
+            self.plans = {key: plan} if self.room.grown != before else {**self.plans, key: plan}
+        self.planned = self.room.grown
+        if plan is not self.fitted:
+            for fill in plan.fills:
+                fill()
+            self.fitted = plan
+        plan.rows.now = _turned(self.layers, x)
+        return plan
 
-    def _forward(self, x: Tensor, layers: Sequence[Layer]) -> Tensor:
-        """Return what the first layers make of rows (clients, rows, ...), in storage that the next pass overwrites."""
-        self.fit(x.shape)
-        if x.dim() > 3 and not isinstance(self.layers[0], Flat):
-            x = x.movedim(1, -1).contiguous()
-        for layer in layers:
-            x = layer.forward(x)
-        return x
+    def forward(self, x: Tensor, purpose: Purpose) -> Plan:
+        """Pass rows (clients, rows, ...) forward; outputs are in storage that the next pass overwrites."""
+        plan = self.fit(x, purpose)
+        for act in plan.forward:
+            act()
+        return plan
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
-        return self._forward(x, self.layers)
+        return self.forward(x, "outputs").made[-1]
 
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
         branches = next(part for part in self.task.scratch.module.modules() if isinstance(part, Branches))
-        return self._forward(x, self.layers[:-1] if branches.feature == "shared" else self.layers).clone()
+        plan = self.forward(x, "outputs")
+        return (plan.last_input() if branches.feature == "shared" else plan.made[-1]).clone()
 
     def gradient(
         self,
@@ -487,27 +761,131 @@ class LayerStack:
         *,
         rate: float | None = None,
     ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-        """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient."""
-        x = self._forward(x, self.layers)
+        """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient.
+
+        The gradient is in storage that the next pass overwrites.
+        """
+        plan = self.forward(x, "gradient" if rate is None else "descent")
+        made = plan.made[-1]
         branches = getattr(self.layers[-1], "branches", None)
-        each, dy = self.loss.graded(x if branches is None else x.unflatten(-1, (branches, -1)), y, shared)
+        each, dy = self.loss.graded(made if branches is None else made.unflatten(-1, (branches, -1)), y, shared)
         if counted is not None:
             each, share = each.masked_fill_(~counted, 0.0), share * counted
         value = (each * share).sum(1)
-        dy = dy.reshape(x.shape).mul_(share[..., None])
-        gradient: list[Tensor] = []
-        for layer in reversed(self.layers):
-            dy, of_weights = layer.backward(dy, rate)
-            gradient = of_weights + gradient
-            if dy is None:
-                break
-        return gradient, value, []
+        torch.mul(dy.reshape(made.shape), share[..., None], out=plan.dy)
+        plan.rate = rate or 0.0
+        for act in plan.backward:
+            act()
+        return plan.gradient, value, []
 
     def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:
         """Return new minus old (clients, ...), in place, by the names of a client's weights."""
-        moved = iter([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
+        named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
+        return Weights({name: named[name] for name in like.params}, {})
+
+    def named(self, held: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the parameters of all layers (clients, ...) by their names, from what is held."""
+        left = iter(held)
         named: dict[str, Tensor] = {}
         for layer in self.products:
-            parts = layer.split([next(moved) for _ in layer.weights])
+            parts = layer.split([next(left) for _ in layer.weights])
             named |= dict(zip(layer.names, parts, strict=True))
-        return Weights({name: named[name] for name in like.params}, {})
+        return named
+
+
+COPY = "model.copies.{}."
+"""What names begin with in a copy of a model that is repeated as a whole."""
+
+
+class ModulePasses:
+    """Losses and gradients of a task's own module without autograd, but for the loss itself.
+
+    Args:
+        task: the model, on the CPU.
+        layers: its layers, which read and write the module's parameters where they are.
+        room: where their numbers are.
+        copies: how often the model is repeated as a whole; 0 if it is not, or in a layer alone.
+    """
+
+    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, copies: int) -> None:
+        self.stack, self.names, self.copies = LayerStack(task, layers, room, None), task.scratch.names, copies
+        self.branches = getattr(layers[-1], "branches", None)
+        values = dict(zip(self.names, task.scratch.values, strict=True))
+        self.copied = [
+            pair
+            for layer in self.stack.products
+            for pair in layer.bind([[values[self._of(name, k)] for name in layer.names] for k in range(copies or 1)])
+        ]
+        self.last: Plan | None = None
+        self.gradient: list[Tensor] = []
+
+    @classmethod
+    def of(cls, task: Task, shape: tuple[int, ...]) -> ModulePasses | None:
+        """Return passes for rows of a shape; None where the module needs autograd, or a library is faster."""
+        room, model = Room(task.dtype, torch.device(task.device)), getattr(task.scratch.module, "model", None)
+        copies = 0
+        if isinstance(task.scratch.module, Branched) and isinstance(model, Branches):
+            copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
+        within = COPY.format(0)[:-1] if copies else ""
+        layers = known_layers(task, shape, room, within=within)
+        return None if layers is None or has_wide(layers) else cls(task, layers, room, copies)
+
+    def _of(self, name: str, copy: int) -> str:
+        return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
+
+    def __call__(
+        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Return the loss of a batch, and its gradient in storage that the next pass overwrites.
+
+        None if the loss of a branched model reads its features.
+        """
+        for into, param in self.copied:
+            into.copy_(param)
+        plan = self.stack.forward(x.expand(self.copies or 1, *x.shape), "gradient")
+        if plan is not self.last:
+            named = self.stack.named(plan.gradient)
+            parts = {self._of(name, k): each[k] for name, each in named.items() for k in range(len(each))}
+            self.last, self.gradient = plan, [parts[name] for name in self.names]
+        value = self._graded(plan, loss, y, shared, columns)
+        if value is None:
+            value = self._differentiated(plan, loss, x, y, shared, columns)
+        if value is None:
+            return None
+        for act in plan.backward:
+            act()
+        return value, self.gradient
+
+    def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
+        """Note the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
+        if y.dim() != 1 or getattr(loss, "graded", None) is None:
+            return None
+        made, share, together = plan.made[-1], 1 / len(y), loss.stacked([shared])
+        if self.copies:
+            made = made.transpose(0, 1)[None]
+        elif self.branches is not None:
+            made = made.unflatten(-1, (self.branches, -1))
+        if columns:
+            together = (together, *(column[None] for column in columns))
+        each, dy = loss.graded(made, y[None], together)
+        dy = dy[0].transpose(0, 1) if self.copies else dy.reshape(plan.dy.shape)
+        torch.mul(dy, share, out=plan.dy)
+        return each.sum() * share
+
+    def _differentiated(
+        self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """Note the gradient by the outputs and return the loss; None if it has one by the features."""
+        made = plan.made[-1] if self.copies else plan.made[-1][0]
+        read = [made.detach().requires_grad_()]
+        outputs: Any = read[0]
+        if self.branches is not None or self.copies:
+            read.append((x if self.copies else plan.last_input()[0]).detach().requires_grad_())
+            split = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1)).transpose(0, 1)
+            outputs = split, read[1]
+        value = loss.value(outputs, y, shared, columns)
+        dy, *beside = torch.autograd.grad(value, read, allow_unused=True)
+        if any(each is not None for each in beside):
+            return None
+        plan.dy.zero_() if dy is None else plan.dy.copy_(dy)
+        return value.detach()  # type: ignore[no-any-return]

@@ -161,7 +161,7 @@ class LocalTrainer:
         self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training continues from fitted weights: keep a copy of the start
             weights = detached(weights)
-        module = scratch.load(weights, train=True)
+        scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
         received = [] if term is None else [task.there(weights.params[name]) for name in scratch.names]
@@ -192,8 +192,7 @@ class LocalTrainer:
                 scratch.set_mode(True)  # the caller may have evaluated
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
-            value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))
-            gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
+            value, gradient = task.differentiate(loss, x, y, shared, tuple(rest[: len(columns)]))
             if alone:
                 gradient = unshare(gradient)  # autograd lets added parameters share one storage
             if term is not None:
@@ -202,7 +201,7 @@ class LocalTrainer:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
             labels = len(y) if shard.mask is None else int(rest[-1].sum())
-            unread.append((value.detach(), labels))
+            unread.append((value, labels))
             seen += labels
             steps += 1
         yield fitted

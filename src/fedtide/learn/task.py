@@ -17,6 +17,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
 from fedtide.learn.device import CPU, home, read, there
+from fedtide.learn.layers import ModulePasses
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 from fedtide.learn.target import CLASSES, Target
 
@@ -56,6 +57,7 @@ class Scratch:
         self.values = list(self._views.params.values())
         self.loads = 0
         self.judged: Any = None  # models that were judged last, side by side (`fedtide.learn.judging`)
+        self.passes: dict[tuple[int, ...], ModulePasses | None] = {}  # for rows of a shape, of layers that are known
         self._home: tuple[int, Weights] | None = None
         layers = list(self.module.modules())
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layers)
@@ -297,6 +299,41 @@ class Task:
         value = self.loss.value(outputs, *self.there((shard.y, shared, columns)))
         return value, label_count(shard.y, shard.mask)
 
+    def differentiate(
+        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: Columns, names: Sequence[str] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of a batch, and its gradient by the parameters that the module has now.
+
+        Networks of layers that are known need no autograd, where their convolutions have few channels. The gradient is
+        then in storage that the next one overwrites.
+
+        Args:
+            loss: a `fedtide.learn.loss.Loss`.
+            x: prepared `inputs`.
+            y: labels.
+            shared: what the loss has prepared.
+            columns: and the batch's part of its columns.
+            names: parameters whose gradient is wanted; None for all.
+        """
+        passes = self._passes_of(tuple(x.shape[1:])) if names is None and x.dtype == self.dtype else None
+        made = None if passes is None else passes(loss, x, y, shared, columns)
+        if made is not None:
+            return made
+        scratch = self.scratch
+        wanted = dict(zip(scratch.names, scratch.params, strict=True))
+        value = loss.value(self.run(scratch.module, x), y, shared, columns)
+        params = scratch.params if names is None else [wanted[name] for name in names]
+        gradient = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
+        return value.detach(), list(gradient)
+
+    def _passes_of(self, shape: tuple[int, ...]) -> ModulePasses | None:
+        """Return passes without autograd for rows of a shape; None where the module needs it, or is faster by it."""
+        known = self.scratch.passes
+        if shape not in known:
+            suits = torch.device(self.device).type == CPU and not self.bfloat
+            known[shape] = ModulePasses.of(self, shape) if suits else None
+        return known[shape]
+
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Tensor], float]:
@@ -313,23 +350,23 @@ class Task:
                 running statistics, so that the result is deterministic.
             names: parameters whose gradient is wanted; None for all.
         """
-        wanted = dict(zip(self.scratch.names, self.scratch.params, strict=True))
-        wanted = wanted if names is None else {name: wanted[name] for name in names}
-        module = self.scratch.load(weights, train=train)
+        self.scratch.load(weights, train=train)
         shared, columns = self.loss.prepare(shard)
         gradient: list[Tensor] = []
         made: list[tuple[Tensor, float]] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
-            value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
-            part = list(torch.autograd.grad(value, [*wanted.values()], allow_unused=True, materialize_grads=True))
+            some = shard.pick(rows)
+            given = self.there((some.y, shared, tuple(column[rows] for column in columns)))
+            value, part = self.differentiate(self.loss, self.inputs(some.x), *given, names)
+            count = label_count(some.y, some.mask)
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
-            gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
-            made.append((value.detach(), share))
+            gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else [each.clone() for each in part]
+            made.append((value, share))
         for found, share in read(made):
             loss += share * (found - loss)
-        return dict(zip(wanted, map(home, gradient), strict=True)), loss
+        return dict(zip(names or self.scratch.names, map(home, gradient), strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """Predict with one model per slot (the `predict` of most algorithms)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,19 @@ class Blended:
         # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
         counted = each.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
         return (q.T.to(each.dtype) * counted).sum() / mask.sum()
+
+    @property
+    def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
+        """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
+        graded: Any = getattr(self.base, "graded", None)
+
+        def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
+            prepared, q = shared
+            q = q.to(logits.dtype)
+            each, gradient = graded(logits, y[..., None].expand(q.shape), prepared)
+            return (each * q).sum(-1), gradient.mul_(q[..., None])
+
+        return None if graded is None else both
 
     @property
     def alike(self) -> Hashable:

@@ -108,12 +108,17 @@ def test_captured_branches_have_the_same_bits(choices):
 class Careless(CapturedStack):
     """Replays that find storage as steps of another shape left it."""
 
-    def fit(self, shape):
-        pass
+    asked = False
 
-    def _forward(self, x, layers):
-        LayerStack.fit(self, x.shape)
-        return super()._forward(x, layers)
+    def gradient(self, *given, **settings):
+        self.asked = True
+        return super().gradient(*given, **settings)
+
+    def fit(self, x, purpose):
+        if not self.asked:
+            return super().fit(x, purpose)
+        self.asked = False
+        return None
 
 
 def test_padding_is_put_back_where_shapes_take_turns():

@@ -199,4 +199,8 @@ def test_bytes_of_a_row_are_those_of_what_is_computed():
     room = Room(torch.float32, torch.device("cpu"))
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 2))
     convolution = known_layers(Task(lambda: model), (1, 8, 9), room)[0]
-    assert {key[1]: held.numel() for key, held in room._held.items() if key[0] is convolution} == {"x": 192, "y": 72}
+    assert {key[1]: held.numel() for key, held in room._held.items() if key[0] is convolution} == {
+        "padded": 72,
+        "x": 192,
+        "y": 72,
+    }
