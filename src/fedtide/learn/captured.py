@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedtide.core.trees import Tree, detached, leaves, same
-from fedtide.learn.layers import Layer, LayerStack, Room
+from fedtide.learn.layer_stack import LayerStack
+from fedtide.learn.plan import Layer, Room
 from fedtide.learn.task import Task
 
 AFTER = 100

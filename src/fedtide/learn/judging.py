@@ -16,7 +16,9 @@ from torch import Tensor
 from fedtide.core.trees import leaves
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.device import CPU, home
-from fedtide.learn.layers import Flat, LayerStack, Rectifier, Room, has_wide, known_layers
+from fedtide.learn.layer_stack import LayerStack
+from fedtide.learn.layers import Flat, Rectifier, has_wide, known_layers
+from fedtide.learn.plan import Room
 from fedtide.learn.task import Task
 
 SIDE_BY_SIDE_BYTES = 32 * 2**20

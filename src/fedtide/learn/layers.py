@@ -1,27 +1,22 @@
-"""Steps of several copies of a small network, or of one, by products of matrices, with rows innermost in pictures.
+"""Layers of small networks as products of matrices, of several copies at once, with rows innermost in pictures.
 
 Libraries for convolutions are made for many channels, and waste most of a processor on one, six or eight. Here pictures
 are (clients, channels, height, width, rows), so that lines are copied in runs of `width * rows` numbers, a pool is
 three maxima, and a convolution is a product for each row of its kernel, whose sum is the next layer's input. Vectors
 are (clients, rows, width), as products of few rows with a large matrix are fastest so. A plain step of SGD is added to
 the weights by the product that makes the gradient, which then exists nowhere.
-
-All of this is done on storage that stays where it is. So the operations of a step are found once, a `Plan`, and done
-again and again: to find them takes Python about as long as they take.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.trees import Tree, leaves, map_leaves
-from fedtide.core.types import Weights
+from fedtide.learn.plan import Layer, Plan, Room, Rows
 from fedtide.models.branched import Averaged, Branched, Branches
 
 if TYPE_CHECKING:
@@ -29,159 +24,8 @@ if TYPE_CHECKING:
 
 FEW_CHANNELS = 16
 """Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
-PLANS = 64
-"""Largest number of plans of a network: one for each shape of rows."""
 
 _masked = torch.ops.aten.threshold_backward.grad_input
-
-
-class Room:
-    """Storage by name that grows and is used again: fresh memory costs more than a product."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.device = device
-        self._like = torch.empty(0, dtype=dtype, device=device)
-        self._held: dict[object, Tensor] = {}
-        self.grown = 0  # how often storage has been taken anew, elsewhere
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all storage."""
-        return sum(held.nbytes for held in self._held.values())
-
-    def clear(self) -> None:
-        """Forget all storage."""
-        self._held = {}
-
-    def take(self, name: object, *shape: int) -> Tensor:
-        """Return storage of a shape; what was there under this name is lost."""
-        held = self._held.get(name)
-        if held is None or held.numel() < math.prod(shape):
-            self._held[name] = held = self._like.new_empty(math.prod(shape))
-            self.grown += 1
-        return held[: math.prod(shape)].view(shape)
-
-
-class Rows:
-    """Rows as they come, which stand for a tensor among the operations of a plan.
-
-    Args:
-        shape: (clients, rows, width), or (clients, channels, height, width, rows).
-        alike: whether all clients have the same rows.
-    """
-
-    def __init__(self, shape: Sequence[int], alike: bool) -> None:
-        self.shape, self.alike = torch.Size(shape), alike
-        self.now = torch.empty(0)
-
-
-Purpose = Literal["outputs", "gradient", "descent"]
-"""What a plan is for: outputs alone, gradients, or steps of plain SGD in their place."""
-
-
-class Plan:
-    """What a network does with rows of one shape: operations on storage that stays where it is.
-
-    Args:
-        rows: what comes.
-        purpose: what it is for.
-        room: where its numbers are.
-
-    Attributes:
-        fills: put numbers where no pass does; done anew after another plan.
-        forward: the forward pass.
-        backward: the backward pass.
-        made: the output of each layer.
-        dy: where the gradient by the outputs goes.
-        gradient: where a pass leaves the gradient of each parameter, as it is held.
-        rate: learning rate of steps in place of a gradient.
-    """
-
-    def __init__(self, rows: Rows, purpose: Purpose, room: Room) -> None:
-        self.rows, self.purpose, self.room, self.rate = rows, purpose, room, 0.0
-        self.fills: list[Callable[[], object]] = []
-        self.forward: list[Callable[[], object]] = []
-        self.backward: list[Callable[[], object]] = []
-        self.made: list[Any] = []
-        self.dy = torch.empty(0)
-        self.gradient: list[Tensor] = []
-        self._noted = self.forward
-
-    @classmethod
-    def of(cls, layers: Sequence[Layer], rows: Rows, purpose: Purpose, room: Room) -> Plan:
-        """Return the plan of some layers that have their weights."""
-        plan, x = cls(rows, purpose, room), rows
-        for layer in layers:
-            x = layer.forward(x, plan)
-            plan.made.append(x)
-        if purpose == "outputs":
-            return plan
-        plan._noted = plan.backward
-        back: Tensor | None = room.take("dy", *x.shape)
-        plan.dy = back
-        for layer in reversed(layers):
-            back = layer.backward(back, plan)
-            if back is None:
-                break
-        return plan
-
-    def last_input(self) -> Tensor:
-        """Return what the last layer read in the last pass."""
-        came = [self.rows, *self.made][-2]
-        return came.now if came is self.rows else came  # type: ignore[no-any-return]
-
-    def once(self, function: Callable[..., object], *given: Any) -> None:
-        """Note an operation that is not done in each pass."""
-        self.fills.append(partial(function, *given))
-
-    def do(self, function: Callable[..., object], *given: Any, **settings: Any) -> None:
-        """Note an operation of a pass."""
-        rows = self.rows
-        if all(each is not rows for each in given):
-            self._noted.append(partial(function, *given, **settings))
-        else:
-            self._noted.append(lambda: function(*(rows.now if each is rows else each for each in given), **settings))
-
-    def hold(self, x: Any, name: object) -> Tensor:
-        """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
-        if not isinstance(x, Rows):
-            return x  # type: ignore[no-any-return]
-        into = self.room.take(name, 1 if x.alike else x.shape[0], *x.shape[1:])
-        self.copy(into, x)
-        return into.expand(x.shape)
-
-    def copy(self, into: Tensor, x: Any) -> None:
-        """Note that what a layer reads is copied; of rows that all clients have, those of one."""
-        if isinstance(x, Rows):
-            self.do(lambda now: into.copy_(now[: len(into)]), x)
-        else:
-            self.do(into.copy_, x)
-
-    def add_product(self, into: Tensor, left: Any, right: Any) -> None:
-        """Note the product that is the gradient of weights: it goes to `into`, or these are the weights, for a step."""
-        if self.purpose == "gradient":
-            self.do(torch.bmm, left, right, out=into)
-        else:
-            self.do(lambda left, right: into.baddbmm_(left, right, alpha=-self.rate), left, right)
-
-    def add_sum(self, into: Tensor, name: object, dy: Tensor) -> None:
-        """Note the sum over rows that is the gradient of a bias, as of `add_product`."""
-        made = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
-        self.do(torch.sum, dy, 1, keepdim=True, out=made)
-        if made is not into:
-            self.do(lambda: into.sub_(made, alpha=self.rate))
-
-
-def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
-    """Return trees (clients, ...) of what is made of each client's; a view of one where all have the same.
-
-    >>> side_by_side("aba", lambda letter: [torch.tensor(float(letter == "b"))])
-    [tensor([0., 1., 0.])]
-    """
-    one_of = {id(one): made(one) for one in {id(one): one for one in each}.values()}
-    if len(one_of) == 1:
-        return map_leaves(lambda leaf: leaf.expand(len(each), *leaf.shape), one_of[id(each[0])])
-    return map_leaves(lambda *same: torch.stack(same), *(one_of[id(one)] for one in each))
 
 
 class Product:
@@ -197,15 +41,19 @@ class Product:
     sizes: list[tuple[int, ...]]  # of what is held of a client
     bound = False  # to parameters of a module
 
-    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
-        """Return the parameters of several clients from what is held."""
-        raise NotImplementedError
-
     def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool, room: Room) -> None:
         self.first, self.room = first, room
         self.names = [f"{name}.weight", *([] if layer.bias is None else [f"{name}.bias"])]
         self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
         self.weights: list[Tensor] = []
+
+    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return a client's parameters as they are held."""
+        raise NotImplementedError
+
+    def split(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parameters of several clients from what is held."""
+        raise NotImplementedError
 
     def storage(self, name: str, clients: int) -> list[Tensor]:
         """Return storage for what is held of several clients; of one that is bound it stands one after another."""
@@ -222,7 +70,7 @@ class Product:
         return self.weights
 
     def bind(self, copies: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Take the weights of each copy from parameters that stay where they are; return pairs of what is copied anew."""
+        """Take the weights of each copy from parameters that stay where they are; return what to copy anew."""
         self.bound = True
         self.weights = self.storage("weights", len(copies))
         held = self.split(self.weights)
@@ -568,9 +416,6 @@ class Mean:
         return dx
 
 
-Layer = Dense | Convolution | Rectifier | Pool | Flat | Mean
-
-
 def known_layers(task: Task, shape: tuple[int, ...], room: Room, *, within: str = "") -> list[Layer] | None:
     """Return the layers of a task's model for rows of a shape; None if there is one that is not known here.
 
@@ -603,11 +448,11 @@ def known_layers(task: Task, shape: tuple[int, ...], room: Room, *, within: str 
         return None
     for product in products:
         product.weights = [torch.empty(1, *size, device="meta") for size in product.sizes]
-    Plan.of(made, Rows(_turned(made, torch.empty(1, 1, *comes, device="meta")).shape, False), "descent", room)
+    Plan.of(made, Rows(turned(made, torch.empty(1, 1, *comes, device="meta")).shape, False), "descent", room)
     return made
 
 
-def _turned(layers: Sequence[Layer], x: Tensor) -> Tensor:
+def turned(layers: Sequence[Layer], x: Tensor) -> Tensor:
     """Return rows (clients, rows, ...) as the first layer reads them."""
     first = layers[0]
     return x.flatten(2) if isinstance(first, Dense) or (isinstance(first, Flat) and first.ready) else x.movedim(1, -1)
@@ -665,227 +510,3 @@ def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[in
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
         return Flat(not before, room)
     return Rectifier() if kind is nn.ReLU else None
-
-
-class LayerStack:
-    """Several copies of a network of known layers; what `fedtide.learn.stack.train_stacked` trains.
-
-    Args:
-        task: the model.
-        layers: the layers of its model.
-        room: where their numbers are.
-        loss: a loss with `graded`.
-    """
-
-    moves, held, fuses = False, (), True
-
-    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
-        self.task, self.loss, self.device = task, loss, room.device
-        self.layers, self.room = layers, room
-        self.products = [layer for layer in layers if isinstance(layer, Product)]
-        self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
-        self.plans: dict[Hashable, Plan] = {}
-        self.fitted: Plan | None = None
-        self.planned = room.grown  # how often storage had been taken anew
-
-    def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters as they are held, but for the clients."""
-        return [each for parts in self._by_layer(params) for each in parts]
-
-    def _by_layer(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
-        named = dict(zip(self.task.scratch.names, params, strict=True))
-        return [layer.layout([named[name].to(self.device) for name in layer.names]) for layer in self.products]
-
-    def starts(self, received: Sequence[Weights]) -> list[list[Tensor]]:
-        """Return what each client begins with (clients, ...), by layers, as it is held."""
-        names = self.task.scratch.names
-        return side_by_side(received, lambda weights: self._by_layer([weights.params[name] for name in names]))
-
-    def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
-        pairs = zip(self.products, starts, strict=True)
-        return [held for layer, parts in pairs for held in layer.load(parts)], []
-
-    def read(self, starts: Sequence[list[Tensor]]) -> None:
-        """Take what copies begin with as it is, for passes that train nothing."""
-        self.plans = {}
-        for layer, parts in zip(self.products, starts, strict=True):
-            layer.weights = parts
-
-    def fit(self, x: Tensor, purpose: Purpose) -> Plan:
-        """Return the plan for rows (clients, rows, ...), ready for its next pass."""
-        if self.room.grown != self.planned or len(self.plans) > PLANS:
-            self.plans = {}
-        alike = len(x) > 1 and x.stride(0) == 0
-        key = x.shape, alike, purpose
-        plan = self.plans.get(key)
-        if plan is None:
-            before = self.room.grown
-            plan = Plan.of(self.layers, Rows(_turned(self.layers, x).shape, alike), purpose, self.room)
-            self.plans = {key: plan} if self.room.grown != before else {**self.plans, key: plan}
-        self.planned = self.room.grown
-        if plan is not self.fitted:
-            for fill in plan.fills:
-                fill()
-            self.fitted = plan
-        plan.rows.now = _turned(self.layers, x)
-        return plan
-
-    def forward(self, x: Tensor, purpose: Purpose) -> Plan:
-        """Pass rows (clients, rows, ...) forward; outputs are in storage that the next pass overwrites."""
-        plan = self.fit(x, purpose)
-        for act in plan.forward:
-            act()
-        return plan
-
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
-        return self.forward(x, "outputs").made[-1]
-
-    def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
-        """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
-        branches = next(part for part in self.task.scratch.module.modules() if isinstance(part, Branches))
-        plan = self.forward(x, "outputs")
-        return (plan.last_input() if branches.feature == "shared" else plan.made[-1]).clone()
-
-    def gradient(
-        self,
-        params: list[Tensor],
-        held: list[Tensor],
-        x: Tensor,
-        y: Tensor,
-        share: Tensor,
-        counted: Tensor | None,
-        shared: Any = None,
-        /,
-        *,
-        rate: float | None = None,
-    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-        """Return the gradient and the loss of every client; with a rate, take a step in place of the gradient.
-
-        The gradient is in storage that the next pass overwrites.
-        """
-        plan = self.forward(x, "gradient" if rate is None else "descent")
-        made = plan.made[-1]
-        branches = getattr(self.layers[-1], "branches", None)
-        each, dy = self.loss.graded(made if branches is None else made.unflatten(-1, (branches, -1)), y, shared)
-        if counted is not None:
-            each, share = each.masked_fill_(~counted, 0.0), share * counted
-        value = (each * share).sum(1)
-        torch.mul(dy.reshape(made.shape), share[..., None], out=plan.dy)
-        plan.rate = rate or 0.0
-        for act in plan.backward:
-            act()
-        return plan.gradient, value, []
-
-    def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:
-        """Return new minus old (clients, ...), in place, by the names of a client's weights."""
-        named = self.named([now.sub_(old) for now, old in zip(params, leaves(starts), strict=True)])
-        return Weights({name: named[name] for name in like.params}, {})
-
-    def named(self, held: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of all layers (clients, ...) by their names, from what is held."""
-        left = iter(held)
-        named: dict[str, Tensor] = {}
-        for layer in self.products:
-            parts = layer.split([next(left) for _ in layer.weights])
-            named |= dict(zip(layer.names, parts, strict=True))
-        return named
-
-
-COPY = "model.copies.{}."
-"""What names begin with in a copy of a model that is repeated as a whole."""
-
-
-class ModulePasses:
-    """Losses and gradients of a task's own module without autograd, but for the loss itself.
-
-    Args:
-        task: the model, on the CPU.
-        layers: its layers, which read and write the module's parameters where they are.
-        room: where their numbers are.
-        copies: how often the model is repeated as a whole; 0 if it is not, or in a layer alone.
-    """
-
-    def __init__(self, task: Task, layers: Sequence[Layer], room: Room, copies: int) -> None:
-        self.stack, self.names, self.copies = LayerStack(task, layers, room, None), task.scratch.names, copies
-        self.branches = getattr(layers[-1], "branches", None)
-        values = dict(zip(self.names, task.scratch.values, strict=True))
-        self.copied = [
-            pair
-            for layer in self.stack.products
-            for pair in layer.bind([[values[self._of(name, k)] for name in layer.names] for k in range(copies or 1)])
-        ]
-        self.last: Plan | None = None
-        self.gradient: list[Tensor] = []
-
-    @classmethod
-    def of(cls, task: Task, shape: tuple[int, ...]) -> ModulePasses | None:
-        """Return passes for rows of a shape; None where the module needs autograd, or a library is faster."""
-        room, model = Room(task.dtype, torch.device(task.device)), getattr(task.scratch.module, "model", None)
-        copies = 0
-        if isinstance(task.scratch.module, Branched) and isinstance(model, Branches):
-            copies = 0 if isinstance(model.copies[0], nn.Linear) else len(model.copies)
-        within = COPY.format(0)[:-1] if copies else ""
-        layers = known_layers(task, shape, room, within=within)
-        return None if layers is None or has_wide(layers) else cls(task, layers, room, copies)
-
-    def _of(self, name: str, copy: int) -> str:
-        return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
-
-    def __call__(
-        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
-    ) -> tuple[Tensor, list[Tensor]] | None:
-        """Return the loss of a batch, and its gradient in storage that the next pass overwrites.
-
-        None if the loss of a branched model reads its features.
-        """
-        for into, param in self.copied:
-            into.copy_(param)
-        plan = self.stack.forward(x.expand(self.copies or 1, *x.shape), "gradient")
-        if plan is not self.last:
-            named = self.stack.named(plan.gradient)
-            parts = {self._of(name, k): each[k] for name, each in named.items() for k in range(len(each))}
-            self.last, self.gradient = plan, [parts[name] for name in self.names]
-        value = self._graded(plan, loss, y, shared, columns)
-        if value is None:
-            value = self._differentiated(plan, loss, x, y, shared, columns)
-        if value is None:
-            return None
-        for act in plan.backward:
-            act()
-        return value, self.gradient
-
-    def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
-        """Note the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
-        if y.dim() != 1 or getattr(loss, "graded", None) is None:
-            return None
-        made, share, together = plan.made[-1], 1 / len(y), loss.stacked([shared])
-        if self.copies:
-            made = made.transpose(0, 1)[None]
-        elif self.branches is not None:
-            made = made.unflatten(-1, (self.branches, -1))
-        if columns:
-            together = (together, *(column[None] for column in columns))
-        each, dy = loss.graded(made, y[None], together)
-        dy = dy[0].transpose(0, 1) if self.copies else dy.reshape(plan.dy.shape)
-        torch.mul(dy, share, out=plan.dy)
-        return each.sum() * share
-
-    def _differentiated(
-        self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
-    ) -> Tensor | None:
-        """Note the gradient by the outputs and return the loss; None if it has one by the features."""
-        made = plan.made[-1] if self.copies else plan.made[-1][0]
-        read = [made.detach().requires_grad_()]
-        outputs: Any = read[0]
-        if self.branches is not None or self.copies:
-            read.append((x if self.copies else plan.last_input()[0]).detach().requires_grad_())
-            split = outputs if self.branches is None else outputs.unflatten(-1, (self.branches, -1)).transpose(0, 1)
-            outputs = split, read[1]
-        value = loss.value(outputs, y, shared, columns)
-        dy, *beside = torch.autograd.grad(value, read, allow_unused=True)
-        if any(each is not None for each in beside):
-            return None
-        plan.dy.zero_() if dy is None else plan.dy.copy_(dy)
-        return value.detach()  # type: ignore[no-any-return]

@@ -26,10 +26,12 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
 from fedtide.learn.captured import CapturedStack, Graphs
 from fedtide.learn.device import home
-from fedtide.learn.layers import LayerStack, Room, known_layers, side_by_side
+from fedtide.learn.layer_stack import LayerStack, side_by_side
+from fedtide.learn.layers import known_layers
 from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.loss import Columns, Loss, StackedLoss
 from fedtide.learn.optimizer import LocalOptimizer
+from fedtide.learn.plan import Room
 from fedtide.learn.task import Task, joined
 
 TRACED_AFTER = 10

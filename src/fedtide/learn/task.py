@@ -17,8 +17,8 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import run_in_bfloat
 from fedtide.learn.device import CPU, home, read, there
-from fedtide.learn.layers import ModulePasses
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
+from fedtide.learn.passes import ModulePasses
 from fedtide.learn.target import CLASSES, Target
 
 ROWS = 2048
@@ -241,10 +241,10 @@ class Task:
 
         Consume all of them before the task is used for anything else: there is one module.
         """
-        return map(home, self._passes(weights, x))
+        return map(home, self._evaluated(weights, x))
 
     @torch.no_grad()
-    def _passes(self, weights: Weights, x: Tensor) -> Iterator[Any]:
+    def _evaluated(self, weights: Weights, x: Tensor) -> Iterator[Any]:
         """Yield outputs on the device."""
         module = self.scratch.load(weights, train=False)
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
@@ -267,7 +267,7 @@ class Task:
         With `mask` (samples, steps), return that of each sequence: the mean over the steps that count.
         """
         found, done = [], 0
-        for outputs in self._passes(weights, x):
+        for outputs in self._evaluated(weights, x):
             rows = slice(done, done + len(outputs))
             told, counted = self.target.told(outputs.double()), None if mask is None else self.there(mask[rows])
             found.append(home(self.target.losses(told, self.there(y[rows]), counted)))
@@ -300,12 +300,12 @@ class Task:
         return value, label_count(shard.y, shard.mask)
 
     def differentiate(
-        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: Columns, names: Sequence[str] | None = None
+        self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: Columns, *, names: Sequence[str] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of a batch, and its gradient by the parameters that the module has now.
 
-        Networks of layers that are known need no autograd, where their convolutions have few channels. The gradient is
-        then in storage that the next one overwrites.
+        Small networks of known layers need no autograd (`fedtide.learn.passes`); the gradient is then in storage that
+        the next one overwrites.
 
         Args:
             loss: a `fedtide.learn.loss.Loss`.
@@ -315,7 +315,7 @@ class Task:
             columns: and the batch's part of its columns.
             names: parameters whose gradient is wanted; None for all.
         """
-        passes = self._passes_of(tuple(x.shape[1:])) if names is None and x.dtype == self.dtype else None
+        passes = self._passes(x) if names is None else None
         made = None if passes is None else passes(loss, x, y, shared, columns)
         if made is not None:
             return made
@@ -326,13 +326,16 @@ class Task:
         gradient = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
         return value.detach(), list(gradient)
 
-    def _passes_of(self, shape: tuple[int, ...]) -> ModulePasses | None:
-        """Return passes without autograd for rows of a shape; None where the module needs it, or is faster by it."""
-        known = self.scratch.passes
+    def _passes(self, x: Tensor) -> ModulePasses | None:
+        """Return passes without autograd for a batch; None where the module needs it, or is as fast with it."""
+        known, shape = self.scratch.passes, tuple(x.shape[1:])
+        if x.dtype != self.dtype or not len(x):
+            return None
         if shape not in known:
             suits = torch.device(self.device).type == CPU and not self.bfloat
             known[shape] = ModulePasses.of(self, shape) if suits else None
-        return known[shape]
+        made = known[shape]
+        return made if made is not None and len(x) <= made.most else None
 
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None
@@ -358,7 +361,7 @@ class Task:
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             some = shard.pick(rows)
             given = self.there((some.y, shared, tuple(column[rows] for column in columns)))
-            value, part = self.differentiate(self.loss, self.inputs(some.x), *given, names)
+            value, part = self.differentiate(self.loss, self.inputs(some.x), *given, names=names)
             count = label_count(some.y, some.mask)
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1

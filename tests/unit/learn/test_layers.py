@@ -10,9 +10,11 @@ from torch import nn
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.layers import LayerStack, Room, known_layers
+from fedtide.learn.layer_stack import LayerStack
+from fedtide.learn.layers import known_layers
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, as_loss
+from fedtide.learn.plan import Room
 from fedtide.learn.stack import Stack, stack_of, train_stacked
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal

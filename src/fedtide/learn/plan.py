@@ -1,0 +1,164 @@
+"""Plans: what a small network does with rows of one shape, as operations that are found once and done again and again.
+
+To find them takes Python about as long as they take: their storage stays where it is, so tensors that read or write a
+part of it are made once, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+
+class Room:
+    """Storage by name that grows and is used again: fresh memory costs more than a product."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._held: dict[object, Tensor] = {}
+        self.grown = 0  # how often storage has been taken anew, elsewhere
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all storage."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def clear(self) -> None:
+        """Forget all storage."""
+        self._held = {}
+
+    def take(self, name: object, *shape: int) -> Tensor:
+        """Return storage of a shape; what was there under this name is lost."""
+        held = self._held.get(name)
+        if held is None or held.numel() < math.prod(shape):
+            self._held[name] = held = self._like.new_empty(math.prod(shape))
+            self.grown += 1
+        return held[: math.prod(shape)].view(shape)
+
+
+class Rows:
+    """Rows as they come, which stand for a tensor among the operations of a plan.
+
+    Args:
+        shape: (clients, rows, width), or (clients, channels, height, width, rows).
+        alike: whether all clients have the same rows.
+    """
+
+    def __init__(self, shape: Sequence[int], alike: bool) -> None:
+        self.shape, self.alike = torch.Size(shape), alike
+        self.now = torch.empty(0)
+
+
+class Layer(Protocol):
+    """A layer of a network."""
+
+    def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row's output, given that of its input."""
+
+    def forward(self, x: Any, plan: Plan) -> Any:
+        """Note how the output is made of rows or of a layer's output, and return it."""
+
+    def backward(self, dy: Tensor, plan: Plan) -> Tensor | None:
+        """Note how the gradients are made, and return that of the input; None if no layer before asks for it."""
+
+
+Purpose = Literal["outputs", "gradient", "descent"]
+"""What a plan is for: outputs alone, gradients, or steps of plain SGD in their place."""
+
+
+class Plan:
+    """What a network does with rows of one shape: operations on storage that stays where it is.
+
+    Args:
+        rows: what comes.
+        purpose: what it is for.
+        room: where its numbers are.
+
+    Attributes:
+        fills: put numbers where no pass does; done anew after another plan.
+        forward: the forward pass.
+        backward: the backward pass.
+        made: the output of each layer.
+        dy: where the gradient by the outputs goes.
+        gradient: where a pass leaves the gradient of each parameter, as it is held.
+        rate: learning rate of steps in place of a gradient.
+    """
+
+    def __init__(self, rows: Rows, purpose: Purpose, room: Room) -> None:
+        self.rows, self.purpose, self.room, self.rate = rows, purpose, room, 0.0
+        self.fills: list[Callable[[], object]] = []
+        self.forward: list[Callable[[], object]] = []
+        self.backward: list[Callable[[], object]] = []
+        self.made: list[Any] = []
+        self.dy = torch.empty(0)
+        self.gradient: list[Tensor] = []
+        self._noted = self.forward
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], rows: Rows, purpose: Purpose, room: Room) -> Plan:
+        """Return the plan of some layers that have their weights."""
+        plan, x = cls(rows, purpose, room), cast(Any, rows)
+        for layer in layers:
+            x = layer.forward(x, plan)
+            plan.made.append(x)
+        if purpose != "outputs":
+            plan._noted = plan.backward
+            plan.dy = back = room.take("dy", *x.shape)
+            for layer in reversed(layers):
+                before = layer.backward(back, plan)
+                if before is None:
+                    break
+                back = before
+        return plan
+
+    def last_input(self) -> Tensor:
+        """Return what the last layer read in the last pass."""
+        came = [self.rows, *self.made][-2]
+        return came.now if came is self.rows else came  # type: ignore[no-any-return]
+
+    def once(self, function: Callable[..., object], *given: Any) -> None:
+        """Note an operation that is not done in each pass."""
+        self.fills.append(partial(function, *given))
+
+    def do(self, function: Callable[..., object], *given: Any, **settings: Any) -> None:
+        """Note an operation of a pass."""
+        rows = self.rows
+        if all(each is not rows for each in given):
+            self._noted.append(partial(function, *given, **settings))
+        else:
+            self._noted.append(lambda: function(*(rows.now if each is rows else each for each in given), **settings))
+
+    def hold(self, x: Any, name: object) -> Tensor:
+        """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
+        if not isinstance(x, Rows):
+            return x  # type: ignore[no-any-return]
+        into = self.room.take(name, 1 if x.alike else x.shape[0], *x.shape[1:])
+        self.copy(into, x)
+        return into.expand(x.shape)
+
+    def copy(self, into: Tensor, x: Any) -> None:
+        """Note that what a layer reads is copied; of rows that all clients have, those of one."""
+        if isinstance(x, Rows):
+            self.do(lambda now: into.copy_(now[: len(into)]), x)
+        else:
+            self.do(into.copy_, x)
+
+    def add_product(self, into: Tensor, left: Any, right: Any) -> None:
+        """Note the product that is the gradient of weights: it goes to `into`, or these are the weights, for a step."""
+        if self.purpose == "gradient":
+            self.do(torch.bmm, left, right, out=into)
+        else:
+            self.do(lambda left, right: into.baddbmm_(left, right, alpha=-self.rate), left, right)
+
+    def add_sum(self, into: Tensor, name: object, dy: Tensor) -> None:
+        """Note the sum over rows that is the gradient of a bias, as of `add_product`."""
+        made = into if self.purpose == "gradient" else self.room.take(name, *into.shape)
+        self.do(torch.sum, dy, 1, keepdim=True, out=made)
+        if made is not into:
+            self.do(lambda: into.sub_(made, alpha=self.rate))
