@@ -22,11 +22,16 @@ from fedtide.learn.task import Task
 
 
 def dying(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals(), flags: str = "", at: int = 1):
-    """A process is killed by its own work, once for every file in the folder `flags`, in round `at`."""
+    """A process is killed by its own work, once for every file in the folder `flags`, in round `at`.
+
+    A file may hold the number of a process that is spared.
+    """
 
     def before(moment):
         for flag in sorted(Path(flags).glob("*")) if flags and moment.round == at else []:
             try:
+                if flag.read_text() == str(os.getpid()):
+                    continue
                 flag.unlink()
             except FileNotFoundError:
                 continue  # another process took it

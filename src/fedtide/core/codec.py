@@ -215,7 +215,8 @@ def from_bytes(data: bytes | memoryview, classes: Mapping[str, type] | None = No
     """
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:start]))
-    arrays = _Arrays(header["arrays"], memoryview(data)[start:])
+    with memoryview(data)[start:] as numbers:
+        arrays = _Arrays(header["arrays"], numbers)
     tree = _tree_of(header["tree"], arrays.take, classes)
     arrays.check_taken()
     return tree

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,10 @@ from fedtide.fleets.worker import SharedRef
 
 DEATHS = 3
 """Number of processes that one call may take down before the run gives up."""
+
+
+Here = Callable[[int], Any]
+"""Does a call in this process, by its number, and returns its result."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Processes(Protocol):
     """Processes that take calls, wherever they are.
 
     folder: of this process, for the flag that asks calls to end soon. multi_node: whether they may be on machines that
-    see none of this one's files.
+    see none of this one's files. joined: whether this process takes short calls, too.
     """
 
     folder: Path
     multi_node: bool
+    joined: bool
 
     @property
     def processes(self) -> list[int]:
@@ -51,8 +56,14 @@ class Processes(Protocol):
     def free(self, ref: SharedRef) -> None:
         """Free a shared tree, which no later call reads."""
 
-    def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
-        """Call `function` with each of `arguments`, short calls; results in their order."""
+    def map(self, function: str, arguments: Sequence[Tree], here: Here | None = None) -> Iterator[Tree]:
+        """Call `function` with each of `arguments`, short calls; results in their order.
+
+        Args:
+            function: what is called.
+            arguments: of each call.
+            here: does a call in this process, by its number, where the processes are `joined`.
+        """
 
     def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
         """Call `function` with each of `arguments`, long calls; yield all that they send, as it comes."""
@@ -71,14 +82,15 @@ M = TypeVar("M", bound=Member)
 class Batch:
     """Calls that are to be made.
 
-    short: answered at once, without messages on the way. reach: how far the calls that begin may be ahead of the first
-    one without an answer. waiting: not handed out yet. taken: how many results were taken, in order. deaths: how many
-    processes each call took down.
+    short: answered at once, without messages on the way. here: does a call in this process, beside the others. reach:
+    how far the calls that begin may be ahead of the first one without an answer. waiting: not handed out yet. taken:
+    how many results were taken, in order. deaths: how many processes each call took down.
     """
 
     function: str
     arguments: Sequence[Tree]
     short: bool = False
+    here: Here | None = None
     reach: float = math.inf
     taken: int = 0
     waiting: deque[int] = field(default_factory=deque)
@@ -96,10 +108,10 @@ class CallLoop(ABC, Generic[M]):
     reach: float = math.inf
     members: list[M]
 
-    def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
+    def map(self, function: str, arguments: Sequence[Tree], here: Here | None = None) -> Iterator[Tree]:
         """Call `function` with each of `arguments`, short calls; results in their order, as soon as they are known."""
         ready: dict[int, Tree] = {}
-        batch = Batch(function, arguments, short=True, reach=self.reach * len(self.members))
+        batch = Batch(function, arguments, short=True, here=here, reach=self.reach * len(self.members))
         for message in self._made(batch):
             if message.final:
                 ready[message.call] = message.value
@@ -119,8 +131,12 @@ class CallLoop(ABC, Generic[M]):
         unanswered = len(batch.arguments)
         try:
             while unanswered:
+                own = batch.waiting.popleft() if batch.here is not None and batch.waiting else None
                 self._hand_out(batch)
-                for member in self._ready(batch):
+                if batch.here is not None and own is not None:  # the others have work meanwhile
+                    unanswered -= 1
+                    yield Message(own, batch.here(own), True)
+                for member in self._ready(batch, wait=own is None):
                     received = self._receive(member)
                     if received is None:
                         self._recover(member, batch)
@@ -165,8 +181,8 @@ class CallLoop(ABC, Generic[M]):
         """Send the arguments of a call to a member."""
 
     @abstractmethod
-    def _ready(self, batch: Batch) -> list[M]:
-        """Wait for members that have answered, or died."""
+    def _ready(self, batch: Batch, *, wait: bool = True) -> list[M]:
+        """Return members that have answered, or died; wait for one."""
 
     @abstractmethod
     def _receive(self, member: M) -> list[tuple[str, Any]] | None:

@@ -10,7 +10,8 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing import connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from fedtide.core import codec
@@ -55,6 +56,7 @@ class Pool(CallLoop[_Worker]):
 
     title = "a worker process"
     multi_node = False
+    joined = True
 
     def __init__(self, size: int) -> None:
         if os.name != "posix":
@@ -64,6 +66,7 @@ class Pool(CallLoop[_Worker]):
         self._scratch = Scratch(shared if roomy else None)
         self.folder = self._scratch.path
         self._numbers = self._started = 0
+        self._spare: dict[str, Path] = {}  # of each kind a file that holds nothing that anyone reads
         self.members: list[_Worker] = []
         try:
             while len(self.members) < size:
@@ -80,14 +83,22 @@ class Pool(CallLoop[_Worker]):
             tree: tree to share.
             name: name under which it is known; a known tree is not written again. None makes a new name.
         """
-        self._numbers += name is None
-        path = self.folder / f"{kind}-{name or self._numbers}"
-        if not path.exists():
-            try:
-                codec.to_file(path, tree)
-            except FedtideError as error:
-                raise FedtideError(self._advised(str(error))) from None
-        return SharedRef(kind, str(path))
+        if name is not None:
+            path = self.folder / f"{kind}-{name}"
+            if not path.exists():
+                self._write(path, tree)
+            return SharedRef(kind, str(path))
+        self._numbers += 1
+        path = self._spare.pop(kind, self.folder / f"{kind}-{self._numbers}")
+        self._write(path, tree)
+        return SharedRef(kind, str(path), self._numbers)
+
+    def _write(self, path: Path, tree: Tree) -> None:
+        try:
+            shared.write(path, tree)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise FedtideError(self._advised(f"{path}: {error.strerror}")) from None
 
     def _advised(self, line: str) -> str:
         """Add to the line of an error what to do where shared memory is full."""
@@ -96,8 +107,11 @@ class Pool(CallLoop[_Worker]):
         return line + advice if full else line
 
     def free(self, ref: SharedRef) -> None:
-        """Remove it from shared memory."""
-        Path(ref.name).unlink(missing_ok=True)
+        """Let the next tree of the kind take its place."""
+        if ref.kind in self._spare:
+            Path(ref.name).unlink(missing_ok=True)
+        else:
+            self._spare[ref.kind] = Path(ref.name)
 
     @property
     def processes(self) -> list[int]:
@@ -138,8 +152,8 @@ class Pool(CallLoop[_Worker]):
         with contextlib.suppress(OSError):
             member.connection.send_bytes(codec.to_bytes({"call": batch.function, "arguments": arguments}))
 
-    def _ready(self, batch: Batch) -> list[_Worker]:
-        ready = wait([worker.connection for worker in self.members if worker.calls])
+    def _ready(self, batch: Batch, *, wait: bool = True) -> list[_Worker]:
+        ready = connection.wait([worker.connection for worker in self.members if worker.calls], None if wait else 0)
         return [worker for worker in self.members if worker.connection in ready]
 
     def _receive(self, member: _Worker) -> list[tuple[str, Tree]] | None:

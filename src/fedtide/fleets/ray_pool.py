@@ -67,6 +67,7 @@ class RayPool(CallLoop[_ActorState]):
     """
 
     title = "an actor"
+    joined = False
     reach = 4
 
     def __init__(
@@ -175,7 +176,7 @@ class RayPool(CallLoop[_ActorState]):
     def _stopping(self) -> bool:
         return (self.folder / STOP).exists()
 
-    def _ready(self, batch: Batch) -> list[_ActorState]:
+    def _ready(self, batch: Batch, *, wait: bool = True) -> list[_ActorState]:
         for seat in list(self.members):
             if seat.starting is not None and not self._check_started(seat, 0.0):
                 self._recover(seat, batch)

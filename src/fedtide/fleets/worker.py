@@ -35,11 +35,13 @@ STOP = "stop"
 class SharedRef:
     """The name of a large tree that a pool shares with its calls, so that it need not travel with each of them.
 
-    kind: purpose; a process keeps the last tree of each kind. name: its place, as the pool knows it.
+    kind: purpose; a process keeps the last tree of each kind. name: its place, as the pool knows it. number: how many
+    were shared before, as another one may take its place later.
     """
 
     kind: str
     name: str
+    number: int = 0
 
 
 class Channel(Protocol):
@@ -59,14 +61,14 @@ class LastShared:
     """The shared trees that this process read last, one of each kind."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[str, Tree]] = {}
+        self._of: dict[str, tuple[SharedRef | None, Tree]] = {}
 
     def get(self, ref: SharedRef, read: Callable[[], Tree]) -> Tree:
         """Return a shared tree; read it unless it is the last of its kind."""
-        name, value = self._of.get(ref.kind, ("", None))
-        if name != ref.name:
+        known, value = self._of.get(ref.kind, (None, None))
+        if known != ref:
             value = read()
-            self._of[ref.kind] = (ref.name, value)
+            self._of[ref.kind] = (ref, value)
         return value
 
 
@@ -81,7 +83,7 @@ class PipeChannel:
 
     def get(self, ref: SharedRef) -> Tree:
         """Return the tree in a file in shared memory."""
-        return self._last.get(ref, lambda: codec.from_file(Path(ref.name)))
+        return self._last.get(ref, lambda: shared.read(Path(ref.name)))
 
     def stopping(self) -> bool:
         """Tell whether the file `STOP` is there."""

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from fedtide.core import codec
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring
 from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
+from fedtide.fleets.local import threads
 from fedtide.fleets.totals import add_up, halves
-from fedtide.fleets.worker import Channel, SharedRef, own_function
+from fedtide.fleets.worker import Channel, SharedRef, error_message, own_function
 
 EVEN = 1.1
 """How much longer than in the most even way to share the work the last process may take, so that calls are few."""
@@ -59,7 +61,7 @@ Job = Branch | Scoring | Replay
 
 @dataclass(frozen=True)
 class WorkersEngine:
-    """An engine that hands blocks to free processes of a pool.
+    """An engine that hands blocks to free processes of a pool, and does some itself where they are on this machine.
 
     The payload lies once in shared memory for all processes of a machine. A process that is killed is replaced and its
     blocks done again; works are pure and sums are added along one tree, so the result does not change.
@@ -117,14 +119,26 @@ class WorkersEngine:
         clients = torch.cat([block.clients for block in blocks])
         rows = self.host.population.counts(clients, "train", blocks[0].moment)
         work = [int(part.sum()) for part in rows.split([len(block.clients) for block in blocks])]
-        return cut_evenly(work, len(self.pool.processes))
+        return cut_evenly(work, len(self.pool.processes) + self.pool.joined)
 
     def _map(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
         ref = self.pool.put("payload", payload)
         try:
-            yield from self.pool.map("fedtide.fleets.workers:run_job", _Calls(self, jobs, ref))
+            here = (lambda number: self._here(jobs[number], payload)) if self.pool.joined else None
+            yield from self.pool.map("fedtide.fleets.workers:run_job", _Calls(self, jobs, ref), here)
         finally:
             self.pool.free(ref)
+
+    def _here(self, job: Job, payload: Tree) -> Any:
+        """Do a job in this process, as a worker does it."""
+        with threads(1):
+            try:
+                return (done(self.host, job, payload), {}) if isinstance(job, Branch) else done(self.host, job, payload)
+            except Exception as error:
+                said = error_message(error)
+                if not said["user"]:
+                    raise
+                raise FedtideError(said["line"]) from error
 
     def lend(self, job: Job) -> Tree:
         """Return what the clients of a job keep, as a process needs it."""
@@ -200,9 +214,15 @@ def run_job(arguments: Tree, channel: Channel) -> tuple[BlockResult, Tree] | Sco
     job: Job = sent["job"]
     payload = channel.get(arguments["payload"])
     host.memory.borrow(sent["memory"])
+    result = done(host, job, payload)
+    return (result, host.memory.hand_over()) if isinstance(job, Branch) else result
+
+
+def done(host: Host, job: Job, payload: Tree) -> Any:
+    """Do a job, in the process of a host."""
     if isinstance(job, Branch):
         blocks = job.blocks()
-        return add_up((host.ask(block, payload) for block in blocks), len(blocks)), host.memory.hand_over()
+        return add_up((host.ask(block, payload) for block in blocks), len(blocks))
     if isinstance(job, Scoring):
         return host.score(job, payload)
     return host.replay(job, payload["payload"], payload["state"])

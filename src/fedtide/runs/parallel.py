@@ -98,7 +98,8 @@ def started(
             )
             pool = stack.enter_context(actors)
         elif (size := processes(experiment, workers, count)) > 1:
-            pool = stack.enter_context(Pool(size))
+            # Of a single run this process does a part itself.
+            pool = stack.enter_context(Pool(size if count > 1 else size - 1))
         if pool is not None:
             stop.pool, stop.flag = pool, pool.folder / STOP
             if stop.asked:  # while the pool began

@@ -50,6 +50,30 @@ def test_results_come_in_the_order_of_the_arguments(pool, count):
     assert same(list(pool.map(ECHO, arguments)), arguments)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+def test_this_process_takes_calls_beside_the_others(pool, count):
+    arguments, mine = [{"i": i} for i in range(count)], []
+
+    def here(number):
+        mine.append(number)
+        return arguments[number]
+
+    assert list(pool.map(ECHO, arguments, here)) == arguments
+    assert mine[:1] == [0][:count]
+    if count in (2, 3):
+        assert mine == [0]  # the others hold two calls each
+    assert len(mine) < max(count, 2)
+
+
+def test_an_error_here_leaves_no_call_running(pool):
+    def here(number):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(pool.map(ECHO, range(9), here))
+    assert list(pool.map(ECHO, range(9))) == list(range(9))
+
+
 def test_large_results_travel_through_shared_memory_which_does_not_fill_up(pool):
     large = [{"x": torch.arange(LARGE / 4 + i), "y": [torch.zeros(0), torch.tensor(i)]} for i in range(12)]
     assert same(list(pool.map(ECHO, large)), large)
