@@ -524,21 +524,22 @@ class _Steps:
         self.widths = self.sizes.max(1).tolist()
         self.even = ((self.sizes == 0) | (self.sizes == self.sizes.max(1, keepdims=True))).all(1).tolist()
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
-        self.x, self.y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
+        self.x, y = (joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(task.dtype)
         own = ([each for each in some if each is not shard.mask] for some, shard in zip(columns, shards, strict=True))
-        self.columns = [joined(parts).to(device) for parts in zip(*own, strict=True)]
+        beside = [y, *(joined(parts).to(device) for parts in zip(*own, strict=True))]
         masks = [shard.mask for shard in shards]
         self.mask = None if masks[0] is None else joined([mask for mask in masks if mask is not None]).to(device)
         counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
         if self.mask is not None:
             counted = counted[..., None] & self.mask[self.place]
-        self.counted = counted
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
         self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
-        self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, self.counted)), strict=True)]
+        beside = [each.index_select(0, self.place.flatten()).unflatten(0, self.place.shape) for each in beside]
+        self.steps = [*zip(*(each.unbind() for each in (self.place, self.share, counted, *beside)), strict=True)]
+        self.into = self.x.new_empty(wide * len(shards), *self.x.shape[1:])  # what a step reads, in warm caches
 
     def in_order(self) -> Iterator[Tensor]:
         """Yield all samples (clients, rows, ...) in order, as many at a time as a step has."""
@@ -561,15 +562,14 @@ class _Steps:
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
         """Return x, y, each label's weight in the mean, the mask of labels that count (None if all do); and columns."""
         wide = self.widths[number] if who is None else int(self.sizes[number, who[0]])
-        place, share, counted = (
+        place, share, counted, y, *columns = (
             each
             if who is None and each.shape[:2] == (active, wide)
             else (each[:active] if who is None else each[who])[:, :wide]
             for each in self.steps[number]
         )
-        x, y, *columns = (
-            each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y, *self.columns)
-        )
+        into = self.into[: place.numel()]
+        x = torch.index_select(self.x, 0, place.flatten(), out=into).unflatten(0, place.shape)
         whole = self.mask is None and (who is not None or self.even[number])
         return (x, y, share, None if whole else counted), columns
 
