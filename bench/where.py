@@ -33,6 +33,7 @@ from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.learn.layers import Convolution
+from fedtide.learn.plan import Plan
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures
@@ -130,34 +131,39 @@ def part_of(operation: str) -> str:
 
 
 def named(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of stacked convolutions that the profiler knows by name: what they copy is a copy like any other."""
+    """A method of convolutions whose operations the profiler knows by name: what they copy is a copy like any other."""
 
-    def run(*given: Any) -> Any:
-        with record_function(SHIFTED):
-            return method(*given)
+    def noted(self: Convolution, given: Any, plan: Plan) -> Any:
+        def do(function: Callable[..., object], *args: Any, **settings: Any) -> None:
+            def run(*args: Any, **settings: Any) -> None:
+                with record_function(SHIFTED):
+                    function(*args, **settings)
 
-    return run
+            copies = getattr(function, "__name__", "") in ("copy_", "add_", "zero_")  # a name costs as much as they do
+            Plan.do(plan, run if copies else function, *args, **settings)
+
+        with patch.object(plan, "do", do):
+            return method(self, given, plan)
+
+    return noted
 
 
 def shares(name: str, fleet: str, rounds: int) -> dict[str, float]:
     """Shares of the time of a round by part, one thread; what is left of the time is Python's and autograd's own."""
-    _, one = player(WORKS[name], 1, fleet)
-    torch.set_num_threads(1)
-    for _ in range(WARM_UP):
-        one()
     methods: dict[str, Any] = {key: named(getattr(Convolution, key)) for key in ("forward", "backward")}
-    with (
-        patch.multiple(Convolution, **methods),
-        profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler,
-    ):
-        began = time.perf_counter()
-        for _ in range(rounds):
+    with patch.multiple(Convolution, **methods):
+        _, one = player(WORKS[name], 1, fleet)
+        torch.set_num_threads(1)
+        for _ in range(WARM_UP):
             one()
-        total = 1e6 * (time.perf_counter() - began)  # microseconds, as the profiler's
-    shifted = (SHIFTED,) if fleet == "stacked" else ()
-    spent = dict.fromkeys((PRODUCTS, *shifted, *PARTS, "other operations of torch", "nodes of autograd"), 0.0)
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+            began = time.perf_counter()
+            for _ in range(rounds):
+                one()
+            total = 1e6 * (time.perf_counter() - began)  # microseconds, as the profiler's
+    spent = dict.fromkeys((PRODUCTS, SHIFTED, *PARTS, "other operations of torch", "nodes of autograd"), 0.0)
     for event in profiler.events() or ():
-        if event.name == SHIFTED:  # the method, whose own time is Python's
+        if event.name == SHIFTED:  # Python's own
             continue
         part = part_of(event.name) if event.name.startswith("aten::") else "nodes of autograd"
         parent = event.cpu_parent
