@@ -8,13 +8,11 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import Client
-from pathlib import Path
 
 import pytest
 
 from fedtide.deploy.flower.processes import supervise
-
-ECHO = Path(__file__).parents[2] / "helpers" / "echo_worker.py"
+from helpers import echo_worker
 
 
 def until(check, seconds=60.0):
@@ -156,14 +154,8 @@ def test_a_process_starts_anew_with_the_file_that_it_follows(keep, tmp_path):
 
 @pytest.fixture
 def worker(tmp_path):
-    socket = tmp_path / "w"
-    running = subprocess.Popen([sys.executable, str(ECHO), str(socket)], stdout=subprocess.PIPE, text=True)
-    try:
-        until(socket.exists, 120)  # it imports torch
-        yield socket, running
-    finally:
-        running.kill()
-        running.communicate()
+    with echo_worker.started(tmp_path / "w") as running:
+        yield tmp_path / "w", running
 
 
 def question(socket, header, payload=b"tree", seconds=20.0):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
-import time
 import urllib.request
 from datetime import UTC, datetime
 from multiprocessing.connection import Client
@@ -125,13 +122,9 @@ def test_what_a_node_cannot_predict_is_named(place, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory):
     """Ask a worker that echoes, the same process in all tests."""
-    socket, program = tmp_path_factory.mktemp("w") / "socket", Path(echo_worker.__file__)
-    process = subprocess.Popen([sys.executable, str(program), str(socket)])
+    socket = tmp_path_factory.mktemp("w") / "socket"
 
     def put(*frames: bytes) -> list[bytes] | None:
-        while not socket.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
         with Client(str(socket), "AF_UNIX") as line:
             try:
                 for frame in frames:
@@ -142,9 +135,8 @@ def ask(tmp_path_factory):
             except (EOFError, OSError):
                 return None
 
-    yield put
-    process.kill()
-    process.wait()
+    with echo_worker.started(socket):
+        yield put
 
 
 SECONDS = b'{"seconds": 5}'
