@@ -106,7 +106,8 @@ def _local(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> En
 
 
 def _workers(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
-    return WorkersEngine(host, stack.enter_context(Pool(threads - 1)), spec_of(parsed, parsed.method[0], SEED, None))
+    pool = stack.enter_context(Pool(threads, joined=True))
+    return WorkersEngine(host, pool, spec_of(parsed, parsed.method[0], SEED, None))
 
 
 def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:

@@ -106,8 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Two worker processes for the whole session."""
-    with Pool(2) as workers:
+    """Two worker processes, beside this one, for the whole session."""
+    with Pool(3, joined=True) as workers:
         yield workers
 
 

@@ -47,7 +47,8 @@ class Pool(CallLoop[_Worker]):
     """Persistent worker processes with one torch thread each.
 
     Args:
-        size: how many.
+        size: how many work.
+        joined: whether this process is one of them, and takes short calls, too.
 
     >>> with Pool(1) as pool:
     ...     list(pool.map("fedtide.fleets.worker:echo", [{"x": 1}, {"x": 2}]))
@@ -56,20 +57,20 @@ class Pool(CallLoop[_Worker]):
 
     title = "a worker process"
     multi_node = False
-    joined = True
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, joined: bool = False) -> None:
         if os.name != "posix":
             raise FedtideError("fleet: worker processes need Linux or macOS; allowed here: one worker")
-        shared = Path("/dev/shm")
-        roomy = shared.is_dir() and os.access(shared, os.W_OK)
-        self._scratch = Scratch(shared if roomy else None)
+        self.joined = joined
+        memory = Path("/dev/shm")
+        roomy = memory.is_dir() and os.access(memory, os.W_OK)
+        self._scratch = Scratch(memory if roomy else None)
         self.folder = self._scratch.path
         self._numbers = self._started = 0
         self._spare: dict[str, Path] = {}  # of each kind a file that holds nothing that anyone reads
         self.members: list[_Worker] = []
         try:
-            while len(self.members) < size:
+            while len(self.members) < size - joined:
                 self.members.append(self._start())
         except BaseException:
             self.close()

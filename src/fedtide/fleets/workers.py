@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from fedtide.core import codec
-from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
@@ -26,7 +25,7 @@ from fedtide.fleets.calls import Processes
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import threads
 from fedtide.fleets.totals import add_up, halves
-from fedtide.fleets.worker import Channel, SharedRef, error_message, own_function
+from fedtide.fleets.worker import Channel, SharedRef, own_function
 
 EVEN = 1.1
 """How much longer than in the most even way to share the work the last process may take, so that calls are few."""
@@ -72,11 +71,13 @@ class WorkersEngine:
             these, rows travel with the calls and come back with the answers.
         spec: description from which a process makes its host; "make" names the function of this package that does it
             (see `fedtide.runs.build.spec_of`).
+        threads: torch threads of one client's work in this process, as many as the spec gives to the others.
     """
 
     host: Host
     pool: Processes
     spec: Mapping[str, Any]
+    threads: int = 1
 
     @property
     def memory(self) -> MemoryStore:
@@ -95,19 +96,19 @@ class WorkersEngine:
             yield from (self.host.ask(block, payload) for block in blocks)
             return
         branches = [Branch.of(blocks[first:last]) for first, last in self._cut(blocks)]
-        for done, aside in self._map(branches, payload):
+        for result, aside in self._map(branches, payload):
             for client, row in aside.items():
                 self.memory.stage(client, row)
-            yield done
-            del done
+            yield result
+            del result
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        return self._map(scorings, payload)
+        return (scores for scores, _ in self._map(scorings, payload))
 
     def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
         """Put a question to clients once more, one by one."""
-        return self._map(replays, {"payload": payload, "state": state})
+        return (replayed for replayed, _ in self._map(replays, {"payload": payload, "state": state}))
 
     def _cut(self, blocks: Sequence[Ask]) -> list[tuple[int, int]]:
         """Cut blocks into branches: first block, and the one after the last.
@@ -121,7 +122,7 @@ class WorkersEngine:
         work = [int(part.sum()) for part in rows.split([len(block.clients) for block in blocks])]
         return cut_evenly(work, len(self.pool.processes) + self.pool.joined)
 
-    def _map(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
+    def _map(self, jobs: Sequence[Job], payload: Tree) -> Iterator[tuple[Any, Tree]]:
         ref = self.pool.put("payload", payload)
         try:
             here = (lambda number: self._here(jobs[number], payload)) if self.pool.joined else None
@@ -129,16 +130,10 @@ class WorkersEngine:
         finally:
             self.pool.free(ref)
 
-    def _here(self, job: Job, payload: Tree) -> Any:
-        """Do a job in this process, as a worker does it."""
-        with threads(1):
-            try:
-                return (done(self.host, job, payload), {}) if isinstance(job, Branch) else done(self.host, job, payload)
-            except Exception as error:
-                said = error_message(error)
-                if not said["user"]:
-                    raise
-                raise FedtideError(said["line"]) from error
+    def _here(self, job: Job, payload: Tree) -> tuple[Any, Tree]:
+        """Do a job in this process, as a worker does it; what its clients would keep is where it belongs."""
+        with threads(self.threads):
+            return do_job(self.host, job, payload), {}
 
     def lend(self, job: Job) -> Tree:
         """Return what the clients of a job keep, as a process needs it."""
@@ -207,18 +202,17 @@ def _host_of(spec: str) -> Host:
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def run_job(arguments: Tree, channel: Channel) -> tuple[BlockResult, Tree] | Scores | Replayed:
-    """Do one job of an engine, in a worker; of an ask, return what its clients would keep as well."""
+def run_job(arguments: Tree, channel: Channel) -> tuple[BlockResult | Scores | Replayed, Tree]:
+    """Do one job of an engine, in a worker; return what its clients would keep as well."""
     host = _host_of(channel.get(arguments["spec"]))  # first: it loads the classes that job and payload may hold
     sent = codec.opened(arguments["job"])
     job: Job = sent["job"]
     payload = channel.get(arguments["payload"])
     host.memory.borrow(sent["memory"])
-    result = done(host, job, payload)
-    return (result, host.memory.hand_over()) if isinstance(job, Branch) else result
+    return do_job(host, job, payload), host.memory.hand_over()
 
 
-def done(host: Host, job: Job, payload: Tree) -> Any:
+def do_job(host: Host, job: Job, payload: Tree) -> BlockResult | Scores | Replayed:
     """Do a job, in the process of a host."""
     if isinstance(job, Branch):
         blocks = job.blocks()

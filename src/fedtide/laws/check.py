@@ -53,7 +53,7 @@ def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
     make()
     entry = REGISTRY.get(name)
     with ExitStack() as stack:
-        case = Case(make, cache(lambda: stack.enter_context(Pool(2))))
+        case = Case(make, cache(lambda: stack.enter_context(Pool(3, joined=True))))
         for law in LAWS:
             why = None if entry is None else entry.exempt.get(law.name)
             verdict = Verdict(law, silent=why) if why else _verdict(law, case)

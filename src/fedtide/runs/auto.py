@@ -148,7 +148,7 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
         told = [Measured(alone, *timed(round_on(LocalEngine(host))))]
         if size < 2 or told[0].seconds * experiment.rounds < SHORT:
             return told
-        pool = stack.enter_context(Pool(size - 1))
+        pool = stack.enter_context(Pool(size, joined=True))
         engine = WorkersEngine(host, pool, spec_of(run.experiment, run.method, run.seed, folder))
         told.append(Measured(replace(several, workers=size), *timed(round_on(engine))))
         # One thread has a core although another program has the second: only as many threads as there will be tell.

@@ -98,8 +98,7 @@ def started(
             )
             pool = stack.enter_context(actors)
         elif (size := processes(experiment, workers, count)) > 1:
-            # Of a single run this process does a part itself.
-            pool = stack.enter_context(Pool(size if count > 1 else size - 1))
+            pool = stack.enter_context(Pool(size, joined=count == 1))
         if pool is not None:
             stop.pool, stop.flag = pool, pool.folder / STOP
             if stop.asked:  # while the pool began

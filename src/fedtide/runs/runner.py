@@ -217,7 +217,7 @@ def judge_of(
             engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
         there = None if pool.multi_node else memory.directory
-        engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, there))
+        engine = WorkersEngine(host, pool, spec_of(experiment, method, seed, there), experiment.fleet.threads)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     clock = clock_of(experiment, method, host.algorithm, host.population)
     wire = server_wire(experiment, method, host, simulated_noise(seed), ledger)

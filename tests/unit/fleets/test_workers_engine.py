@@ -27,7 +27,7 @@ MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 
 def engine_for(pool, experiment, folder):
     spec = spec_of(experiment, experiment.method[0], 0, folder)
-    return lambda host: WorkersEngine(host, pool, spec)
+    return lambda host: WorkersEngine(host, pool, spec, experiment.fleet.threads)
 
 
 def rows_of(run) -> list:
@@ -62,6 +62,16 @@ def test_workers_killed_in_mid_round_change_no_bit(pool, tmp_path):
     assert same(alone.state, many.state)
     assert same(rows_of(alone), rows_of(many))
     assert same([a.notes for a in alone.fleet.queries], [a.notes for a in many.fleet.queries])
+
+
+def test_all_processes_have_as_many_threads(pool):
+    """Two threads make other last bits than one, wherever a client's work is done."""
+    experiment = toy("helpers.deadly:telling", **MANY, fleet={"kind": "workers", "threads": 2})
+    many = played(experiment, engine=engine_for(pool, experiment, None))
+    told = torch.stack([note.loss for query in many.fleet.queries for note in query.notes.values()])
+    assert told[:, 0].tolist() == [2.0] * len(told)
+    assert os.getpid() in told[:, 1]
+    assert len(told[:, 1].unique()) > 1
 
 
 def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
@@ -128,7 +138,7 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
 @pytest.mark.parametrize(("kind", "joined", "error", "said"), [
     ("user", True, FedtideError, "^the well is dry$"),
     ("user", False, FedtideError, "^the well is dry$"),
-    ("memory", True, FedtideError, "^not enough memory: Unable to allocate 18.2 TiB$"),
+    ("memory", True, MemoryError, "^Unable to allocate 18.2 TiB$"),
     ("memory", False, FedtideError, "^not enough memory: Unable to allocate 18.2 TiB$"),
     ("program", True, ZeroDivisionError, "^a fault in the program$"),
     ("program", False, RuntimeError, "(?s)Traceback.*a fault in the program"),
