@@ -16,7 +16,7 @@ from helpers.toys import played, toy
 @pytest.fixture
 def wide(monkeypatch, pool):
     """A machine of three cores, on which every run is long enough to be measured; by the processes of all tests."""
-    monkeypatch.setattr(auto, "Pool", lambda size: nullcontext(pool))
+    monkeypatch.setattr(auto, "Pool", lambda size, joined: nullcontext(pool))
     monkeypatch.setattr("fedtide.runs.parallel.cores", lambda: 3)
     monkeypatch.setattr(auto, "SHORT", 0.0)
     monkeypatch.setattr(auto, "shares", lambda threads: 1.0)

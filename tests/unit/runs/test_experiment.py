@@ -43,8 +43,8 @@ def borrowed(pool, monkeypatch):
     asked = []
 
     @contextlib.contextmanager
-    def lent(size):
-        asked.append(size)
+    def lent(size, joined):
+        asked.append((size, joined))
         try:
             yield pool
         finally:
@@ -79,7 +79,7 @@ def test_two_processes_leave_the_same_bytes_as_one(tmp_path, whole, borrowed):
     folder.create(FOUR, root)
     display = Watching()
     assert execute(FOUR, root, workers=2, display=display)
-    assert borrowed == [2]
+    assert borrowed == [(2, False)]
     assert sorted(display.seen) == [(run, round) for run in range(4) for round in range(1, 7)]
     assert record_of(root) == whole
 
@@ -89,7 +89,7 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     for workers in (1, 2):
         folder.create(one, tmp_path / str(workers))
         assert execute(one, tmp_path / str(workers), workers=workers)
-    assert borrowed == [1]  # the other one is this process
+    assert borrowed == [(2, True)]  # this process is one of them
     assert record_of(tmp_path / "1") == record_of(tmp_path / "2")
 
 
@@ -233,7 +233,7 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
     class Slow:
         """Somebody presses Ctrl-C before the pool is there."""
 
-        def __init__(self, size):
+        def __init__(self, size, joined):
             self.folder = tmp_path
             os.kill(os.getpid(), signal.SIGINT)
 
