@@ -6,7 +6,7 @@ Operations are those of the forward and backward passes as torch counts them: pr
 multiplication and an addition each. They are compared with one plain product of matrices on as many threads. Shares of
 a round are of the processor's time of one process with one thread, by torch's profiler, which slows small operations:
 read them as shares, not as seconds. What torch does not see is Python's own time, among it keys, blocks and records.
-Stacked convolutions are products with shifted lines of pictures, copied before and added up after; these are apart.
+Small convolutions are products with shifted lines of pictures, copied before and added up after; these are apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
-from fedtide.learn.layers import Convolution
+from fedtide.learn.layers import Conv2d
 from fedtide.learn.plan import Plan
 from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
@@ -133,7 +133,7 @@ def part_of(operation: str) -> str:
 def named(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of convolutions whose operations the profiler knows by name: what they copy is a copy like any other."""
 
-    def noted(self: Convolution, given: Any, plan: Plan) -> Any:
+    def noted(self: Conv2d, given: Any, plan: Plan) -> Any:
         def do(function: Callable[..., object], *args: Any, **settings: Any) -> None:
             def run(*args: Any, **settings: Any) -> None:
                 with record_function(SHIFTED):
@@ -150,8 +150,8 @@ def named(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def shares(name: str, fleet: str, rounds: int) -> dict[str, float]:
     """Shares of the time of a round by part, one thread; what is left of the time is Python's and autograd's own."""
-    methods: dict[str, Any] = {key: named(getattr(Convolution, key)) for key in ("forward", "backward")}
-    with patch.multiple(Convolution, **methods):
+    methods: dict[str, Any] = {key: named(getattr(Conv2d, key)) for key in ("forward", "backward")}
+    with patch.multiple(Conv2d, **methods):
         _, one = player(WORKS[name], 1, fleet)
         torch.set_num_threads(1)
         for _ in range(WARM_UP):

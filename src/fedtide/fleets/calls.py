@@ -131,7 +131,7 @@ class CallLoop(ABC, Generic[M]):
         unanswered = len(batch.arguments)
         try:
             while unanswered:
-                own = batch.waiting.popleft() if batch.here is not None and batch.waiting else None
+                own = self._own(batch)
                 self._hand_out(batch)
                 if batch.here is not None and own is not None:  # the others have work meanwhile
                     unanswered -= 1
@@ -153,6 +153,12 @@ class CallLoop(ABC, Generic[M]):
             for member in list(self.members):
                 if member.calls:
                     self._replace(member)
+
+    def _own(self, batch: Batch) -> int | None:
+        """Take the next call for this process; one that took down another is not for the one that all depends on."""
+        if batch.here is None or not batch.waiting or batch.deaths[batch.waiting[0]]:
+            return None
+        return batch.waiting.popleft()
 
     def _hand_out(self, batch: Batch) -> None:
         """Hand out calls; of short ones a member holds two, so that it need not wait for the next one."""

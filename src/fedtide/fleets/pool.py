@@ -97,8 +97,10 @@ class Pool(CallLoop[_Worker]):
     def _write(self, path: Path, tree: Tree) -> None:
         try:
             shared.write(path, tree)
-        except OSError as error:
+        except BaseException as error:
             path.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             raise FedtideError(self._advised(f"{path}: {error.strerror}")) from None
 
     def _advised(self, line: str) -> str:

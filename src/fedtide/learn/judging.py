@@ -16,8 +16,8 @@ from torch import Tensor
 from fedtide.core.trees import leaves
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.device import CPU, home
+from fedtide.learn.known import branch_count, has_wide, known_layers
 from fedtide.learn.layer_stack import LayerStack
-from fedtide.learn.layers import Flat, Rectifier, has_wide, known_layers
 from fedtide.learn.plan import Room
 from fedtide.learn.task import Task
 
@@ -89,11 +89,7 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
         return None
     room = Room(task.dtype, torch.device(task.device))
     layers = known_layers(task, tuple(shard.x.shape[1:]), room)
-    if layers is None or has_wide(layers):
-        return None
-    if isinstance(next(layer for layer in layers if not isinstance(layer, Flat)), Rectifier):
-        return None  # it would write to rows that all models read
-    if getattr(layers[-1], "branches", None) is not None:
+    if layers is None or has_wide(layers) or branch_count(layers) is not None:
         return None
     task.scratch.judged = made = SideBySide(models, LayerStack(task, layers, room, task.loss))
     return made

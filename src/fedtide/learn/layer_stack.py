@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtide.core.trees import Tree, leaves, map_leaves
 from fedtide.core.types import Weights
-from fedtide.learn.layers import Product, turned
-from fedtide.learn.plan import Layer, Plan, Purpose, Room, Rows
-from fedtide.models.branched import Branches
+from fedtide.learn.known import branch_count, turned
+from fedtide.learn.layers import Product
+from fedtide.learn.plan import NOTHING, Input, Layer, Plan, Purpose, Room, do_all
+from fedtide.models.branched import Branches, Feature
 
 if TYPE_CHECKING:
     from fedtide.learn.task import Task
 
+T = TypeVar("T")
+
 PLANS = 64
 """Largest number of plans of a network: one for each shape of rows."""
+
+
+def feature_of(task: Task) -> Feature:
+    """Return where the features of a branched task come from."""
+    return next(part.feature for part in task.scratch.module.modules() if isinstance(part, Branches))
 
 
 def side_by_side(each: Sequence[Any], made: Callable[[Any], Tree]) -> Any:
@@ -43,11 +51,11 @@ class LayerStack:
         loss: a loss with `graded`.
     """
 
-    moves, held, fuses = False, (), True
+    moves, fuses = False, True
 
     def __init__(self, task: Task, layers: Sequence[Layer], room: Room, loss: Any) -> None:
         self.task, self.loss, self.device = task, loss, room.device
-        self.layers, self.room = layers, room
+        self.layers, self.room, self.branches = layers, room, branch_count(layers)
         self.products = [layer for layer in layers if isinstance(layer, Product)]
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
         self.plans: dict[Hashable, Plan] = {}
@@ -70,7 +78,7 @@ class LayerStack:
     def load(self, starts: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
         """Copy what clients begin with; return the copies, and nothing else that a forward pass reads."""
         pairs = zip(self.products, starts, strict=True)
-        return [held for layer, parts in pairs for held in layer.load(parts)], []
+        return [held for layer, parts in pairs for held in layer.load(parts, self.room)], []
 
     def read(self, starts: Sequence[list[Tensor]]) -> None:
         """Take what copies begin with as it is, for passes that train nothing."""
@@ -80,39 +88,47 @@ class LayerStack:
 
     def fit(self, x: Tensor, purpose: Purpose) -> Plan:
         """Return the plan for rows (clients, rows, ...), ready for its next pass."""
-        if self.room.grown != self.planned or len(self.plans) > PLANS:
-            self.plans = {}
         alike = len(x) > 1 and x.stride(0) == 0
         key = x.shape, alike, purpose
-        plan = self.plans.get(key)
+        plan = self.plans.get(key) if self.room.grown == self.planned else None
         if plan is None:
-            before = self.room.grown
-            plan = Plan.of(self.layers, Rows(turned(self.layers, x).shape, alike), purpose, self.room)
-            self.plans = {key: plan} if self.room.grown != before else {**self.plans, key: plan}
-        self.planned = self.room.grown
+            plan = Plan(self.layers, Input(turned(self.layers, x).shape, alike), purpose, self.room)
+            if self.room.grown != self.planned or len(self.plans) >= PLANS:
+                self.plans, self.planned = {}, self.room.grown
+            self.plans[key] = plan
         if plan is not self.fitted:
-            for fill in plan.fills:
-                fill()
+            do_all(plan.fills)
             self.fitted = plan
-        plan.rows.now = turned(self.layers, x)
         return plan
 
-    def forward(self, x: Tensor, purpose: Purpose) -> Plan:
-        """Pass rows (clients, rows, ...) forward; outputs are in storage that the next pass overwrites."""
+    def run(self, x: Tensor, purpose: Purpose, judge: Callable[[Plan], T]) -> T:
+        """Pass rows (clients, rows, ...) forward, and back where a gradient or a step is wanted.
+
+        Args:
+            x: the rows.
+            purpose: what the passes are for.
+            judge: reads the outputs, in storage that the next pass overwrites, and writes the gradient by them to
+                `plan.dy`. What it returns is returned; after None there is no pass back.
+        """
         plan = self.fit(x, purpose)
-        for act in plan.forward:
-            act()
-        return plan
+        plan.rows.now = turned(self.layers, x)
+        try:
+            do_all(plan.forward)
+            judged = judge(plan)
+            if judged is not None:
+                do_all(plan.backward)
+            return judged
+        finally:
+            plan.rows.now = NOTHING
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""
-        return self.forward(x, "outputs").made[-1]
+        return self.run(x, "outputs", lambda plan: plan.made[-1])
 
     def features(self, params: list[Tensor], held: list[Tensor], x: Tensor) -> Tensor:
         """Return the features (clients, rows, d) of a branched task: what its last layer reads, or what it makes."""
-        branches = next(part for part in self.task.scratch.module.modules() if isinstance(part, Branches))
-        plan = self.forward(x, "outputs")
-        return (plan.last_input() if branches.feature == "shared" else plan.made[-1]).clone()
+        shared = feature_of(self.task) == "shared"
+        return self.run(x, "outputs", lambda plan: (plan.last_input() if shared else plan.made[-1]).clone())
 
     def gradient(
         self,
@@ -131,17 +147,18 @@ class LayerStack:
 
         The gradient is in storage that the next pass overwrites.
         """
-        plan = self.forward(x, "gradient" if rate is None else "descent")
-        made = plan.made[-1]
-        branches = getattr(self.layers[-1], "branches", None)
-        each, dy = self.loss.graded(made if branches is None else made.unflatten(-1, (branches, -1)), y, shared)
-        if counted is not None:
-            each, share = each.masked_fill_(~counted, 0.0), share * counted
-        value = (each * share).sum(1)
-        torch.mul(dy.reshape(made.shape), share[..., None], out=plan.dy)
-        plan.rate = rate or 0.0
-        for act in plan.backward:
-            act()
+
+        def judge(plan: Plan) -> tuple[Plan, Tensor]:
+            made, weight = plan.made[-1], share
+            logits = made if self.branches is None else made.unflatten(-1, (self.branches, -1))
+            each, dy = self.loss.graded(logits, y, shared)
+            if counted is not None:
+                each, weight = each.masked_fill_(~counted, 0.0), share * counted
+            torch.mul(dy.reshape(made.shape), weight[..., None], out=plan.dy)
+            plan.rate = rate or 0.0
+            return plan, (each * weight).sum(1)
+
+        plan, value = self.run(x, "gradient" if rate is None else "descent", judge)
         return plan.gradient, value, []
 
     def difference(self, like: Weights, starts: Tree, params: list[Tensor], held: list[Tensor]) -> Weights:

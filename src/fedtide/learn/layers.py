@@ -10,20 +10,14 @@ the weights by the product that makes the gradient, which then exists nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedtide.learn.plan import Layer, Plan, Room, Rows
-from fedtide.models.branched import Averaged, Branched, Branches
-
-if TYPE_CHECKING:
-    from fedtide.learn.task import Task
-
-FEW_CHANNELS = 16
-"""Outputs of a convolution up to which products of matrices are mostly faster than a library for convolutions."""
+from fedtide.learn.plan import Input, Plan, Room, copies_of
+from fedtide.models.branched import Branches
 
 _masked = torch.ops.aten.threshold_backward.grad_input
 
@@ -35,14 +29,13 @@ class Product:
         name: name of the layer in the model.
         layer: the module.
         first: whether nothing before it has parameters, so that no gradient goes further back.
-        room: where its numbers are.
     """
 
     sizes: list[tuple[int, ...]]  # of what is held of a client
     bound = False  # to parameters of a module
 
-    def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool, room: Room) -> None:
-        self.first, self.room = first, room
+    def __init__(self, name: str, layer: nn.Conv2d | nn.Linear, first: bool) -> None:
+        self.first = first
         self.names = [f"{name}.weight", *([] if layer.bias is None else [f"{name}.bias"])]
         self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
         self.weights: list[Tensor] = []
@@ -55,24 +48,24 @@ class Product:
         """Return the parameters of several clients from what is held."""
         raise NotImplementedError
 
-    def storage(self, name: str, clients: int) -> list[Tensor]:
+    def storage(self, name: str, clients: int, room: Room) -> list[Tensor]:
         """Return storage for what is held of several clients; of one that is bound it stands one after another."""
         if not self.bound:
-            return [self.room.take((self, name, k), clients, *size) for k, size in enumerate(self.sizes)]
+            return [room.take((self, name, k), clients, *size) for k, size in enumerate(self.sizes)]
         numbers = [math.prod(size) for size in self.sizes]
-        parts = self.room.take((self, name), clients, sum(numbers)).split(numbers, 1)
+        parts = room.take((self, name), clients, sum(numbers)).split(numbers, 1)
         return [part.unflatten(1, size) for part, size in zip(parts, self.sizes, strict=True)]
 
-    def load(self, params: Sequence[Tensor]) -> list[Tensor]:
+    def load(self, params: Sequence[Tensor], room: Room) -> list[Tensor]:
         """Copy parameters (clients, ...), in the layer's layout, and return the copies."""
-        pairs = zip(self.storage("weights", len(params[0])), params, strict=True)
+        pairs = zip(self.storage("weights", len(params[0]), room), params, strict=True)
         self.weights = [into.copy_(each) for into, each in pairs]
         return self.weights
 
-    def bind(self, copies: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    def bind(self, copies: Sequence[Sequence[Tensor]], room: Room) -> list[tuple[Tensor, Tensor]]:
         """Take the weights of each copy from parameters that stay where they are; return what to copy anew."""
         self.bound = True
-        self.weights = self.storage("weights", len(copies))
+        self.weights = self.storage("weights", len(copies), room)
         held = self.split(self.weights)
         return [(into[k], each) for k, copy in enumerate(copies) for into, each in zip(held, copy, strict=True)]
 
@@ -84,34 +77,33 @@ class Product:
         """Return where the gradient goes: to storage of its own, or to the weights as a step."""
         if plan.purpose == "descent":
             return self._now(clients)
-        made = self.storage("gradient", clients)
+        made = self.storage("gradient", clients, plan.room)
         plan.gradient[:0] = made
         return made
 
 
-class Dense(Product):
+class Linear(Product):
     """A linear layer on (clients, rows, inputs), or several of one input, whose outputs are side by side.
 
     Args:
         name: name of the layer in the model.
         layer: the module.
         first: whether nothing before it has parameters.
-        room: where its numbers are.
         branches: all of the layers; None for one that is not repeated.
     """
 
-    def __init__(self, name: str, layer: nn.Linear, first: bool, room: Room, branches: Branches | None = None) -> None:
-        super().__init__(name, layer, first, room)
+    def __init__(self, name: str, layer: nn.Linear, first: bool, branches: Branches | None = None) -> None:
+        super().__init__(name, layer, first)
         self.branches = None if branches is None else len(branches.copies)
         if branches is not None:
             self.names = [f"{name}.{each}" for each, _ in branches.named_parameters()]
             self.shape = torch.Size((len(branches.copies) * self.shape[0], self.inputs))
         self.sizes = [tuple(self.shape), *([] if layer.bias is None else [(1, self.shape[0])])]
 
-    def bind(self, copies: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    def bind(self, copies: Sequence[Sequence[Tensor]], room: Room) -> list[tuple[Tensor, Tensor]]:
         """Take the weights of each copy from parameters that stay where they are; those of one layer are read there."""
         if self.branches is not None or len(copies) > 1:
-            return super().bind(copies)
+            return super().bind(copies, room)
         self.bound, self.weights = True, [each[None] for each in self.layout(copies[0])]
         return []
 
@@ -139,7 +131,7 @@ class Dense(Product):
         self.x = x
         clients, rows, _ = x.shape
         matrix, *bias = self._now(clients)
-        y = self.room.take((self, "y"), clients, rows, self.shape[0])
+        y = plan.room.take((self, "y"), clients, rows, self.shape[0])
         if bias:
             plan.do(torch.baddbmm, bias[0], x, matrix.transpose(1, 2), out=y)
         else:
@@ -151,7 +143,7 @@ class Dense(Product):
         clients, rows, _ = dy.shape
         back = None
         if not self.first:
-            back = self.room.take((self, "dx"), clients, rows, self.inputs)
+            back = plan.room.take((self, "dx"), clients, rows, self.inputs)
             plan.do(torch.bmm, dy, self._now(clients)[0], out=back)
         matrix, *bias = self._target(plan, clients)
         plan.add_product(matrix, dy.transpose(1, 2), self.x)
@@ -160,7 +152,7 @@ class Dense(Product):
         return back
 
 
-class Convolution(Product):
+class Conv2d(Product):
     """A convolution on (clients, channels, height, width, rows): a product for each row of the kernel, and their sum.
 
     Each column of a kernel meets the lines of a picture shifted sideways. Of these there is one copy, as the next row
@@ -171,8 +163,8 @@ class Convolution(Product):
 
     cropped = False  # to even sides: a pool follows that leaves out the rest
 
-    def __init__(self, name: str, layer: nn.Conv2d, first: bool, room: Room) -> None:
-        super().__init__(name, layer, first, room)
+    def __init__(self, name: str, layer: nn.Conv2d, first: bool) -> None:
+        super().__init__(name, layer, first)
         self.stride, pad = layer.stride, layer.padding
         if isinstance(pad, str):
             pad = tuple(side // 2 for side in layer.kernel_size) if pad == "same" else (0, 0)
@@ -214,8 +206,8 @@ class Convolution(Product):
         clients, channels, *inner, rows = x.shape
         if not any(self.pad):
             return plan.hold(x, (self, "padded"))
-        alike = isinstance(x, Rows) and x.alike
-        padded = self.room.take((self, "padded"), 1 if alike else clients, channels, *self.sides(x.shape[1:4])[0], rows)
+        sides, _ = self.sides(x.shape[1:4])
+        padded = plan.room.take((self, "padded"), copies_of(x), channels, *sides, rows)
         plan.once(padded.zero_)
         into = padded[self._inner(inner)]
         plan.copy(into, x)
@@ -228,17 +220,16 @@ class Convolution(Product):
     def forward(self, x: Any, plan: Plan) -> Tensor:
         """Note how the output (clients, outputs, height, width, rows) is made, and return it."""
         (outputs, channels, tall, wide), (down, right) = self.shape, self.stride
-        self.came, (_, (high, across)) = x.shape, self.sides(x.shape[1:4])
+        self.came, (_, (high, across)), copies = x.shape, self.sides(x.shape[1:4]), copies_of(x)
         x = self._padded(x, plan)
         clients, rows = len(x), x.shape[-1]
-        copies = 1 if clients > 1 and x.stride(0) == 0 else clients
         batch, channel, height, width, row = x.stride()
         steps = (batch, channel, width, height * down, width * right, row)
         line = across * rows
         stored: list[Tensor] = []
         for step in range(min(down, tall)):
             lines, ones = high + (tall - 1 - step) // down, self.ones if step == 0 else 0
-            whole = self.room.take((self, "x", step), copies, ones + self.width, lines * line)
+            whole = plan.room.take((self, "x", step), copies, ones + self.width, lines * line)
             plan.once(whole[:, :ones].fill_, 1.0)
             into = whole[:, ones:].view(copies, channels, wide, lines, across, rows)
             plan.do(into.copy_, x.as_strided(into.shape, steps, x.storage_offset() + step * height))
@@ -247,7 +238,7 @@ class Convolution(Product):
         self.meets = [
             stored[i % down][:, self.ones if i and i % down == 0 else 0 :, pixels] for i, pixels in enumerate(below)
         ]
-        y = self.room.take((self, "y"), clients, outputs, high * line)
+        y = plan.room.take((self, "y"), clients, outputs, high * line)
         first, *others = (each.transpose(1, 2) for each in self._now(clients))
         plan.do(torch.bmm, first, self.meets[0], out=y)
         for matrix, met in zip(others, self.meets[1:], strict=True):
@@ -258,7 +249,7 @@ class Convolution(Product):
         """Note how the gradients are made, and return that of the input."""
         clients, outputs, high, across, _ = dy.shape
         if not dy.is_contiguous():  # as what a convolution with padding passes on
-            held = self.room.take((self, "dy"), *dy.shape)
+            held = plan.room.take((self, "dy"), *dy.shape)
             plan.do(held.copy_, dy)
             dy = held
         flat, back = dy.view(clients, outputs, -1), None
@@ -273,9 +264,9 @@ class Convolution(Product):
         """Note how the gradient of the input is made, and return it."""
         clients, channels, *inner, rows = self.came
         (_, _, _, wide), (down, right) = self.shape, self.stride
-        made = self.room.take((self, "dx"), clients, self.width, dy.shape[2])
+        made = plan.room.take((self, "dx"), clients, self.width, dy.shape[2])
         parts = made.view(clients, channels, wide, high, across, rows).unbind(2)
-        whole = self.room.take((self, "whole"), clients, channels, *self.sides(self.came[1:4])[0], rows)
+        whole = plan.room.take((self, "whole"), clients, channels, *self.sides(self.came[1:4])[0], rows)
         plan.do(whole.zero_)
         first, *others = self._now(clients)
         for i, matrix in enumerate([first[:, self.ones :], *others]):
@@ -289,7 +280,7 @@ class Convolution(Product):
         return whole[self._inner(inner)]
 
 
-class Rectifier:
+class ReLU:
     """A ReLU, in place."""
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -298,8 +289,12 @@ class Rectifier:
 
     def forward(self, x: Any, plan: Plan) -> Tensor:
         """Note how the output is made, and return it."""
-        self.y = plan.hold(x, (self, "y"))
-        plan.do(torch.relu_, self.y)
+        if isinstance(x, Input):  # rows are left as they are
+            self.y = plan.room.take((self, "y"), *x.shape)
+            plan.do(torch.clamp_min, x, 0, out=self.y)
+        else:
+            self.y = x
+            plan.do(torch.relu_, x)
         return self.y
 
     def backward(self, dy: Tensor, plan: Plan) -> Tensor:
@@ -308,11 +303,8 @@ class Rectifier:
         return dy
 
 
-class Pool:
+class MaxPool2d:
     """A maximum over squares of two by two; the first of equal numbers gets the gradient, as in torch."""
-
-    def __init__(self, room: Room) -> None:
-        self.room = room
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a row's output."""
@@ -329,17 +321,17 @@ class Pool:
         """Note how the output (clients, channels, height, width, rows) is made, and return it."""
         x = plan.hold(x, (self, "x"))
         self.came, (self.left, self.right) = x.shape, self._pairs(x)
-        larger = self.room.take((self, "larger"), *self.left.shape)
+        larger = plan.room.take((self, "larger"), *self.left.shape)
         self.over, self.under = larger.unbind(3)
         plan.do(torch.maximum, self.left, self.right, out=larger)
-        y = self.room.take((self, "y"), *self.over.shape)
+        y = plan.room.take((self, "y"), *self.over.shape)
         plan.do(torch.maximum, self.over, self.under, out=y)
         return y
 
     def backward(self, dy: Tensor, plan: Plan) -> Tensor:
         """Note how the gradient of the input is made, and return it."""
         dx, half, more = (
-            self.room.take((self, name), *shape)
+            plan.room.take((self, name), *shape)
             for name, shape in (("dx", self.came), ("half", self.left.shape), ("more", self.left.shape))
         )
         plan.once(dx.zero_)  # a side that is odd has no gradient
@@ -353,16 +345,15 @@ class Pool:
         return dx
 
 
-class Flat:
+class Flatten:
     """All numbers of a row one after the other, and rows outermost.
 
     Args:
         ready: whether rows are outermost already, as they come.
-        room: where its numbers are.
     """
 
-    def __init__(self, ready: bool, room: Room) -> None:
-        self.ready, self.room = ready, room
+    def __init__(self, ready: bool) -> None:
+        self.ready = ready
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a row's output."""
@@ -374,13 +365,13 @@ class Flat:
             return x
         self.came = x.shape
         turned = plan.hold(x, (self, "x")).flatten(1, -2).transpose(1, 2)
-        y = self.room.take((self, "y"), *turned.shape)
+        y = plan.room.take((self, "y"), *turned.shape)
         plan.do(y.copy_, turned)
         return y
 
     def backward(self, dy: Tensor, plan: Plan) -> Tensor:
         """Note how the gradient of the input is made, and return it."""
-        dx = self.room.take((self, "dx"), *self.came)
+        dx = plan.room.take((self, "dx"), *self.came)
         plan.do(dx.flatten(1, -2).copy_, dy.transpose(1, 2))
         return dx
 
@@ -390,11 +381,10 @@ class Mean:
 
     Args:
         count: how many branches.
-        room: where its numbers are.
     """
 
-    def __init__(self, count: int, room: Room) -> None:
-        self.count, self.room = count, room
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def output(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a row's output."""
@@ -403,110 +393,14 @@ class Mean:
     def forward(self, x: Any, plan: Plan) -> Tensor:
         """Note how the output (clients, rows, outputs) is made, and return it."""
         clients, rows, wide = x.shape
-        y = self.room.take((self, "y"), clients, rows, wide // self.count)
+        y = plan.room.take((self, "y"), clients, rows, wide // self.count)
         plan.do(torch.mean, x.unflatten(2, (self.count, -1)), 2, out=y)
         return y
 
     def backward(self, dy: Tensor, plan: Plan) -> Tensor:
         """Note how the gradient of the input is made, and return it."""
         clients, rows, outputs = dy.shape
-        dx = self.room.take((self, "dx"), clients, rows, self.count * outputs)
+        dx = plan.room.take((self, "dx"), clients, rows, self.count * outputs)
         parts = dx.unflatten(2, (self.count, -1))
         plan.do(torch.div, dy[:, :, None].expand(parts.shape), self.count, out=parts)
         return dx
-
-
-def known_layers(task: Task, shape: tuple[int, ...], room: Room, *, within: str = "") -> list[Layer] | None:
-    """Return the layers of a task's model for rows of a shape; None if there is one that is not known here.
-
-    Of branches only the last layer is known. In the room is what they need for one client and one row.
-
-    Args:
-        task: the model.
-        shape: of a row.
-        room: where their numbers are.
-        within: name of a part of the model, if its layers are asked for alone.
-    """
-    module = task.scratch.module.get_submodule(within)
-    if any(map(_is_watched, task.scratch.module.modules())):
-        return None
-    made: list[Layer] = []
-    comes = shape
-    for name, layer in _in_order(module, within):
-        known = _known(name, layer, made, shape, room)
-        if known is None or (made and getattr(made[-1], "branches", None) is not None and not isinstance(known, Mean)):
-            return None
-        if isinstance(known, Flat) and len(shape) == 1:
-            continue
-        if isinstance(known, Pool) and made and isinstance(made[-1], Convolution):
-            made[-1].cropped = True
-        made.append(known)
-        shape = known.output(shape)
-    products = [layer for layer in made if isinstance(layer, Product)]
-    names = [name for layer in products for name in layer.names]
-    if not names or len(shape) != 1 or sorted(names) != sorted(n for n in task.scratch.names if n.startswith(within)):
-        return None
-    for product in products:
-        product.weights = [torch.empty(1, *size, device="meta") for size in product.sizes]
-    Plan.of(made, Rows(turned(made, torch.empty(1, 1, *comes, device="meta")).shape, False), "descent", room)
-    return made
-
-
-def turned(layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """Return rows (clients, rows, ...) as the first layer reads them."""
-    first = layers[0]
-    return x.flatten(2) if isinstance(first, Dense) or (isinstance(first, Flat) and first.ready) else x.movedim(1, -1)
-
-
-def has_wide(layers: Sequence[Layer]) -> bool:
-    """Tell whether a convolution has so many outputs that a library for convolutions is faster."""
-    return any(isinstance(each, Convolution) and each.shape[0] > FEW_CHANNELS for each in layers)
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Tell whether a module has hooks, which only torch calls."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _in_order(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers of a sequence, of sequences in it, too, with their names."""
-    inside = f"{name}.model" if name else "model"
-    if isinstance(module, Averaged):
-        yield from _in_order(module.model, inside)
-        yield name, module
-        return
-    if isinstance(module, Branched):
-        name, module = inside, module.model
-    if type(module) is not nn.Sequential:
-        yield name, module
-        return
-    for inner, layer in module._modules.items():  # `named_children` leaves out one that comes twice
-        assert layer is not None
-        yield from _in_order(layer, f"{name}.{inner}" if name else inner)
-
-
-def _known(name: str, layer: nn.Module, before: Sequence[Layer], shape: tuple[int, ...], room: Room) -> Layer | None:
-    """Return what does the steps of a layer on rows of a shape, after those before it, if it is known and they fit."""
-    first, branches = not any(isinstance(each, Product) for each in before), None
-    if isinstance(layer, Branches) and {type(copy) for copy in layer.copies} == {nn.Linear}:
-        branches, layer = layer, layer.copies[0]
-    kind = type(layer)
-    if kind is Averaged:
-        count = getattr(before[-1], "branches", None) if before else None
-        return None if count is None else Mean(count, room)
-    if isinstance(layer, nn.Linear) and kind is nn.Linear and len(shape) == 1:
-        return Dense(name, layer, first, room, branches) if shape == (layer.in_features,) else None
-    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d and len(shape) == 3:
-        odd = all(side % 2 for side in layer.kernel_size) and layer.stride == (1, 1)
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        if not plain or (layer.padding == "same" and not odd) or layer.in_channels != shape[0]:
-            return None
-        made = Convolution(name, layer, first, room)
-        return made if min(made.sides(shape)[1]) > 0 else None
-    if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d and len(shape) == 3:
-        sizes = [(each, each) if isinstance(each, int) else each for each in (layer.kernel_size, layer.stride)]
-        plain = (layer.padding, layer.dilation) == (0, 1) and not (layer.ceil_mode or layer.return_indices)
-        return Pool(room) if plain and sizes == [(2, 2), (2, 2)] and min(shape[1:]) > 1 else None
-    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Flat(not before, room)
-    return Rectifier() if kind is nn.ReLU else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,30 @@ class Plain:
             return self.function(outputs, y)
         except RuntimeError as error:
             raise FedtideError(f"loss: it does not fit the model's outputs: {' '.join(str(error).split())}") from None
+
+
+def known_part(loss: Any, name: str) -> Any:
+    """Return what tells a loss in another way, such as `graded`; None if there is none, or it is of another loss.
+
+    A class that says anew what the `value` is has inherited what it does not say.
+
+    >>> class Doubled(CrossEntropy):
+    ...     def value(self, outputs, y, shared, columns):
+    ...         return 2 * super().value(outputs, y, shared, columns)
+    >>> known_part(CrossEntropy(), "graded") is None, known_part(Doubled(), "graded") is None
+    (False, True)
+    """
+    for each in type(loss).__mro__:
+        if name in vars(each):
+            return getattr(loss, name)
+        if "value" in vars(each):
+            return None
+    return getattr(loss, name, None)
+
+
+def is_stacked(loss: Any) -> TypeGuard[StackedLoss]:
+    """Tell whether a loss is defined per label, by the class that says what its `value` is."""
+    return isinstance(loss, StackedLoss) and known_part(loss, "each") is not None
 
 
 def as_loss(loss: Any) -> Any:

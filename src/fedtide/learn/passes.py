@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedtide.learn.layer_stack import LayerStack
-from fedtide.learn.layers import has_wide, known_layers
+from fedtide.learn.known import has_wide, known_layers
+from fedtide.learn.layer_stack import LayerStack, feature_of
+from fedtide.learn.loss import known_part
 from fedtide.learn.plan import Layer, Plan, Room
 from fedtide.models.branched import Branched, Branches
 
@@ -34,12 +35,13 @@ class ModulePasses:
 
     def __init__(self, task: Task, layers: Sequence[Layer], room: Room, copies: int) -> None:
         self.stack, self.names, self.copies = LayerStack(task, layers, room, None), task.scratch.names, copies
-        self.branches = getattr(layers[-1], "branches", None)
+        self.params = task.scratch.params
+        self.feature = feature_of(task) if copies or self.stack.branches is not None else None
         values = dict(zip(self.names, task.scratch.values, strict=True))
         self.copied = [
             pair
             for layer in self.stack.products
-            for pair in layer.bind([[values[self._of(name, k)] for name in layer.names] for k in range(copies or 1)])
+            for pair in layer.bind([[values[self._of(n, k)] for n in layer.names] for k in range(copies or 1)], room)
         ]
         self.most = MOST_BYTES // (self.stack.row_bytes * (copies or 1))  # rows of a batch
         self.last: Plan | None = None
@@ -59,67 +61,76 @@ class ModulePasses:
     def _of(self, name: str, copy: int) -> str:
         return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
 
+    @torch.no_grad()
     def __call__(
         self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]] | None:
         """Return the loss of a batch, and its gradient in storage that the next pass overwrites.
 
-        None if the loss of a branched model reads its features.
+        None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features.
         """
         for into, param in self.copied:
             into.copy_(param)
-        plan = self.stack.forward(x.expand(self.copies or 1, *x.shape), "gradient")
+
+        def judge(plan: Plan) -> tuple[Plan, Tensor] | None:
+            value = self._graded(plan, loss, y, shared, columns)
+            if value is None:
+                value = self._differentiated(plan, loss, y, shared, columns)
+            return None if value is None else (plan, value)
+
+        judged = self.stack.run(x.expand(self.copies or 1, *x.shape), "gradient", judge)
+        if judged is None:
+            return None
+        plan, value = judged
         if plan is not self.last:
             named = self.stack.named(plan.gradient)
             parts = {self._of(name, k): each[k] for name, each in named.items() for k in range(len(each))}
             self.last, self.gradient = plan, [parts[name] for name in self.names]
-        logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)
-        value = _graded(logits, dy, loss, y, shared, columns)
-        if value is None:
-            features = (x if self.copies else plan.last_input()[0]) if logits.dim() > 2 else None
-            value = _differentiated(logits, dy, features, loss, y, shared, columns)
-        if value is None:
-            return None
-        for act in plan.backward:
-            act()
         return value, self.gradient
 
     def _logits(self, made: Tensor) -> Tensor:
         """Return a view of outputs as the module returns them: (rows, outputs), of branches (K, rows, outputs)."""
         if self.copies:
             return made
-        return made[0] if self.branches is None else made[0].unflatten(-1, (self.branches, -1)).transpose(0, 1)
+        branches = self.stack.branches
+        return made[0] if branches is None else made[0].unflatten(-1, (branches, -1)).transpose(0, 1)
 
+    def _features(self, plan: Plan) -> Tensor | None:
+        """Return the features (rows, d) of a branched model, as the module returns them."""
+        if self.feature is None:
+            return None
+        if self.feature == "branches":
+            return plan.made[-1].transpose(0, 1).flatten(1)  # type: ignore[no-any-return]
+        return (plan.rows.now if self.copies else plan.last_input())[0]
 
-def _graded(
-    logits: Tensor, dy: Tensor, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
-) -> Tensor | None:
-    """Write the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
-    if y.dim() != 1 or getattr(loss, "graded", None) is None:
-        return None
-    prepared, share = loss.stacked([shared]), 1 / len(y)
-    if columns:
-        prepared = (prepared, *(column[None] for column in columns))
-    many = logits.dim() > 2
-    each, gradient = loss.graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
-    torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
-    return each.sum() * share
+    def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
+        """Write the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
+        graded = known_part(loss, "graded")
+        if graded is None or y.dim() != 1 or y.dtype != torch.int64:
+            return None
+        prepared, share = loss.stacked([shared]), 1 / len(y)
+        if columns:
+            prepared = (prepared, *(column[None] for column in columns))
+        logits, dy = self._logits(plan.made[-1]), self._logits(plan.dy)
+        many = logits.dim() > 2
+        try:
+            each, gradient = graded((logits.transpose(0, 1) if many else logits)[None], y[None], prepared)
+        except RuntimeError:  # of labels that are no classes, torch leaves some out, and tells of others
+            return None
+        torch.mul(gradient[0].transpose(0, 1) if many else gradient[0], share, out=dy)
+        return each.sum() * share  # type: ignore[no-any-return]
 
-
-def _differentiated(
-    logits: Tensor,
-    dy: Tensor,
-    features: Tensor | None,
-    loss: Any,
-    y: Tensor,
-    shared: Any,
-    columns: tuple[Tensor, ...],
-) -> Tensor | None:
-    """Write the gradient by the outputs and return the loss; None if it has one by the features of a branched model."""
-    read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
-    value = loss.value(read[0] if features is None else tuple(read), y, shared, columns)
-    by_logits, *beside = torch.autograd.grad(value, read, allow_unused=True)
-    if any(each is not None for each in beside):
-        return None
-    dy.zero_() if by_logits is None else dy.copy_(by_logits)
-    return value.detach()  # type: ignore[no-any-return]
+    def _differentiated(
+        self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """Write the gradient by the outputs and return the loss; None if it has one by something else."""
+        logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan)
+        with torch.enable_grad():
+            read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
+            given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
+            value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
+        by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
+        if any(each is not None for each in beside):
+            return None
+        dy.zero_() if by_logits is None else dy.copy_(by_logits)
+        return value.detach()  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -29,30 +29,38 @@ class Room:
         """Bytes of all storage."""
         return sum(held.nbytes for held in self._held.values())
 
-    def clear(self) -> None:
-        """Forget all storage."""
-        self._held = {}
-
     def take(self, name: object, *shape: int) -> Tensor:
         """Return storage of a shape; what was there under this name is lost."""
         held = self._held.get(name)
         if held is None or held.numel() < math.prod(shape):
-            self._held[name] = held = self._like.new_empty(math.prod(shape))
+            with torch.inference_mode(False):  # where it is grown says nothing of where it is written
+                self._held[name] = held = self._like.new_empty(math.prod(shape))
             self.grown += 1
         return held[: math.prod(shape)].view(shape)
 
 
-class Rows:
+NOTHING = torch.empty(0)
+
+
+class Input:
     """Rows as they come, which stand for a tensor among the operations of a plan.
 
     Args:
         shape: (clients, rows, width), or (clients, channels, height, width, rows).
         alike: whether all clients have the same rows.
+
+    Attributes:
+        now: the rows, during a pass alone: what they are a part of may be large.
     """
 
     def __init__(self, shape: Sequence[int], alike: bool) -> None:
         self.shape, self.alike = torch.Size(shape), alike
-        self.now = torch.empty(0)
+        self.now = NOTHING
+
+
+def copies_of(x: Any) -> int:
+    """Return how many clients have rows, or a layer's output, of their own."""
+    return 1 if isinstance(x, Input) and x.alike else int(x.shape[0])
 
 
 class Layer(Protocol):
@@ -76,6 +84,7 @@ class Plan:
     """What a network does with rows of one shape: operations on storage that stays where it is.
 
     Args:
+        layers: which have their weights.
         rows: what comes.
         purpose: what it is for.
         room: where its numbers are.
@@ -85,37 +94,32 @@ class Plan:
         forward: the forward pass.
         backward: the backward pass.
         made: the output of each layer.
-        dy: where the gradient by the outputs goes.
+        dy: where the gradient by the outputs goes; nothing if it is for outputs alone.
         gradient: where a pass leaves the gradient of each parameter, as it is held.
         rate: learning rate of steps in place of a gradient.
     """
 
-    def __init__(self, rows: Rows, purpose: Purpose, room: Room) -> None:
+    def __init__(self, layers: Sequence[Layer], rows: Input, purpose: Purpose, room: Room) -> None:
         self.rows, self.purpose, self.room, self.rate = rows, purpose, room, 0.0
         self.fills: list[Callable[[], object]] = []
         self.forward: list[Callable[[], object]] = []
         self.backward: list[Callable[[], object]] = []
         self.made: list[Any] = []
-        self.dy = torch.empty(0)
+        self.dy = NOTHING
         self.gradient: list[Tensor] = []
         self._noted = self.forward
-
-    @classmethod
-    def of(cls, layers: Sequence[Layer], rows: Rows, purpose: Purpose, room: Room) -> Plan:
-        """Return the plan of some layers that have their weights."""
-        plan, x = cls(rows, purpose, room), cast(Any, rows)
+        x: Any = rows
         for layer in layers:
-            x = layer.forward(x, plan)
-            plan.made.append(x)
+            x = layer.forward(x, self)
+            self.made.append(x)
         if purpose != "outputs":
-            plan._noted = plan.backward
-            plan.dy = back = room.take("dy", *x.shape)
+            self._noted = self.backward
+            self.dy = back = room.take("dy", *x.shape)
             for layer in reversed(layers):
-                before = layer.backward(back, plan)
+                before = layer.backward(back, self)
                 if before is None:
                     break
                 back = before
-        return plan
 
     def last_input(self) -> Tensor:
         """Return what the last layer read in the last pass."""
@@ -136,15 +140,15 @@ class Plan:
 
     def hold(self, x: Any, name: object) -> Tensor:
         """Return what a layer reads, in storage: rows are copied there, once if all clients have the same."""
-        if not isinstance(x, Rows):
+        if not isinstance(x, Input):
             return x  # type: ignore[no-any-return]
-        into = self.room.take(name, 1 if x.alike else x.shape[0], *x.shape[1:])
+        into = self.room.take(name, copies_of(x), *x.shape[1:])
         self.copy(into, x)
         return into.expand(x.shape)
 
     def copy(self, into: Tensor, x: Any) -> None:
         """Note that what a layer reads is copied; of rows that all clients have, those of one."""
-        if isinstance(x, Rows):
+        if isinstance(x, Input):
             self.do(lambda now: into.copy_(now[: len(into)]), x)
         else:
             self.do(into.copy_, x)
@@ -162,3 +166,9 @@ class Plan:
         self.do(torch.sum, dy, 1, keepdim=True, out=made)
         if made is not into:
             self.do(lambda: into.sub_(made, alpha=self.rate))
+
+
+def do_all(operations: Sequence[Callable[[], object]]) -> None:
+    """Do operations of a plan, in order."""
+    for act in operations:
+        act()

@@ -26,10 +26,10 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import add
 from fedtide.learn.captured import CapturedStack, Graphs
 from fedtide.learn.device import home
+from fedtide.learn.known import known_layers
 from fedtide.learn.layer_stack import LayerStack, side_by_side
-from fedtide.learn.layers import known_layers
 from fedtide.learn.local import LocalTrainer, Term
-from fedtide.learn.loss import Columns, Loss, StackedLoss
+from fedtide.learn.loss import Columns, Loss, is_stacked, known_part
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.plan import Room
 from fedtide.learn.task import Task, joined
@@ -99,7 +99,7 @@ def fitted_parts(fit: Fit, received: Sequence[Weights], rate: float) -> list[Fit
 
 def unstackable(task: Task, local: LocalTrainer, term: Term | None, loss: Loss | None = None) -> str | None:
     """Return the reason why clients cannot be trained at once, by a loss or the task's; None if they can."""
-    if not isinstance(loss or task.loss, StackedLoss):
+    if not is_stacked(loss or task.loss):
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
     if term is not None and not hasattr(term, "stacked"):
         return "its gradient term is not known to work on several clients at once"
@@ -313,7 +313,7 @@ class Stack:
 def stack_of(task: Task, device: torch.device, shape: tuple[int, ...], loss: Loss | None = None) -> Copies:
     """Return what trains several copies of a task's model on rows of a shape, by a loss or the task's."""
     loss, room = loss or task.loss, Room(task.dtype, device)
-    graded = getattr(loss, "graded", None) is not None  # layers need the gradient of the loss
+    graded = known_part(loss, "graded") is not None  # layers need the gradient of the loss
     layers = known_layers(task, shape, room) if graded else None
     if layers is None:
         return Stack(task, device, loss)

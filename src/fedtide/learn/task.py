@@ -180,6 +180,10 @@ class Task:
             loss = self.target.loss
         object.__setattr__(self, "loss", loss)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: it has a module of its own."""
+        return {name: value for name, value in vars(self).items() if name != "scratch"}
+
     @cached_property
     def scratch(self) -> Scratch:
         """Module of the task, one per process."""
@@ -315,7 +319,7 @@ class Task:
             columns: and the batch's part of its columns.
             names: parameters whose gradient is wanted; None for all.
         """
-        passes = self._passes(x) if names is None else None
+        passes = self.passes(x) if names is None else None
         made = None if passes is None else passes(loss, x, y, shared, columns)
         if made is not None:
             return made
@@ -326,7 +330,7 @@ class Task:
         gradient = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
         return value.detach(), list(gradient)
 
-    def _passes(self, x: Tensor) -> ModulePasses | None:
+    def passes(self, x: Tensor) -> ModulePasses | None:
         """Return passes without autograd for a batch; None where the module needs it, or is as fast with it."""
         known, shape = self.scratch.passes, tuple(x.shape[1:])
         if x.dtype != self.dtype or not len(x):
@@ -365,7 +369,11 @@ class Task:
             count = label_count(some.y, some.mask)
             seen += count
             share = count / max(seen, 1)  # a running mean: a single part has share 1
-            gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else [each.clone() for each in part]
+            gradient = (
+                list(torch._foreach_lerp(gradient, part, share))
+                if gradient
+                else [each.clone(memory_format=torch.contiguous_format) for each in part]
+            )
             made.append((value, share))
         for found, share in read(made):
             loss += share * (found - loss)

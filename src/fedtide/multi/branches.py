@@ -22,7 +22,7 @@ from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.device import home
 from fedtide.learn.local import Fitted
-from fedtide.learn.loss import Columns, CrossEntropy, Loss, StackedLoss, mask_of, mean_of_each
+from fedtide.learn.loss import Columns, CrossEntropy, Loss, is_stacked, known_part, mask_of, mean_of_each
 from fedtide.learn.server import S, Server
 from fedtide.learn.steps import all_rows, same_weights
 from fedtide.learn.target import CLASSES, Target
@@ -133,14 +133,14 @@ class BranchLoss:
         if self.lam == 0 or not others:
             return value
         # Columns of its own beside the mask, which `each` would take one by one, are not there for other branches.
-        base: Any = self.base if isinstance(self.base, StackedLoss) and count <= len(rest) else CrossEntropy()
+        base: Any = self.base if is_stacked(self.base) and count <= len(rest) else CrossEntropy()
         parts = [mean_of_each(base, z, y, rest, shared, self.eps) for z in others]
         return value + self.lam * torch.stack(parts).mean()
 
     @property
     def alike(self) -> Hashable:
         """Losses of several clients are of one kind if this is equal, whatever the branches; None: they are not."""
-        if not isinstance(self.base, StackedLoss):
+        if not is_stacked(self.base):
             return None
         return id(self.base), self.lam, self.eps, isinstance(self.choice, int)
 
@@ -165,7 +165,7 @@ class BranchLoss:
     @property
     def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
         """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
-        graded: Any = getattr(self.base, "graded", None)
+        graded = known_part(self.base, "graded")
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
             (prepared, choice), count = shared, logits.shape[2]
@@ -173,6 +173,8 @@ class BranchLoss:
             share = logits.new_full(own.shape, self.lam / max(count - 1, 1)).masked_fill_(own, 1.0)
             eps = logits.new_full(own.shape, self.eps).masked_fill_(own, 0.0)
             each, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)
+            if self.lam == 0:  # a branch that nobody trains may have diverged
+                each, gradient = each.masked_fill_(~own, 0.0), gradient.masked_fill_(~own[..., None], 0.0)
             return (each * share).sum(-1), gradient.mul_(share[..., None])
 
         return None if graded is None else both

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.errors import refused
 from fedtide.core.types import Shard, Weighted
-from fedtide.learn.loss import Columns, CrossEntropy, StackedLoss, mask_of
+from fedtide.learn.loss import Columns, CrossEntropy, is_stacked, known_part, mask_of
 from fedtide.learn.task import Task
 
 LEAST = 1e-12
@@ -20,7 +20,7 @@ LEAST = 1e-12
 
 def weighs_rows(loss: Any, method: str) -> None:
     """Refuse a loss that has only a mean, for a method that weights samples."""
-    if not hasattr(loss, "each"):
+    if known_part(loss, "each") is None:
         allowed = f"CrossEntropy, WSM, or one with `each`, as {method} weights samples"
         raise refused("loss", type(loss).__name__, allowed)
 
@@ -76,7 +76,7 @@ class Blended:
     @property
     def graded(self) -> Callable[[Tensor, Tensor, tuple[Any, Tensor]], tuple[Tensor, Tensor]] | None:
         """Return what gives losses (clients, rows), and gradients by logits (clients, rows, K, classes), if any."""
-        graded: Any = getattr(self.base, "graded", None)
+        graded = known_part(self.base, "graded")
 
         def both(logits: Tensor, y: Tensor, shared: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
             prepared, q = shared
@@ -89,7 +89,7 @@ class Blended:
     @property
     def alike(self) -> Hashable:
         """Losses of several clients are of one kind if this is equal; None: they are not."""
-        return id(self.base) if isinstance(self.base, StackedLoss) else None
+        return id(self.base) if is_stacked(self.base) else None
 
     def stacked(self, shared: Sequence[Any]) -> Any:
         """Return what the base losses of several clients prepare, stacked."""

@@ -16,8 +16,8 @@ from fedtide.fleets.stacked import StackedEngine
 from fedtide.learn import captured, stack
 from fedtide.learn.captured import CapturedStack, Graphs
 from fedtide.learn.device import find_device, home
+from fedtide.learn.known import known_layers
 from fedtide.learn.layer_stack import LayerStack
-from fedtide.learn.layers import known_layers
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.plan import Room

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
+from fedtide.learn.known import known_layers
 from fedtide.learn.layer_stack import LayerStack
-from fedtide.learn.layers import known_layers
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, as_loss
 from fedtide.learn.plan import Room
@@ -173,13 +173,31 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
     watched.register_forward_hook(lambda *given: None)
     whole = nn.Sequential(nn.Flatten(), nn.Linear(286, 3))
     whole.register_forward_hook(lambda *given: None)
+    before, masked, changed = (nn.Sequential(nn.Flatten(), nn.Linear(286, 3)) for _ in range(3))
+    before.register_full_backward_pre_hook(lambda *given: None)
+    masked[1].weight.register_hook(torch.zeros_like)
+    changed[1].forward = lambda x: x[:, :3]
+
+    class Halves(nn.Flatten):
+        def forward(self, x):
+            return super().forward(x) / 2
+
     for build in (
+        lambda: before,
+        lambda: masked,
+        lambda: changed,
+        lambda: nn.Sequential(Halves(), nn.Linear(286, 3)),
         lambda: nn.Sequential(nn.Flatten(), twice, nn.ReLU(), twice, nn.Linear(286, 3)),
         lambda: nn.Sequential(nn.Flatten(), watched),
         lambda: nn.Sequential(whole),
         lambda: nn.Sequential(nn.Flatten()),
     ):
         assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        assert isinstance(stack_of(Task(MODELS["dense"]), torch.device("cpu"), SHAPE), Stack)
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
 from fedtide.learn import passes
+from fedtide.learn.judging import row_losses
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, as_loss
 from fedtide.learn.passes import ModulePasses
+from fedtide.learn.plan import NOTHING
+from fedtide.learn.stack import unstackable
 from fedtide.learn.target import LabelsTarget, NumberTarget
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.branched import Averaged, branched
 from fedtide.multi.branches import BranchLoss, with_branches
-from fedtide.multi.mixture_loss import Blended
+from fedtide.multi.mixture_loss import Blended, weighs_rows
 from unit.learn.test_layers import MODELS, SHAPE, Squared
 
 
@@ -31,7 +38,7 @@ def both(task, loss, shard):
     task.scratch.load(task.init(Rng(0)), train=True)
     shared, columns = loss.prepare(shard)
     x = task.inputs(shard.x)
-    found = task._passes(x)
+    found = task.passes(x)
     made = None if found is None else found(loss, x, shard.y, shared, columns)
     value = loss.value(task.scratch.module(x), shard.y, shared, columns)
     gradient = torch.autograd.grad(value, task.scratch.params, allow_unused=True, materialize_grads=True)
@@ -63,6 +70,37 @@ def test_a_batch(model, loss, channels_last):
 def first_of(model):
     """A sequence that ends in a dense layer, as the name of that layer has it."""
     return str(len(MODELS[model]()) - 1)
+
+
+RELU_FIRST = {
+    "pictures": lambda: nn.Sequential(nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(429, 3)),
+    "flattened": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(286, 3)),
+    "twice": lambda: nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Flatten(), nn.Linear(286, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", RELU_FIRST)
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_a_model_that_begins_with_a_relu_leaves_rows_as_they_are(model, copies):
+    task = Task(RELU_FIRST[model], dtype=torch.float64)
+    task = with_branches(task, "*", copies) if copies else task
+    shard = batch(5)
+    before = shard.x.clone()
+    assert_equal(*both(task, BranchLoss(task.loss, 0, 0.3) if copies else task.loss, shard))
+    assert torch.equal(shard.x, before)
+    models = [Task(RELU_FIRST[model], dtype=torch.float64).init(Rng(k)) for k in range(3)]
+    plain = Task(RELU_FIRST[model], dtype=torch.float64)
+    wanted = torch.stack([plain.row_losses(each, shard.x, shard.y) for each in models])
+    torch.testing.assert_close(row_losses(plain, models, shard), wanted)
+    assert plain.scratch.judged is not None
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_relu_before_a_layer_on_vectors(rows):
+    for layers in ([nn.ReLU()], [nn.Flatten(), nn.ReLU()], [nn.ReLU(), nn.Flatten()]):
+        task = Task(lambda layers=layers: nn.Sequential(*layers, nn.Linear(4, 3)), dtype=torch.float64)
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        assert_equal(*both(task, task.loss, Shard(x, torch.arange(rows) % 3, torch.arange(rows))))
 
 
 @pytest.mark.parametrize("model", ["dense", "lenet"])
@@ -117,6 +155,123 @@ def test_a_loss_that_reads_features_is_left_to_autograd(layer):
     torch.testing.assert_close(task.differentiate(Pulled(), shard.x, shard.y, None, ()), wanted)
 
 
+@pytest.mark.parametrize("feature", ["shared", "branches"])
+@pytest.mark.parametrize("layer", ["9", "*"])
+def test_a_loss_may_read_features_without_a_gradient(layer, feature):
+    class Looking(CrossEntropy):
+        def value(self, outputs, y, shared, columns):
+            logits, features = outputs
+            return super().value(logits[0], y, shared, columns) * features.detach().square().mean(0).sum()
+
+    build = MODELS["dense" if layer == "*" else "lenet"]
+    task = Task(lambda: branched(build(), layer, 2, feature), dtype=torch.float64)
+    assert_equal(*both(task, Looking(), batch(6)))
+
+
+def test_a_loss_that_reads_parameters_is_left_to_autograd():
+    net = MODELS["dense"]()
+    task = Task(lambda: net, dtype=torch.float64)
+    loss = as_loss(lambda outputs, y: outputs.square().mean() + sum(p.square().sum() for p in net.parameters()))
+    made, wanted = both(task, loss, batch(4))
+    assert made is None
+    torch.testing.assert_close(task.differentiate(loss, batch(4).x, batch(4).y, None, ()), wanted)
+
+
+class Doubled(CrossEntropy):
+    """A loss that says anew what its value is, and no more."""
+
+    def value(self, outputs, y, shared, columns):
+        return 2 * super().value(outputs, y, shared, columns)
+
+
+def test_what_a_loss_has_inherited_is_not_its_own():
+    task = Task(MODELS["dense"], Doubled(), dtype=torch.float64)
+    assert_equal(*both(task, task.loss, batch(6)))
+    assert "its loss does not tell" in unstackable(task, LocalTrainer(), None)
+    assert BranchLoss(task.loss, 0).graded is None
+    assert BranchLoss(task.loss, 0).alike is None
+    assert Blended(torch.ones(6, 1), task.loss).graded is None
+    with pytest.raises(FedtideError, match="as FedEM weights samples"):
+        weighs_rows(task.loss, "FedEM")
+
+
+def test_branches_that_nobody_trains_may_have_diverged():
+    task = with_branches(Task(MODELS["dense"], dtype=torch.float64), "*", 2)
+    weights = task.init(Rng(0))
+    for name, each in weights.params.items():
+        if ".copies.1." in name:
+            each.fill_(torch.nan)
+    task.scratch.load(weights, train=True)
+    loss, shard = BranchLoss(CrossEntropy(), 0), batch(6)
+    value, gradient = task.differentiate(loss, shard.x, shard.y, *loss.prepare(shard))
+    assert value.isfinite()
+    own = [each for name, each in zip(task.scratch.names, gradient, strict=True) if ".copies.0." in name]
+    assert all(each.isfinite().all() for each in own)
+
+
+@pytest.mark.parametrize("labels", [
+    torch.tensor([0, -100, 2, 1]), torch.tensor([0, 1, 2, 1], dtype=torch.uint8),
+    torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64),
+], ids=["left out", "bytes", "shares"])  # fmt: skip
+def test_labels_that_torch_knows(labels):
+    task = Task(MODELS["dense"], dtype=torch.float64)
+    loss = as_loss(nn.CrossEntropyLoss()) if labels.is_floating_point() else task.loss
+    assert_equal(*both(task, loss, Shard(batch(4).x, labels, torch.arange(4))))
+    with pytest.raises(IndexError):
+        task.differentiate(task.loss, batch(4).x, torch.tensor([0, 1, 2, 3]), None, ())
+
+
+LOOSE = {
+    "writes to outputs": lambda outputs, y: nn.functional.cross_entropy(outputs.div_(2.0), y),
+    "returns an output": lambda outputs, y: outputs[0, 0],
+    "views outputs": lambda outputs, y: outputs.view(-1).square().sum(),
+}
+
+
+@pytest.mark.parametrize("how", LOOSE)
+def test_a_loss_may_do_with_outputs_as_it_likes(how):
+    task = Task(MODELS["dense"], dtype=torch.float64)
+    made, _ = both(task, as_loss(LOOSE[how]), batch(6))
+    value = made[0].clone()
+    assert_equal(*both(task, as_loss(LOOSE[how]), batch(6, draw=1)))
+    assert torch.equal(made[0], value)  # it is of no storage that the next pass overwrites
+    task = with_branches(Task(MODELS["dense"], dtype=torch.float64), first_of("dense"), 2)
+    assert_equal(*both(task, as_loss(lambda outputs, y: outputs[0].view(-1).square().sum()), batch(6)))
+
+
+def test_a_copy_of_a_task_has_a_module_of_its_own():
+    task, shard = Task(MODELS["dense"], dtype=torch.float64), batch(6)
+    wanted = task.gradient(task.init(Rng(0)), shard)
+    made = copy.deepcopy(task)
+    assert made.scratch.module is not task.scratch.module
+    made.gradient(made.init(Rng(1)), shard)
+    assert same(task.gradient(task.init(Rng(0)), shard), wanted)
+    assert same(made.gradient(made.init(Rng(0)), shard), wanted)
+
+
+def test_a_batch_is_let_go():
+    """What rows are a part of may be large, and each shape of a batch has a plan."""
+    task, loss = Task(MODELS["lenet"], dtype=torch.float64), CrossEntropy()
+    task.scratch.load(task.init(Rng(0)), train=True)
+    for rows in (6, 5, 4):
+        task.differentiate(loss, batch(rows).x, torch.arange(rows) % 3, None, ())
+    plans = task.scratch.passes[SHAPE].stack.plans
+    assert len(plans) >= 1
+    assert all(plan.rows.now is NOTHING for plan in plans.values())
+
+
+def test_modes_of_autograd_leave_no_trace():
+    task, shard = Task(MODELS["lenet"], dtype=torch.float64), batch(4)
+    weights = task.init(Rng(0))
+    wanted = task.gradient(weights, shard)
+    other = Task(MODELS["lenet"], dtype=torch.float64)
+    other.scratch.load(weights, train=True)
+    with torch.inference_mode():
+        other.differentiate(other.loss, shard.x, shard.y, None, ())
+    other.differentiate(other.loss, shard.x.clone().requires_grad_(), shard.y, None, ())
+    assert same(other.gradient(weights, shard), wanted)
+
+
 def test_a_loss_that_reads_nothing_has_no_gradient():
     task = Task(MODELS["dense"], dtype=torch.float64)
     made, wanted = both(task, as_loss(lambda outputs, y: outputs.sum() * 0 + 2.0), batch(4))
@@ -146,23 +301,15 @@ def test_other_networks_are_left_to_autograd(build):
 def test_what_is_left_to_autograd(monkeypatch):
     task = Task(MODELS["lenet"])
     shard = batch(4, dtype=torch.float32)
-    assert task._passes(shard.x) is not None
-    assert task._passes(shard.x[:0]) is None
-    assert task._passes(shard.x.double()) is None
-    assert Task(MODELS["lenet"], device="meta")._passes(shard.x) is None
-    assert Task(MODELS["lenet"], device="cpu:0")._passes(shard.x) is not None
+    assert task.passes(shard.x) is not None
+    assert task.passes(shard.x[:0]) is None
+    assert task.passes(shard.x.double()) is None
+    assert Task(MODELS["lenet"], device="meta").passes(shard.x) is None
+    assert Task(MODELS["lenet"], device="cpu:0").passes(shard.x) is not None
     monkeypatch.setattr(passes, "MOST_BYTES", 3 * task.scratch.passes[SHAPE].stack.row_bytes)
     few = Task(MODELS["lenet"])
-    assert few._passes(shard.x[:3]) is not None
-    assert few._passes(shard.x) is None
-
-
-def test_rows_are_left_as_they_are():
-    task = Task(lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(286, 3)), dtype=torch.float64)
-    shard = batch(5)
-    before = shard.x.clone()
-    assert_equal(*both(task, task.loss, shard))
-    assert torch.equal(shard.x, before)
+    assert few.passes(shard.x[:3]) is not None
+    assert few.passes(shard.x) is None
 
 
 @pytest.mark.parametrize(
