@@ -18,35 +18,8 @@ from works import WORKS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-INTRODUCTION = f"""# Performance
-
-How long a FedAvg round takes here, next to the plain torch loop that everyone first writes: a `DataLoader` per client,
-a deep copy of the global model, `loss.backward()`, `optimizer.step()`, an average of state dicts. Both train the same
-model on the same rows, in fp32, all clients in every round, and contenders take turns in one run. Timed is the round
-alone, without evaluation and record. Data are random pictures: speed is measured, not accuracy.
-
-Machines differ, and a shared one differs from minute to minute, so look at the ratios more than at the seconds: a ratio
-of 2 means that the better of the naive loops needs twice as long. `local` is one process with so many threads,
-`workers` so many processes with one thread each; `channels-last` is the memory format of convolutions. Where the
-arithmetic of a large model fills the time, as with the CNN, little can be gained, and more processes can lose.
-
-What is left is arithmetic and memory traffic. A step of the MLP on ten rows reads and writes its 159,000 weights and
-their gradients several times, more than a core's second-level cache holds on many processors; the loop without any
-framework around it (copy, forward, backward, update, sum in float64) takes four fifths of the time of `local-1`. Two
-workers on two cores do not halve it: each block's float64 sum crosses to the process that adds them up.
-
-Other frameworks play the same works, each in an environment of its own and each as its own tutorial does it: pfl in one
-process, and with `torchrun` in two; FedJAX client after client (`jit`), and several at once (`pmap`); Flower's
-simulation with one core for a client. They are given their pictures as floats, ready to use. A peer's seconds are its
-own, from one round's beginning to the next. Before anything is timed every contender plays a round with all rows in one
-batch, and its weights must be those of the naive loop. "Start and first round" is from the start of the process.
-
-Run it yourself with `make bench`, and `make bench-peers` before it for the other frameworks; the scripts are in
-`bench/`, and every result is a line in `bench/results.jsonl`.
-
-{BEGIN}
-{END}
-"""
+EMPTY = f"# Performance\n\n{BEGIN}\n{END}\n"
+"""The page before anybody has written what stands above its tables."""
 
 
 def newest(lines: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -130,7 +103,7 @@ def processes(played: list[dict[str, Any]], beside: list[dict[str, Any]]) -> lis
         "others caches are cold, and two processes have two to warm; by themselves rounds follow each other as in a "
         "run. The last column is what it costs a process that another one plays the same beside it, without a word "
         "between them (`bench/beside.py`): what is above that is ours, or the peer's, calls and sums that are sent and "
-        "added. They take two to four milliseconds, which are much where a round takes few.",
+        "added. The shorter a round is, the more they weigh.",
         "",
         *table(header, cells),
         f"{provenance(beside[0])} Means of rounds; medians of three in the last column but one, of "
@@ -190,8 +163,7 @@ def where(lines: list[dict[str, Any]]) -> list[str]:
     what = (
         f"Operations of the forward and backward passes of `{fleet}`, against a product of two matrices of 1024 x 1024 "
         "in fp32 on as many threads, timed in turns. Batches are small: a product of ten rows with a matrix reads the "
-        "matrix for ten rows' sake, and is bound by memory, not by arithmetic. The product is no upper bound: it goes "
-        "through another library than convolutions, which do a little better than it here."
+        "matrix for ten rows' sake, and is bound by memory, not by arithmetic."
     )
     profiled = (
         f"Shares of a round of `{fleet}-1` by torch's profiler, which makes small operations look longer than they are:"
@@ -333,7 +305,7 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "A client of IFCA judges K models on its training rows before it trains one: a round of FedAvg and K forward "
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
         "judge one model is to load its weights, pass, and take the mean cross-entropy in float64. Several models of "
-        "dense layers pass side by side. The last column is what a round takes beyond FedAvg's, over K passes: 1 is "
+        "dense layers, and of convolutions with few channels, pass side by side. The last column is what a round takes beyond FedAvg's, over K passes: 1 is "
         "nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; clients of pFedEM divide their rows "
         "among K whole models, and those of Fielding train one of K, here in rounds without drift. Stacked, a model "
         "passes over the rows of all clients at once, and a round is compared with a stacked FedAvg's.",
@@ -501,7 +473,7 @@ def main() -> None:
     if not given.results.is_file():
         parser.exit(2, f"{given.results}: no such file; run bench/rounds.py first\n")
     lines = [json.loads(line) for line in given.results.read_text(encoding="utf-8").splitlines() if line.strip()]
-    text = given.page.read_text(encoding="utf-8") if given.page.is_file() else INTRODUCTION
+    text = given.page.read_text(encoding="utf-8") if given.page.is_file() else EMPTY
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

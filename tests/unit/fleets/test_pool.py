@@ -225,6 +225,22 @@ def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(po
     assert list(pool.map(ECHO, range(5))) == list(range(5))
 
 
+def test_a_call_that_took_down_a_process_is_not_done_by_this_one(pool, tmp_path):
+    options, mine = {"flags": flags(tmp_path / "flags", 1)}, []
+    arguments = [play(tmp_path / str(i), "helpers.deadly:dying", options, rounds=2) for i in range(5)]
+    assert len(list(pool.map(PLAY, arguments, mine.append))) == 5
+    assert not list((tmp_path / "flags").iterdir())
+    assert mine[0] == 0
+    assert not {1, 2} & set(mine)  # what the others did first, and one of which killed its process
+
+
+def test_a_tree_that_cannot_travel_leaves_no_file(pool):
+    pool.free(pool.put("odd", {"x": torch.zeros(3)}))
+    with pytest.raises(TypeError, match="complex"):
+        pool.put("odd", {"x": torch.zeros(3, dtype=torch.complex64)})
+    assert not list(pool.folder.glob("odd*"))
+
+
 def test_a_process_that_dies_between_calls_is_replaced(pool):
     list(pool.map(ECHO, range(4)))
     victim = pool.processes[0]
