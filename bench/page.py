@@ -305,9 +305,10 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "A client of IFCA judges K models on its training rows before it trains one: a round of FedAvg and K forward "
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
         "judge one model is to load its weights, pass, and take the mean cross-entropy in float64. Several models of "
-        "dense layers, and of convolutions with few channels, pass side by side. The last column is what a round takes beyond FedAvg's, over K passes: 1 is "
-        "nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; clients of pFedEM divide their rows "
-        "among K whole models, and those of Fielding train one of K, here in rounds without drift. Stacked, a model "
+        "dense layers, and of convolutions with few channels, pass side by side. The last column is what a round takes "
+        "beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; "
+        "clients of pFedEM divide their rows among K whole models, and those of Fielding train one of K, here in "
+        "rounds without drift. Stacked, a model "
         "passes over the rows of all clients at once, and a round is compared with a stacked FedAvg's.",
         "",
     ]

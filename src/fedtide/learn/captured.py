@@ -78,7 +78,7 @@ def _without_waiting() -> Iterator[None]:
 
 
 @dataclass
-class Replay:
+class CapturedStep:
     """A captured step.
 
     Args:
@@ -117,7 +117,7 @@ class CapturedStack(LayerStack):
         super().__init__(task, layers, room, loss)
         self.capture: Capture | None = capture
         self.seen: dict[Hashable, int] = {}
-        self.replays: dict[Hashable, Replay] = {}
+        self.replays: dict[Hashable, CapturedStep] = {}
         self.grown = room.grown
 
     def gradient(self, params: list[Tensor], held: list[Tensor], *rows: Any, rate: float | None = None) -> Made:
@@ -148,7 +148,7 @@ class CapturedStack(LayerStack):
             if key not in self.replays:
                 assert self.capture is not None
                 read = detached(rows)
-                self.replays[key] = Replay(read, *self.capture(partial(step, *read)))
+                self.replays[key] = CapturedStep(read, *self.capture(partial(step, *read)))
                 torch._foreach_copy_(params, before)
             replay = self.replays[key]
             said = None if same(wanted, (params, *replay(rows))) else "a replay has other bits"

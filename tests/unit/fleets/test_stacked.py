@@ -22,7 +22,8 @@ from fedtide.fleets import together
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.laws.toy import with_rows
-from fedtide.learn import stack
+from fedtide.learn import func_stack, stack
+from fedtide.learn.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import proximal
@@ -134,7 +135,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedtem"])
 def test_networks_for_sequences_are_stacked_without_a_warning(algorithm, monkeypatch):
     """An LSTM on sentences, for as many steps as it takes to record them; torch warns of single precision alone."""
-    monkeypatch.setattr(stack, "TRACED_AFTER", 2)
+    monkeypatch.setattr(func_stack, "TRACED_AFTER", 2)
     branches = {"branch_layer": "projection", "anchor": False, "prior": "em-only"}
     experiment = from_dict({
         "rounds": 2, "shift": ALWAYS,
@@ -248,9 +249,9 @@ def test_a_recorded_step_gives_the_same_bits(monkeypatch):
     """A run that is resumed records its steps at other times than one that was not."""
     experiment, host = ragged({"local": {"epochs": 2, "momentum": 0.5}})
     monkeypatch.setattr(stack, "LARGE", 1)
-    monkeypatch.setattr(stack, "TRACED_AFTER", 1)
+    monkeypatch.setattr(func_stack, "TRACED_AFTER", 1)
     recorded = played(experiment, host=host, rounds=3, engine=StackedEngine)
-    monkeypatch.setattr(stack, "TRACED_AFTER", 10**9)
+    monkeypatch.setattr(func_stack, "TRACED_AFTER", 10**9)
     assert same(recorded.state, played(experiment, host=host, rounds=3, engine=StackedEngine).state)
 
 
@@ -259,9 +260,9 @@ def test_recorded_convolutions_give_the_same_bits(monkeypatch):
     shards = [Shard(torch.rand(n, 1, 6, 6), torch.arange(n) % 3, torch.arange(n)) for n in (9, 8, 2)]
     results = []
     for after in (1, 10**9):
-        monkeypatch.setattr(stack, "TRACED_AFTER", after)
+        monkeypatch.setattr(func_stack, "TRACED_AFTER", after)
         task = Task(lambda: model)
-        made = stack.Stack(task, torch.device("cpu"))
+        made = FuncStack(task, torch.device("cpu"))
         received, keys = [task.init(Rng(0))] * 3, [Rng(0).at(i) for i in range(3)]
         fit = stack.train_stacked(made, LocalTrainer(batch_size=4), None, received, shards, NOW, keys)
         results.append((fit.delta, fit.loss))
@@ -343,7 +344,7 @@ def test_only_stacked_is_another_digest():
 
 
 def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(stack, "TRACED_AFTER", 5)
+    monkeypatch.setattr(func_stack, "TRACED_AFTER", 5)
     experiment = toy("fedprox", fleet={"kind": "stacked"})
     whole, halves = (Run(experiment, experiment.method[0], 0, tmp_path / part / "m" / "0") for part in ("a", "b"))
     assert [p.round for p in whole.play()][-1] == 6
@@ -376,7 +377,7 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
         shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
     weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
-    fit = stack.train_stacked(stack.Stack(task, torch.device("cpu")), solver, None, [weights] * 3, shards, NOW, rngs)
+    fit = stack.train_stacked(FuncStack(task, torch.device("cpu")), solver, None, [weights] * 3, shards, NOW, rngs)
     for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng)
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
@@ -412,7 +413,7 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     other.buffers["mean"].fill_(0.25)
     term = proximal(mu)
     fit = stack.train_stacked(
-        stack.Stack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
+        FuncStack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
     )
     for client, (weights, shard, rng) in enumerate(zip(received, shards, rngs, strict=True)):
         alone = solver(task, task.loss, weights, shard, NOW, rng, term=term)

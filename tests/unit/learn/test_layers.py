@@ -10,12 +10,13 @@ from torch import nn
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
+from fedtide.learn.func_stack import FuncStack
 from fedtide.learn.known import known_layers
 from fedtide.learn.layer_stack import LayerStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, as_loss
 from fedtide.learn.plan import Room
-from fedtide.learn.stack import Stack, stack_of, train_stacked
+from fedtide.learn.stack import stack_of, train_stacked
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction, Proximal
 from fedtide.learn.wsm import WSM
@@ -124,14 +125,15 @@ def test_other_layers_are_trained_as_copies_of_the_module(layer):
         features = nn.Sequential(layer, nn.Flatten())
         return nn.Sequential(features, nn.Linear(features(torch.zeros(2, *SHAPE)).shape[1], 3))
 
-    assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+    assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), FuncStack)
 
 
 @pytest.mark.parametrize(
     ("layer", "base", "kind"),
     [
         ("6", CrossEntropy(), LayerStack), ("6", WSM(), LayerStack), ("6", WSM(blend=0.0), LayerStack),
-        ("4", CrossEntropy(), Stack), ("0", CrossEntropy(), Stack), ("*", WSM(), Stack), ("6", Squared(), Stack),
+        ("4", CrossEntropy(), FuncStack), ("0", CrossEntropy(), FuncStack), ("*", WSM(), FuncStack),
+        ("6", Squared(), FuncStack),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("count", "lam", "eps"), [(1, 0.25, 0.5), (2, 0.25, 0.5), (3, 0.5, 0.0), (3, 0.0, 0.5)])
@@ -192,10 +194,10 @@ def test_a_layer_that_is_used_twice_or_looked_at_is_left_to_torch():
         lambda: nn.Sequential(whole),
         lambda: nn.Sequential(nn.Flatten()),
     ):
-        assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), Stack)
+        assert isinstance(stack_of(Task(build), torch.device("cpu"), SHAPE), FuncStack)
     hook = nn.modules.module.register_module_forward_hook(lambda *given: None)
     try:
-        assert isinstance(stack_of(Task(MODELS["dense"]), torch.device("cpu"), SHAPE), Stack)
+        assert isinstance(stack_of(Task(MODELS["dense"]), torch.device("cpu"), SHAPE), FuncStack)
     finally:
         hook.remove()
 

@@ -73,7 +73,9 @@ def first_of(model):
 
 
 RELU_FIRST = {
-    "pictures": lambda: nn.Sequential(nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(429, 3)),
+    "pictures": lambda: nn.Sequential(
+        nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(429, 3)
+    ),
     "flattened": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(286, 3)),
     "twice": lambda: nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Flatten(), nn.Linear(286, 3)),
 }  # fmt: skip
