@@ -248,7 +248,7 @@ def test_a_device_takes_more_rows_at_once_than_a_cache(where, alone):
 def test_a_recorded_step_gives_the_same_bits(monkeypatch):
     """A run that is resumed records its steps at other times than one that was not."""
     experiment, host = ragged({"local": {"epochs": 2, "momentum": 0.5}})
-    monkeypatch.setattr(stack, "LARGE", 1)
+    monkeypatch.setattr(func_stack, "LARGE", 1)
     monkeypatch.setattr(func_stack, "TRACED_AFTER", 1)
     recorded = played(experiment, host=host, rounds=3, engine=StackedEngine)
     monkeypatch.setattr(func_stack, "TRACED_AFTER", 10**9)
