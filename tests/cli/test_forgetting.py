@@ -122,7 +122,7 @@ def test_workers_and_resuming_leave_the_same(here, monkeypatch, pool):
     study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "eval_clients": 5})
     monkeypatch.setattr("fedtide.report.page.pictures_of", lambda record, summary: [])
     assert done("run", "study.toml", "--out", "one") == 0
-    monkeypatch.setattr("fedtide.runs.parallel.Pool", lambda size: nullcontext(pool))  # that of all tests
+    monkeypatch.setattr("fedtide.runs.parallel.Pool", lambda size, joined: nullcontext(pool))  # that of all tests
     assert done("run", "study.toml", "--out", here / "two", "--workers", 2) == 0
     for file in ("forgetting.jsonl", "rounds.jsonl"):
         one, two = ((here / part / "scaffold" / "0" / file).read_bytes() for part in ("one", "two"))

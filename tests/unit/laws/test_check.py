@@ -28,7 +28,7 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def workers(monkeypatch, pool):
     """The processes of all tests, in place of new ones for each check."""
-    monkeypatch.setattr(checking, "Pool", lambda size: nullcontext(pool))
+    monkeypatch.setattr(checking, "Pool", lambda size, joined: nullcontext(pool))
 
 
 def only(monkeypatch, name: str) -> None:

@@ -53,7 +53,7 @@ def borrowed(pool, monkeypatch):
     """Worker processes are those of the session: nobody has to wait for new ones."""
 
     @contextlib.contextmanager
-    def lent(size):
+    def lent(size, joined):
         try:
             yield pool
         finally:
