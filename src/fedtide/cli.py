@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from fedtide.config import Experiment
     from fedtide.config.keys import Key
 
-FULL = "No space left on device"
+FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+"""What the system says where a file cannot grow."""
 AGAIN = "; make room, and run the same command again"
 HELP = """Federated learning when the data will not hold still.
 
@@ -789,13 +790,22 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
         _fail(f"interrupted; go on from what was saved with: {again}")
         return None
     except (OSError, FedtideError) as error:
-        if FULL not in str(error) or not (root / "config.toml").is_file():
+        if not _is_full(str(error)) or not (root / "config.toml").is_file():
             raise
-        said = f"{error.filename or root}: {FULL}" if isinstance(error, OSError) else str(error)
+        said = f"{error.filename or root}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise NoRoom(f"{said}; make room, and go on with: {again}") from None
     if finished is None:
         say(f"stopped and saved; go on with: {again}", console(output))
     return finished
+
+
+def _is_full(line: str) -> bool:
+    """Tell whether an error says that a file cannot grow.
+
+    >>> _is_full("[Errno 27] File too large: 'rounds.jsonl'")
+    True
+    """
+    return any(each in line for each in FULL)
 
 
 def _say_room(settings: Experiment, root: Path, where: str, output: Output) -> None:
@@ -884,6 +894,6 @@ def _fail(line: str, status: int = 2, full: str = AGAIN) -> int:
     """Print what is wrong, and of a full disk what to do, and return an exit status."""
     # Folders and files are made under another name first, which is not the one that was asked for.
     line = re.sub(r"\.(making-[0-9a-f]{16}|[0-9a-f]{16}\.writing)\b", "", line)
-    line += full if FULL in line else ""
+    line += full if _is_full(line) else ""
     print(f"fedtide: {line}", file=sys.stderr)
     return status

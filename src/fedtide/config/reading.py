@@ -205,7 +205,7 @@ def _said_of(key: str, known: list[str]) -> str:
     """Return the tail of an error about a key that no method has."""
     said = nearest(key, known)
     found = [place.removeprefix("method.") for place in places(key) if place.startswith("method.")][:1]
-    return said if "did you mean" in said or not found else f"{said}; did you mean '{found[0]}'?"
+    return said if "did you mean" in said or found in ([], [key]) else f"{said}; did you mean '{found[0]}'?"
 
 
 def _options_of(method: dict[str, Any], number: int, where: str, *, imports: bool) -> type[BaseModel] | None:

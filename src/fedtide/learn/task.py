@@ -319,7 +319,7 @@ class Task:
             columns: and the batch's part of its columns.
             names: parameters whose gradient is wanted; None for all.
         """
-        passes = self.passes(x) if names is None else None
+        passes = self._passes(x) if names is None else None
         made = None if passes is None else passes(loss, x, y, shared, columns)
         if made is not None:
             return made
@@ -330,7 +330,7 @@ class Task:
         gradient = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
         return value.detach(), list(gradient)
 
-    def passes(self, x: Tensor) -> ModulePasses | None:
+    def _passes(self, x: Tensor) -> ModulePasses | None:
         """Return passes without autograd for a batch; None where the module needs it, or is as fast with it."""
         known, shape = self.scratch.passes, tuple(x.shape[1:])
         if x.dtype != self.dtype or not len(x):

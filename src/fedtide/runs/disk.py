@@ -41,21 +41,26 @@ def check_room(need: Need, root: Path) -> str:
     """Return a message before a run that needs much of the disk; "" if it needs little.
 
     Raises:
-        FedtideError: the disk has too little.
+        FedtideError: the disk has too little, however little that is.
     """
-    if need.size < WORTH_SAYING:
-        return ""
     place = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
-    said = (
-        f"clients keep about {need.size / 1e9:.1f} GB on disk, for moments up to {need.most / 1e9:.1f} GB ({need.how})"
-    )
+    said = f"clients keep about {_shown(need.size)} on disk, for moments up to {_shown(need.most)} ({need.how})"
     if need.most > free:
         raise FedtideError(
-            f"{root}: {said}, and {place} has {free / 1e9:.1f} GB free; allowed: fewer clients, seeds or methods, or "
+            f"{root}: {said}, and {place} has {_shown(free)} free; allowed: fewer clients, seeds or methods, or "
             "another --out"
         )
-    return f"{said}; {free / 1e9:.1f} GB are free"
+    return "" if need.size < WORTH_SAYING else f"{said}; {_shown(free)} are free"
+
+
+def _shown(size: int) -> str:
+    """Return bytes in MB or GB.
+
+    >>> _shown(2_100_000), _shown(7_000_000_000)
+    ('2.1 MB', '7.0 GB')
+    """
+    return f"{size / 1e6:.1f} MB" if size < 10**9 else f"{size / 1e9:.1f} GB"
 
 
 def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, int, str]]:

@@ -326,6 +326,8 @@ def test_a_default_that_nobody_takes_is_a_mistake():
         experiment({"algorithm": "fedavg"}, defaults={"mu": 0.1})
     with pytest.raises(FedtideError, match=r"defaults.lcoal: no method takes it.*did you mean 'local'\?$"):
         experiment({"algorithm": "fedavg"}, defaults={"lcoal": {}})
+    with pytest.raises(FedtideError, match=r"defaults.cohort: no method takes it; allowed: [^?]*$"):
+        experiment({"algorithm": "local"}, defaults={"cohort": 4})
 
 
 # -- methods with a shift of their own ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def both(task, loss, shard):
     task.scratch.load(task.init(Rng(0)), train=True)
     shared, columns = loss.prepare(shard)
     x = task.inputs(shard.x)
-    found = task.passes(x)
+    found = task._passes(x)
     made = None if found is None else found(loss, x, shard.y, shared, columns)
     value = loss.value(task.scratch.module(x), shard.y, shared, columns)
     gradient = torch.autograd.grad(value, task.scratch.params, allow_unused=True, materialize_grads=True)
@@ -303,15 +303,15 @@ def test_other_networks_are_left_to_autograd(build):
 def test_what_is_left_to_autograd(monkeypatch):
     task = Task(MODELS["lenet"])
     shard = batch(4, dtype=torch.float32)
-    assert task.passes(shard.x) is not None
-    assert task.passes(shard.x[:0]) is None
-    assert task.passes(shard.x.double()) is None
-    assert Task(MODELS["lenet"], device="meta").passes(shard.x) is None
-    assert Task(MODELS["lenet"], device="cpu:0").passes(shard.x) is not None
+    assert task._passes(shard.x) is not None
+    assert task._passes(shard.x[:0]) is None
+    assert task._passes(shard.x.double()) is None
+    assert Task(MODELS["lenet"], device="meta")._passes(shard.x) is None
+    assert Task(MODELS["lenet"], device="cpu:0")._passes(shard.x) is not None
     monkeypatch.setattr(passes, "MOST_BYTES", 3 * task.scratch.passes[SHAPE].stack.row_bytes)
     few = Task(MODELS["lenet"])
-    assert few.passes(shard.x[:3]) is not None
-    assert few.passes(shard.x) is None
+    assert few._passes(shard.x[:3]) is not None
+    assert few._passes(shard.x) is None
 
 
 @pytest.mark.parametrize(
