@@ -61,7 +61,6 @@ class ModulePasses:
     def _of(self, name: str, copy: int) -> str:
         return COPY.format(copy) + name.removeprefix(COPY.format(0)) if self.copies else name
 
-    @torch.no_grad()
     def __call__(
         self, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]] | None:
@@ -69,6 +68,8 @@ class ModulePasses:
 
         None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features.
         """
+        if x.requires_grad:
+            x = x.detach()
         for into, param in self.copied:
             into.copy_(param)
 
@@ -125,10 +126,9 @@ class ModulePasses:
     ) -> Tensor | None:
         """Write the gradient by the outputs and return the loss; None if it has one by something else."""
         logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan)
-        with torch.enable_grad():
-            read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
-            given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
-            value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
+        read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
+        given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
+        value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
         by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
         if any(each is not None for each in beside):
             return None
