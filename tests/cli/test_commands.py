@@ -469,17 +469,19 @@ def test_elsewhere_there_are_plain_lines_and_not_too_many(monkeypatch):
 
 def test_the_time_left_of_all_runs_is_in_minutes_where_it_is_long(monkeypatch):
     monkeypatch.setattr(display, "SECONDS", 0.0)
-    now = iter([3600.0, 3600.0, 3660.0, 3660.0, 3720.0, 3720.0])  # the processes took an hour to start
+    now = iter([3600.0] * 2 + [3660.0] * 2 + [3720.0] * 4)  # the processes took an hour to start
     monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
     screen = Screen(False)
     live = display.Live(screen.console)
     live.begin(folder.plan(study(A, MOMENTUM, rounds=3), Path("nowhere")), 0)
     for number in (1, 2, 3):
         live.progress(0, display.Progress(number, 3, None, 1 / 60))
+    live.progress(1, display.Progress(1, 3, None, 1 / 600))
     lines = screen.text.splitlines()
     assert lines[1].endswith("2 min left; 0 of 2 runs done")
     assert lines[2].endswith("60 s left; 0 of 2 runs done, 4 min left in all")
     assert lines[3].endswith("done; 1 of 2 runs done, 3 min left in all")
+    assert lines[4].endswith("20 min left; 1 of 2 runs done, 20 min left in all")
 
 
 def test_nothing_is_left_to_do(monkeypatch):

@@ -92,19 +92,23 @@ class Live(RunsDisplay):
         when = "done" if last else f"{spoken(left)} left"
         self.console.print(
             f"{self._runs[run].title}: round {progress.round}/{progress.rounds}, {self._shown(run).strip()}, "
-            f"{progress.rate:.1f} rounds/s, {when}{self._overall()}",
+            f"{progress.rate:.1f} rounds/s, {when}{self._overall(left)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
-    def _overall(self) -> str:
-        """Say how many of several runs are done, and how long the others will take at the rate so far."""
+    def _overall(self, own: float) -> str:
+        """Say how many of several runs are done, and how long the others will take at the rate so far.
+
+        That is at least as long as this one has left by its own rate, as methods differ.
+        """
         if len(self._runs) < 2:
             return ""
         done, left = sum(not rounds for rounds in self._left.values()), sum(self._left.values())
         said = f"; {done} of {len(self._runs)} runs done"
         if not left or self._since is None or not self._played:
             return said
-        return f"{said}, {spoken(left * (time.monotonic() - self._since) / self._played)} left in all"
+        in_all = left * (time.monotonic() - self._since) / self._played
+        return f"{said}, {spoken(max(own, in_all))} left in all"
 
     def end(self) -> None:
         """Remove the bars."""
