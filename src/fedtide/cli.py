@@ -792,7 +792,7 @@ def _to_the_end(root: Path, play: Callable[[], Any], output: Output) -> Any:
     except (OSError, FedtideError) as error:
         if not _is_full(str(error)) or not (root / "config.toml").is_file():
             raise
-        said = f"{error.filename or root}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        said = f"{error.filename or root}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         raise NoRoom(f"{said}; make room, and go on with: {again}") from None
     if finished is None:
         say(f"stopped and saved; go on with: {again}", console(output))

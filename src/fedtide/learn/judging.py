@@ -8,7 +8,7 @@ there are models, and libraries for convolutions are made for many channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -57,10 +57,11 @@ class SideBySide:
     Args:
         models: their weights. They are held on to, so that no others can be taken for them.
         stack: what passes samples through all of them.
+        shape: of a sample.
     """
 
-    def __init__(self, models: Sequence[Weights], stack: LayerStack) -> None:
-        self.models, self.stack, self.state = models, stack, _state(models)
+    def __init__(self, models: Sequence[Weights], stack: LayerStack, shape: tuple[int, ...]) -> None:
+        self.models, self.stack, self.state = models, stack, _state(models, shape)
         held = PASS_BYTES if stack.device.type == CPU else GPU_PASS_BYTES
         self.rows = max(held // (stack.row_bytes * len(models)), 1)
         stack.read(stack.starts(models))
@@ -82,19 +83,22 @@ def _side_by_side(task: Task, models: Sequence[Weights], shard: Shard) -> SideBy
     if len(models) < 2 or task.bfloat or shard.mask is not None or not len(shard) or not shard.x.is_floating_point():
         return None  # what torch refuses is not judged here, either
     held: SideBySide | None = task.scratch.judged
-    if held is not None and held.state == _state(models):
+    tensors, shape = leaves(list(models)), tuple(shard.x.shape[1:])
+    if any(leaf.is_inference() for leaf in tensors):
+        return None  # they do not tell when they are changed
+    if held is not None and held.state == _state(models, shape):
         return held
     task.scratch.judged = None
-    if sum(leaf.nbytes for leaf in leaves(list(models))) > SIDE_BY_SIDE_BYTES or models[0].buffers:
+    if sum(leaf.nbytes for leaf in tensors) > SIDE_BY_SIDE_BYTES or models[0].buffers:
         return None
     room = Room(task.dtype, torch.device(task.device))
-    layers = known_layers(task, tuple(shard.x.shape[1:]), room)
+    layers = known_layers(task, shape, room)
     if layers is None or has_wide(layers) or branch_count(layers) is not None:
         return None
-    task.scratch.judged = made = SideBySide(models, LayerStack(task, layers, room, task.loss))
+    task.scratch.judged = made = SideBySide(models, LayerStack(task, layers, room, task.loss), shape)
     return made
 
 
-def _state(models: Sequence[Weights]) -> list[tuple[int, int]]:
-    """Return what is equal for the same tensors with the same numbers, while they are held on to."""
-    return [(id(leaf), leaf._version) for model in models for leaf in model.params.values()]
+def _state(models: Sequence[Weights], shape: tuple[int, ...]) -> Hashable:
+    """Return what is equal for the same tensors with the same numbers, while they are held on to, and such samples."""
+    return shape, tuple((id(leaf), leaf._version) for model in models for leaf in model.params.values())

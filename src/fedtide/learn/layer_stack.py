@@ -60,6 +60,7 @@ class LayerStack:
         self.row_bytes = room.bytes  # of one client and one row, for which the layers were made
         self.plans: dict[Hashable, Plan] = {}
         self.fitted: Plan | None = None
+        self.busy = False  # in a pass, whose storage no other may use
         self.planned = room.grown  # how often storage had been taken anew
 
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
@@ -97,6 +98,7 @@ class LayerStack:
                 self.plans, self.planned = {}, self.room.grown
             self.plans[key] = plan
         if plan is not self.fitted:
+            self.fitted = None  # until all are done
             do_all(plan.fills)
             self.fitted = plan
         return plan
@@ -111,7 +113,7 @@ class LayerStack:
                 `plan.dy`. What it returns is returned; after None there is no pass back.
         """
         plan = self.fit(x, purpose)
-        plan.rows.now = turned(self.layers, x)
+        plan.rows.now, self.busy = turned(self.layers, x), True
         try:
             do_all(plan.forward)
             judged = judge(plan)
@@ -119,7 +121,7 @@ class LayerStack:
                 do_all(plan.backward)
             return judged
         finally:
-            plan.rows.now = NOTHING
+            plan.rows.now, self.busy = NOTHING, False
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs for rows (clients, rows, ...), in storage that the next pass overwrites."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedtide.core.errors import FedtideError
 from fedtide.learn.known import has_wide, known_layers
 from fedtide.learn.layer_stack import LayerStack, feature_of
 from fedtide.learn.loss import known_part
@@ -44,6 +45,7 @@ class ModulePasses:
             for pair in layer.bind([[values[self._of(n, k)] for n in layer.names] for k in range(copies or 1)], room)
         ]
         self.most = MOST_BYTES // (self.stack.row_bytes * (copies or 1))  # rows of a batch
+        self.unsuited: Any = None  # the last loss that was left to autograd
         self.last: Plan | None = None
         self.gradient: list[Tensor] = []
 
@@ -68,6 +70,8 @@ class ModulePasses:
 
         None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features.
         """
+        if loss is self.unsuited:
+            return None
         if x.requires_grad:
             x = x.detach()
         for into, param in self.copied:
@@ -76,11 +80,12 @@ class ModulePasses:
         def judge(plan: Plan) -> tuple[Plan, Tensor] | None:
             value = self._graded(plan, loss, y, shared, columns)
             if value is None:
-                value = self._differentiated(plan, loss, y, shared, columns)
+                value = self._differentiated(plan, loss, x, y, shared, columns)
             return None if value is None else (plan, value)
 
         judged = self.stack.run(x.expand(self.copies or 1, *x.shape), "gradient", judge)
         if judged is None:
+            self.unsuited = loss
             return None
         plan, value = judged
         if plan is not self.last:
@@ -96,19 +101,24 @@ class ModulePasses:
         branches = self.stack.branches
         return made[0] if branches is None else made[0].unflatten(-1, (branches, -1)).transpose(0, 1)
 
-    def _features(self, plan: Plan) -> Tensor | None:
-        """Return the features (rows, d) of a branched model, as the module returns them."""
+    def _features(self, plan: Plan, x: Tensor) -> Tensor | None:
+        """Return the features of a branched model for a batch, as the module returns them."""
         if self.feature is None:
             return None
         if self.feature == "branches":
             return plan.made[-1].transpose(0, 1).flatten(1)  # type: ignore[no-any-return]
-        return (plan.rows.now if self.copies else plan.last_input())[0]
+        return x if self.copies else plan.last_input()[0]
 
     def _graded(self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]) -> Tensor | None:
         """Write the gradient by the outputs and return the loss, of one whose gradient is known; else None."""
         graded = known_part(loss, "graded")
-        if graded is None or y.dim() != 1 or y.dtype != torch.int64:
-            return None
+        if (
+            graded is None
+            or y.dim() != 1
+            or y.dtype != torch.int64
+            or any(each.dtype == torch.bool for each in columns)
+        ):
+            return None  # a mask is for steps of sequences
         prepared, share = loss.stacked([shared]), 1 / len(y)
         if columns:
             prepared = (prepared, *(column[None] for column in columns))
@@ -122,13 +132,20 @@ class ModulePasses:
         return each.sum() * share  # type: ignore[no-any-return]
 
     def _differentiated(
-        self, plan: Plan, loss: Any, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
+        self, plan: Plan, loss: Any, x: Tensor, y: Tensor, shared: Any, columns: tuple[Tensor, ...]
     ) -> Tensor | None:
-        """Write the gradient by the outputs and return the loss; None if it has one by something else."""
-        logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan)
+        """Write the gradient by the outputs and return the loss; None if it has one by something else.
+
+        Raises:
+            FedtideError: the loss gives other weights to the module, whose passes are not over.
+        """
+        logits, dy, features = self._logits(plan.made[-1]), self._logits(plan.dy), self._features(plan, x)
+        before = [each._version for each in self.params]
         read = [each.detach().requires_grad_() for each in (logits, features) if each is not None]
         given = [each.clone(memory_format=torch.contiguous_format) for each in read]  # a loss may write there
         value = loss.value(given[0] if features is None else tuple(given), y, shared, columns)
+        if [each._version for each in self.params] != before:
+            raise FedtideError("loss: it loads weights into the task that is trained; allowed: a Task of its own")
         by_logits, *beside = torch.autograd.grad(value, [*read, *self.params], allow_unused=True)
         if any(each is not None for each in beside):
             return None

@@ -339,7 +339,7 @@ class Task:
             suits = torch.device(self.device).type == CPU and not self.bfloat
             known[shape] = ModulePasses.of(self, shape) if suits else None
         made = known[shape]
-        return made if made is not None and len(x) <= made.most else None
+        return made if made is not None and len(x) <= made.most and not made.stack.busy else None
 
     def gradient(
         self, weights: Weights, shard: Shard, *, train: bool = True, names: Sequence[str] | None = None

@@ -38,7 +38,7 @@ def client(rows):
     return Shard(torch.rand(rows, 1, 3, 4, generator=draw), torch.arange(rows) % 3, torch.arange(rows))
 
 
-def test_models_that_begin_with_a_relu_are_judged_one_by_one_and_leave_rows_as_they_are():
+def test_models_that_begin_with_a_relu_leave_rows_as_they_are():
     task, shard = Task(lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(12, 3))), client(4)
     shard = replace(shard, x=shard.x - 0.5)
     before, models = shard.x.clone(), [task.init(Rng(k)) for k in range(2)]
@@ -143,6 +143,22 @@ def test_samples_that_a_model_cannot_take_are_refused(other):
     task = Task(lambda: nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.Flatten(), nn.Linear(40, 3)))
     with pytest.raises(RuntimeError):
         mean_losses(task, [task.init(Rng(k)) for k in range(2)], replace(client(4), **other))
+
+
+def test_samples_of_another_shape_are_judged_anew():
+    task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    models, shard = [task.init(Rng(k)) for k in range(2)], client(4)
+    wanted = mean_losses(task, models, shard)
+    torch.testing.assert_close(mean_losses(task, models, replace(shard, x=shard.x.flatten(1))), wanted)
+
+
+def test_models_that_do_not_tell_of_changes_are_judged_one_by_one():
+    task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    with torch.inference_mode():
+        models = [task.init(Rng(k)) for k in range(2)]
+    shard = client(4)
+    torch.testing.assert_close(mean_losses(task, models, shard), one_by_one(task, models, shard))
+    assert task.scratch.judged is None
 
 
 def test_sequences_without_a_mask_have_one_mean():

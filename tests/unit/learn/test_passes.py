@@ -40,6 +40,7 @@ def both(task, loss, shard):
     x = task.inputs(shard.x)
     found = task._passes(x)
     made = None if found is None else found(loss, x, shard.y, shared, columns)
+    made = None if made is None else (made[0], [each.clone() for each in made[1]])
     value = loss.value(task.scratch.module(x), shard.y, shared, columns)
     gradient = torch.autograd.grad(value, task.scratch.params, allow_unused=True, materialize_grads=True)
     return made, (value.detach(), list(gradient))
@@ -163,11 +164,12 @@ def test_a_loss_may_read_features_without_a_gradient(layer, feature):
     class Looking(CrossEntropy):
         def value(self, outputs, y, shared, columns):
             logits, features = outputs
-            return super().value(logits[0], y, shared, columns) * features.detach().square().mean(0).sum()
+            places = torch.arange(features[0].numel()).view(features.shape[1:])  # in the module's order
+            return super().value(logits[0], y, shared, columns) * (features.detach() * places).square().sum()
 
-    build = MODELS["dense" if layer == "*" else "lenet"]
-    task = Task(lambda: branched(build(), layer, 2, feature), dtype=torch.float64)
-    assert_equal(*both(task, Looking(), batch(6)))
+    for model in ("dense", "lenet") if layer == "*" else ("lenet",):
+        task = Task(lambda model=model: branched(MODELS[model](), layer, 2, feature), dtype=torch.float64)
+        assert_equal(*both(task, Looking(), batch(6)))
 
 
 def test_a_loss_that_reads_parameters_is_left_to_autograd():
@@ -177,6 +179,39 @@ def test_a_loss_that_reads_parameters_is_left_to_autograd():
     made, wanted = both(task, loss, batch(4))
     assert made is None
     torch.testing.assert_close(task.differentiate(loss, batch(4).x, batch(4).y, None, ()), wanted)
+
+
+def test_a_loss_that_is_left_to_autograd_is_asked_once_from_then_on():
+    net, calls = MODELS["dense"](), []
+    task = Task(lambda: net, dtype=torch.float64)
+    loss = as_loss(lambda outputs, y: (calls.append(1), outputs.square().mean() + net[1].bias.sum())[1])
+    for _ in range(3):
+        task.differentiate(loss, batch(4).x, batch(4).y, None, ())
+    assert len(calls) == 4
+    assert_equal(*both(task, task.loss, batch(4)))
+
+
+@pytest.mark.parametrize("rows", [6, 3])
+def test_a_loss_may_use_the_task_that_is_trained(rows):
+    task, other = Task(MODELS["lenet"], dtype=torch.float64), batch(rows, draw=1)
+
+    def value(outputs, y):
+        beside, gradient = task.differentiate(task.loss, other.x, other.y, None, ())
+        return nn.functional.cross_entropy(outputs, y) * (beside + gradient[0].sum())
+
+    assert_equal(*both(task, as_loss(value), batch(6)))
+    teacher = task.init(Rng(1))
+    taught = as_loss(lambda outputs, y: (outputs - task.logits(teacher, batch(6).x)).square().mean())
+    with pytest.raises(FedtideError, match="it loads weights into the task that is trained"):
+        task.differentiate(taught, batch(6).x, batch(6).y, None, ())
+    assert_equal(*both(task, task.loss, batch(6)))
+
+
+class Tempered(CrossEntropy):
+    """A loss that says anew what the loss of each label is, and no more."""
+
+    def each(self, outputs, y, shared, eps=0.0):
+        return super().each(outputs / 3, y, shared, eps)
 
 
 class Doubled(CrossEntropy):
@@ -195,6 +230,13 @@ def test_what_a_loss_has_inherited_is_not_its_own():
     assert Blended(torch.ones(6, 1), task.loss).graded is None
     with pytest.raises(FedtideError, match="as FedEM weights samples"):
         weighs_rows(task.loss, "FedEM")
+
+
+@pytest.mark.parametrize("layer", ["3", "*"])
+def test_the_loss_of_each_label_may_be_its_own(layer):
+    task, q = with_branches(Task(MODELS["dense"], dtype=torch.float64), layer, 2), torch.full((6, 2), 0.5)
+    for loss in (Blended(q, Tempered()), BranchLoss(Tempered(), 0, 0.5)):
+        assert_equal(*both(task, loss, batch(6)))
 
 
 def test_branches_that_nobody_trains_may_have_diverged():
@@ -233,10 +275,11 @@ LOOSE = {
 @pytest.mark.parametrize("how", LOOSE)
 def test_a_loss_may_do_with_outputs_as_it_likes(how):
     task = Task(MODELS["dense"], dtype=torch.float64)
-    made, _ = both(task, as_loss(LOOSE[how]), batch(6))
-    value = made[0].clone()
+    assert_equal(*both(task, as_loss(LOOSE[how]), batch(6)))
+    told, _ = task.differentiate(as_loss(LOOSE[how]), batch(6).x, batch(6).y, None, ())
+    value = told.clone()
     assert_equal(*both(task, as_loss(LOOSE[how]), batch(6, draw=1)))
-    assert torch.equal(made[0], value)  # it is of no storage that the next pass overwrites
+    assert torch.equal(told, value)  # it is of no storage that the next pass overwrites
     task = with_branches(Task(MODELS["dense"], dtype=torch.float64), first_of("dense"), 2)
     assert_equal(*both(task, as_loss(lambda outputs, y: outputs[0].view(-1).square().sum()), batch(6)))
 
