@@ -309,10 +309,7 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a trunk between K heads; "
         "clients of pFedEM divide their rows among K whole models, and those of Fielding train one of K, here in "
         "rounds without drift. Stacked, a model passes over the rows of all clients at once, and a round is compared "
-        "with a stacked FedAvg's. The goal for K = 8 is 1.15. What is in the way with the MLP, by `cProfile`: half of "
-        "the time beyond FedAvg's goes to products, as long as passes take; a tenth to the server's steps of eight "
-        "models in place of one; the rest to sums of eight models and to weights of 5 MB, which leave a core's "
-        "second-level cache between one client and the next.",
+        "with a stacked FedAvg's.",
         "",
     ]
     header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")
@@ -348,9 +345,11 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def drift(lines: list[dict[str, Any]]) -> list[str]:
-    """The server's work under drift."""
-    header = ("what", "of what", "milliseconds", "quartiles", "processor, ms", "goal, ms")
+def drift(lines: list[dict[str, Any]], every: list[dict[str, Any]]) -> list[str]:
+    """The server's work under drift, beside the newest of `every` run on another processor."""
+    others = newest([line for line in every if line["processor"] != lines[0]["processor"]], "bench")
+    there = {(line["title"], line["about"]): f"{1000 * line['median']:,.1f}" for line in others}
+    header = ("what", "of what", "milliseconds", "quartiles", "processor, ms", "goal, ms", "elsewhere, ms")
     cells = [
         (
             line["title"],
@@ -359,6 +358,7 @@ def drift(lines: list[dict[str, Any]]) -> list[str]:
             f"{1000 * line['q1']:,.1f} to {1000 * line['q3']:,.1f}",
             f"{1000 * line['worked']:,.1f}",
             "" if line["goal"] is None else f"under {1000 * line['goal']:,.0f}",
+            there.get((line["title"], line["about"]), ""),
         )
         for line in lines
     ]
@@ -372,11 +372,10 @@ def drift(lines: list[dict[str, Any]]) -> list[str]:
         "Processor time is the least of all repeats; waiting for a core that others use does not lengthen it. "
         "What is in the way of 302 clients: about half of their time goes to distances, in a dozen short steps, the "
         "rest to many small ones; and hardly two of the 90 starts meet before their end, so none can be left out. What "
-        "is in the way of the Jensen-Shannon distance: logarithms, of which the bounds spare nine tenths. On an AMD "
-        "EPYC (family 26), on 2026-11-23, 302 clients took 29.3 ms, with five starts 16.1, JS among samples 1,736 ms, "
-        "and all else was within its goal."
+        "is in the way of the Jensen-Shannon distance: logarithms, of which the bounds spare nine tenths."
     )
     about = f"{provenance(one)} The load before was {one['load']}. Medians of {one['repeats']} turns or fewer."
+    about += "".join(f" Elsewhere: {provenance(line)}" for line in others[:1])
     return ["### What drift costs the server", "", what, "", *table(header, cells), about, ""]
 
 
@@ -462,7 +461,7 @@ def tables(lines: list[dict[str, Any]], images: Path) -> str:
     if newest_lines := newest(by_bench["clusters"], "work"):
         out += clusters(newest_lines)
     if newest_lines := newest(by_bench["drift"], "bench"):
-        out += drift(newest_lines)
+        out += drift(newest_lines, by_bench["drift"])
     if newest_lines := newest(by_bench["growth"], "bench"):
         out += growth(newest_lines, images / "growth.svg")
     return "\n".join(out)

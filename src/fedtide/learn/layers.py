@@ -10,6 +10,7 @@ the weights by the product that makes the gradient, which then exists nowhere.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedtide.models.branched import Branches
 _masked = torch.ops.aten.threshold_backward.grad_input
 
 
-class Product:
+class Product(ABC):
     """A layer with parameters, which hold the tensors `weights` (clients, ...).
 
     Args:
@@ -40,13 +41,13 @@ class Product:
         self.shape, self.inputs = layer.weight.shape, layer.weight[0].numel()
         self.weights: list[Tensor] = []
 
+    @abstractmethod
     def layout(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Return a client's parameters as they are held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, held: Sequence[Tensor]) -> list[Tensor]:
         """Return the parameters of several clients from what is held."""
-        raise NotImplementedError
 
     def storage(self, name: str, clients: int, room: Room) -> list[Tensor]:
         """Return storage for what is held of several clients; of one that is bound it stands one after another."""

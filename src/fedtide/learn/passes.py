@@ -45,7 +45,6 @@ class ModulePasses:
             for pair in layer.bind([[values[self._of(n, k)] for n in layer.names] for k in range(copies or 1)], room)
         ]
         self.most = MOST_BYTES // (self.stack.row_bytes * (copies or 1))  # rows of a batch
-        self.unsuited: Any = None  # the last loss that was left to autograd
         self.last: Plan | None = None
         self.gradient: list[Tensor] = []
 
@@ -68,10 +67,9 @@ class ModulePasses:
     ) -> tuple[Tensor, list[Tensor]] | None:
         """Return the loss of a batch, and its gradient in storage that the next pass overwrites.
 
-        None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features.
+        None if the loss has a gradient by more than the outputs: by parameters, or a branched model's features. Each
+        batch decides it for itself, as a run that is resumed knows of no earlier one; such a loss is called twice.
         """
-        if loss is self.unsuited:
-            return None
         if x.requires_grad:
             x = x.detach()
         for into, param in self.copied:
@@ -85,7 +83,6 @@ class ModulePasses:
 
         judged = self.stack.run(x.expand(self.copies or 1, *x.shape), "gradient", judge)
         if judged is None:
-            self.unsuited = loss
             return None
         plan, value = judged
         if plan is not self.last:

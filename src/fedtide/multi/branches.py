@@ -173,7 +173,7 @@ class BranchLoss:
             share = logits.new_full(own.shape, self.lam / max(count - 1, 1)).masked_fill_(own, 1.0)
             eps = logits.new_full(own.shape, self.eps).masked_fill_(own, 0.0)
             each, gradient = graded(logits, y[..., None].expand(*y.shape, count), prepared, eps)
-            if self.lam == 0:  # a branch that nobody trains may have diverged
+            if self.lam == 0:  # idle branches may have diverged
                 each, gradient = each.masked_fill_(~own, 0.0), gradient.masked_fill_(~own[..., None], 0.0)
             return (each * share).sum(-1), gradient.mul_(share[..., None])
 
