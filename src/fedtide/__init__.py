@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedtide import (
         algorithms,
+        transforms,
         base,
         cohorts,
         config,

@@ -13,21 +13,23 @@ Data*, AISTATS 2017, Algorithm 1.
 When to use it: always, first. It is the baseline for everything else, and hard to beat when clients are alike.
 
 Choices:
-    The mean is taken over the clients that answered (the paper's `n` over all clients is wrong if only some
-    participate), weighted by their samples or, with `weighting = "uniform"`, equally. The server applies the mean
-    update through a server optimizer; plain SGD with learning rate 1 is the paper's FedAvg.
+    - ours: the mean is over the clients that answered; the paper's `n` over all clients is wrong if only some
+      take part.
+    - paper: clients are weighted by their samples; `weighting = "uniform"` weights them equally.
+    - paper: `server` steps along the mean update; SGD with rate 1, the default, makes the mean the next model.
+    - ours: the shift sends a round's clients (`cohort`); the paper draws them uniformly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Weights, Work, shared_weights
+from fedtide.core.types import Algorithm, Facts, Fleet, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
@@ -56,45 +58,20 @@ def fedavg(
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.
     """
-
-    return average_updates("fedavg", task, local, server, cohort, Training(task, local, weighting))
-
-
-def average_updates(
-    name: str,
-    task: Task,
-    local: LocalTrainer,
-    server: Server,
-    cohort: Cohort,
-    train: Work,
-    step: Callable[[State, Server, Any], tuple[State, Facts]] = step_server,
-    totals: Callable[[Any], Any] = lambda total: total,
-    predict: Any = None,
-    **cost: Any,
-) -> Algorithm[State]:
-    """Build FedAvg, or an algorithm with one network that differs in what follows.
-
-    Args:
-        name: for the record.
-        task: model and loss.
-        local: local training.
-        server: server optimizer.
-        cohort: selection of participants.
-        train: work of a participant.
-        step: (state, server optimizer, means or None) -> the next state and facts.
-        totals: transforms the sums, or None, before their mean is taken.
-        predict: prediction of the network; None for one without branches.
-        cost: `forward` or `trained` of `with_cohort`.
-    """
+    # What a client does: it trains w on its samples, and sends n_i Delta_i.
+    train = Training(task, local, weighting)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), cohort.init(fleet))
+        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        # S_t trains; the reply has sum n_i Delta_i.
+        # What the server does: S_t trains w, and w moves by the mean of Delta_i.
         state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
-        return step(state, server, mean(totals(reply.total)))
+        return step_server(state, server, mean(reply.total))
 
-    made = Algorithm(name, init, {"train": train}, round, shared_weights, predict or task.predict)
-    return with_cohort(made, cohort, task, local, **cost)
+    made = Algorithm("fedavg", init, {"train": train}, round, shared_weights, task.predict)
+    return with_cohort(made, cohort, task, local)
+
+
+ENTRY = Entry("fedavg", fedavg, "weights down, update up", "global")

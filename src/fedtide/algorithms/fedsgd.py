@@ -21,12 +21,26 @@ Choices:
 
 from __future__ import annotations
 
-from fedtide.algorithms.fedavg import State, average_updates
+from fedtide.algorithms.entry import Entry
+from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Weighted,
+    Weights,
+    shared_weights,
+)
 from fedtide.learn.local import LocalTrainer, one_gradient
-from fedtide.learn.server import SGD, Server
+from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Gradient, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -59,4 +73,16 @@ def fedsgd(
         total = {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))}
         return Answer(total, update=delta)
 
-    return average_updates("fedsgd", task, local, server, cohort, train, trained=lambda rows: rows)
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        return step_server(state, server, mean(reply.total))
+
+    made = Algorithm("fedsgd", init, {"train": train}, round, shared_weights, task.predict)
+    return with_cohort(made, cohort, task, local, trained=lambda rows: rows)
+
+
+ENTRY = Entry("fedsgd", fedsgd, "weights down, gradient step up", "global")

@@ -10,14 +10,17 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import BeforeValidator, create_model
 
+from fedtide.algorithms.entry import Safe, build, with_safe
+from fedtide.algorithms.old_keys import old_key
 from fedtide.cohorts import Cohort
 from fedtide.core.config_types import by_kind, on_default
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, within
 from fedtide.core.explain import unknown_key
 from fedtide.core.strict import Strict, as_written
 from fedtide.core.types import Algorithm, Holdings
 from fedtide.learn.fit import check_fit
 from fedtide.learn.task import Task
+from fedtide.transforms.transform import apply
 
 
 def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = True) -> type[Strict]:
@@ -41,12 +44,14 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
         if _is_choice(kind):
             spelled = _whole if kind == Cohort else by_kind
             kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
+        elif is_dataclass(default):
+            kind = Annotated[kind, BeforeValidator(partial(on_default, default))]
         fields[key] = (kind, default)
     return create_model(f"options of {name}", __base__=Strict, **fields)
 
 
-def checked(name: str, make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """Return an algorithm's function that reads its arguments as a file does: `cohort=10`, `server="adam"`.
+def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None) -> Callable[..., Algorithm]:
+    """Return an algorithm's function that reads its arguments as a file does: `cohort=10`, `safe=True`.
 
     Objects that are none of a file's, such as a cohort of your own, are left as they are.
     """
@@ -55,21 +60,29 @@ def checked(name: str, make: Callable[..., Algorithm]) -> Callable[..., Algorith
 
     @wraps(make)
     def made(*given: Any, **named: Any) -> Algorithm:
+        in_safe = named.pop("safe", False)
+        if not isinstance(in_safe, bool):
+            raise refused(f"{name}.safe", in_safe, "true or false")
         try:
             bound = signature.bind(*given, **named)
         except TypeError as error:
             strangers = {key: value for key, value in named.items() if key not in signature.parameters}
             if not strangers:
                 raise FedtideError(f"{name}: {error}") from None
-            raise FedtideError(f"{name}.{unknown_key(next(iter(strangers)), model())}") from None
+            key = next(iter(strangers))
+            raise FedtideError(f"{name}.{old_key(key) or unknown_key(key, model())}") from None
+        if in_safe:
+            with within(name):
+                bound.arguments.update(with_safe(name, safe, bound.arguments))
         bound.arguments.update(as_written(name, model(), bound.arguments))
         task = bound.arguments["task"]
         if not isinstance(task, Task):
             raise refused(f"{name}.task", task, "a Task, such as ft.Task(lambda: nn.Linear(3, 2))")
-        algorithm = make(*bound.args, **bound.kwargs)
         bound.apply_defaults()
+        transforms = safe.transforms if safe is not None and in_safe else ()
+        algorithm = build(make, bound.arguments, ())
         check = partial(_check, name, bound.arguments, algorithm.check)
-        return replace(algorithm, check=check, task=task)  # as it was given: its own may have branches
+        return apply(replace(algorithm, check=check), *transforms)
 
     made.__signature__ = signature  # type: ignore[attr-defined]
     return made

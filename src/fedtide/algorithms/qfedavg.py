@@ -30,14 +30,30 @@ from typing import Any
 
 import torch
 
-from fedtide.algorithms.fedavg import State, average_updates
+from fedtide.algorithms.entry import Entry
+from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Sum, Weighted, Weights
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Sum,
+    Traits,
+    Weighted,
+    Weights,
+    shared_weights,
+)
 from fedtide.core.weights import mul
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD
+from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.server import SGD, step_server
 from fedtide.learn.steps import Steps
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -62,8 +78,19 @@ def qfedavg(
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     train = FairTraining(task, local, weighting, q=q)
-    made = average_updates("q-fedavg", task, local, SGD(), cohort, train, totals=fair_totals)
-    return replace(made, unprivate="a client's weight is a power of its loss, which has no bound")
+    server = SGD()
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        return step_server(state, server, mean(fair_totals(reply.total)))
+
+    traits = Traits(unprivate="a client's weight is a power of its loss, which has no bound")
+    made = Algorithm("q-fedavg", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
+    return with_cohort(made, cohort, task, local)
 
 
 @dataclass(frozen=True)
@@ -118,3 +145,6 @@ def fair_totals(total: Any) -> Any:
     if not h or not step.weight:
         return {**total, "delta": replace(step, weight=0.0)}
     return {**total, "delta": Sum(Weights(step.value.params, mul(step.value.buffers, h / step.weight)), h)}
+
+
+ENTRY = Entry("q-fedavg", qfedavg, "weights down, update and one number up", "global")

@@ -17,22 +17,36 @@ Choices:
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
-from fedtide.algorithms.fedavg import State, average_updates
+from fedtide.algorithms.entry import Entry
+from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Notes, Shard, Weights
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Notes,
+    Shard,
+    Traits,
+    Weights,
+    shared_weights,
+)
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE, BranchCount
 from fedtide.multi.branches import (
+    CERTAIN,
     BranchDivisor,
     BranchLoss,
     ChoosePer,
@@ -87,6 +101,17 @@ def scsgd(
         total = branch_update(fitted, k, branches, shard, weighting)
         return Answer(total, notes=Notes(branch=torch.tensor(k)), update=total["delta"].value)
 
-    step = partial(step_branches, lam=lam, normalize_by=normalize_by)
-    predict = predict_by_certainty(task, choose_per)
-    return average_updates("scsgd", task, local, server, cohort, train, step, predict=predict)
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        return step_branches(state, server, mean(reply.total), lam=lam, normalize_by=normalize_by)
+
+    predict, traits = predict_by_certainty(task, choose_per), Traits(models="branches")
+    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, predict, traits=traits)
+    return with_cohort(made, cohort, task, local)
+
+
+ENTRY = Entry("scsgd", scsgd, "weights down, update up", "branches", helps=("hours",), exempt={"numbers": CERTAIN})

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.types import Algorithm, Prediction, Weights
@@ -48,7 +49,8 @@ def vanilla(
     """
     refuse_equal_start(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
-    made = replace(fedavg(many, local, server, cohort, weighting), name="vanilla")
+    made = fedavg(many, local, server, cohort, weighting)
+    made = replace(made, name="vanilla", traits=replace(made.traits, models="branches"))
     if choose_per is None:
         return made
     choose = predict_by_certainty(with_branches(task, branch_layer, branches), choose_per)
@@ -57,3 +59,6 @@ def vanilla(
         return choose(without_average(payload), memories, x, owner)
 
     return replace(made, predict=predict)
+
+
+ENTRY = Entry("vanilla", vanilla, "weights down, update up", "branches", helps=("hours",))

@@ -195,7 +195,7 @@ def on_default(default: Any, value: Any) -> Any:
     >>> on_default(SGD(momentum=0.9), {"lr": 0.5})
     {'momentum': 0.9, 'kind': 'sgd', 'lr': 0.5}
     """
-    partly = isinstance(value, dict) and "kind" not in value and hasattr(default, "kind")
+    partly = isinstance(value, dict) and "kind" not in value and dataclasses.is_dataclass(default)
     return changed(default) | value if partly else value
 
 

@@ -48,10 +48,10 @@ class Start(Generic[S]):
 
 def begin(algorithm: Algorithm[S], fleet: Playable, *, seed: int, rounds: int) -> Start[S]:
     """The start of a run: the algorithm's first state (it may ask), and what it collects before round 0."""
-    fleet.begin(Moment(-1 - algorithm.before, rounds, 0.0))
+    fleet.begin(Moment(-1 - algorithm.traits.before, rounds, 0.0))
     # The key does not depend on `before`: all methods of a seed begin with the same weights.
     state = algorithm.init(fleet, Rng(seed).at(-1, "server"))
-    for number in range(-algorithm.before, 0):
+    for number in range(-algorithm.traits.before, 0):
         fleet.begin(Moment(number, rounds, 0.0))
         state, _ = algorithm.round(grown(state, len(fleet.clients)), fleet, Rng(seed).at(number, "before"))
     return Start(state, 0, fleet.moment.seconds + fleet.elapsed())

@@ -471,9 +471,57 @@ class Simulation(Timed, Protocol):
         """
 
 
+Models = Literal["one", "clusters", "mixture", "branches", "none"]
+"""What a method trains: one model for all; one for each cluster; components of a mixture; branches of one network; or
+nothing that clients share."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an algorithm declares: what it shows, keeps and costs.
+
+    Args:
+        reveals: every value the server sees per client; () = sums only. "true_groups" and "all_rows" are known in
+            simulation alone.
+        models: what it trains; transforms apply to some of these.
+        refuses: transforms that have no meaning for it, by kind, each with the reason.
+        before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
+        keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
+            the disk follows from it.
+        own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
+            are shared.
+        compute_cost: what its questions cost clients on a clock of devices; None means local training for "train", and
+            a pass over the rows without gradients for every other. An ask may say it itself (`passes=`).
+        first: number of answers to "train" that count, the earliest ones; None means all.
+        deadline: seconds within which answers to "train" count; None means that the server waits for all.
+        unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
+            whatever it is sent. A simulation, which knows both, then does not run them.
+        unmaskable: reason why its sums tell what a single client sends, beside what `reveals` says, so that masks
+            would hide nothing; "" where they do not.
+        unprivate: reason why sums with noise would still tell of single clients, or would not be what the method wants;
+            "" where there is none.
+        kept_as_sent: values in totals that clients also keep, each with its largest length; infinity if it has none.
+            Clipping changes only what is sent.
+    """
+
+    reveals: tuple[str, ...] = ()
+    models: Models = "one"
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    before: int = 0
+    keeps: int = 0
+    own_expert: bool = False
+    compute_cost: ComputeCost | None = None
+    first: int | None = None
+    deadline: float | None = None
+    unless_changed: tuple[str, ...] = ()
+    unmaskable: str = ""
+    unprivate: str = ""
+    kept_as_sent: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Algorithm(Generic[S]):
-    """A federated algorithm: what it keeps, what clients do, what the server does, how it is used.
+    """A federated algorithm: what clients do, what the server does, how its models are used.
 
     Args:
         name: for the record.
@@ -486,30 +534,17 @@ class Algorithm(Generic[S]):
             is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalize); nothing flows back.
-        reveals: every value the server sees per client; () = sums only. "true_groups" and "all_rows" are known in
-            simulation alone.
-        before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
-        keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
-            the disk follows from it.
-        own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
-            are shared.
-        compute_cost: what its questions cost clients on a clock of devices; None means local training for "train", and
-            a pass over the rows without gradients for every other. An ask may say it itself (`passes=`).
-        first: number of answers to "train" that count, the earliest ones; None means all.
-        deadline: seconds within which answers to "train" count; None means that the server waits for all.
+        as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` tells what the client
+            would have predicted when it was asked; None for no prediction. Without it both are as they are.
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
         others: by name, algorithms that use the same state otherwise, each judged as a method of its own; of them only
-            `adapt`, `predict` and `own_expert` count.
-        unless_changed: questions that a client who said nothing leaves unanswered until its samples or memory change,
-            whatever it is sent. A simulation, which knows both, then does not run them.
-        unmaskable: reason why its sums tell what a single client sends, beside what `reveals` says, so that masks
-            would hide nothing; "" where they do not.
-        unprivate: reason why sums with noise would still tell of single clients, or would not be what the method wants;
-            "" where there is none.
-        kept_as_sent: values in totals that clients also keep, each with the largest length that the work gives it,
-            infinity where it bounds none: what the wire cuts off would be kept and not sent.
+            `adapt`, `predict` and `traits.own_expert` count.
+        traits: what it declares.
         task: model and loss that it was made with (`fedtide.learn.task.Task`), which make a module of its weights; None
             where they are not told of (`with_cohort` tells of them).
+        options: the arguments that it was made with, by name; transforms train and step as these say.
+        plain: the algorithm without transforms; None if it has none.
+        transforms: those that made it of `plain`, in the order in which they were applied.
     """
 
     name: str
@@ -519,20 +554,34 @@ class Algorithm(Generic[S]):
     serve: Callable[[S, Tensor], tuple[Payload, Slot | None]]
     predict: Callable[[Payload, Sequence[Memory], Tensor, Tensor], Prediction]
     adapt: Work | None = None
-    reveals: tuple[str, ...] = ()
-    before: int = 0
-    keeps: int = 0
-    own_expert: bool = False
-    compute_cost: ComputeCost | None = None
+    as_served: Callable[[Payload, Memory, Answer], tuple[Payload, Memory] | None] | None = None
     check: Callable[[Holdings], None] | None = None
-    first: int | None = None
-    deadline: float | None = None
     others: Mapping[str, Algorithm[S]] = field(default_factory=dict)
-    unless_changed: tuple[str, ...] = ()
-    unmaskable: str = ""
-    unprivate: str = ""
-    kept_as_sent: Mapping[str, float] = field(default_factory=dict)
+    traits: Traits = Traits()
     task: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    plain: Algorithm[Any] | None = None
+    transforms: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Extended:
+    """The state of a method and what a transform keeps beside it."""
+
+    inner: State
+    own: State
+
+    @property
+    def weights(self) -> Any:
+        """The method's models."""
+        return self.inner.weights
+
+
+def with_weights(state: Any, weights: Any) -> Any:
+    """Return a state with other models."""
+    if isinstance(state, Extended):
+        return replace(state, inner=with_weights(state.inner, weights))
+    return replace(state, weights=weights)
 
 
 def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:

@@ -464,7 +464,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
         but = f"the study deals its rows to {dealt} clients"
         raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
     rows = cast(Rows, rows_of(study, study.seeds[0]))
-    if known := [name for name in host.algorithm.reveals if name in SIMULATION_ONLY]:
+    if known := [name for name in host.algorithm.traits.reveals if name in SIMULATION_ONLY]:
         but = f"it asks for '{known[0]}', which only a simulation knows"
         raise refused(f"{where}: --method", method, "one whose clients train together", but)
     directory = Path(study.data.directory) if study.data.directory else None

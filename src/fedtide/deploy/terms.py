@@ -142,9 +142,9 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
     if later := ", ".join(term.question for term in works if term not in asked):
         yield f"may ask later: {later}, of which a trial saw nothing"
     shown = {name: f"{name} ({what}), at {term.question}" for term in works for name, what in term.shown.items()}
-    for name in {**shown, **dict.fromkeys(algorithm.reveals)}:
+    for name in {**shown, **dict.fromkeys(algorithm.traits.reveals)}:
         yield f"shows the server, for each client by itself: {shown.get(name, f'{name}, of which a trial saw nothing')}"
-    if not shown and not algorithm.reveals:
+    if not shown and not algorithm.traits.reveals:
         yield "shows the server, for each client by itself: what score sends, and no extra values of the method"
     if wire is not None and wire.secure:
         yield (
@@ -168,7 +168,7 @@ def in_words(algorithm: Algorithm[Any], terms: list[Term], policy: Policy, wire:
         yield f"will be left out of {SCORE}: {', '.join(hidden)}, as its owner does not reveal it"
     if policy.rows_at_least > 1:
         yield f"will be refused: {SCORE} of a client with fewer than {policy.rows_at_least} rows for it"
-    for name in algorithm.reveals:
+    for name in algorithm.traits.reveals:
         if name not in shown and policy.reveals is not None and name not in policy.reveals:
             yield f"will be refused: what shows {name}, as its owner does not reveal it"
     if policy.fewest > 1:

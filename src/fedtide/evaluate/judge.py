@@ -165,7 +165,7 @@ class Judge:
 
     def line(self, view: View, scores: Scores) -> dict[str, Any]:
         """Return the entry of one view in `rounds.jsonl`, with the share of the commonest class among its rows."""
-        truth, own = self.fleet.truth, self.algorithm.own_expert
+        truth, own = self.fleet.truth, self.algorithm.traits.own_expert
         group, names = self._groups(scores.clients)
         scores = replace(scores, group=None if truth is None else group, moment=self.fleet.moment)
         told = summarized(scores, group, names, own_expert=own, metrics=self.metrics)
@@ -210,5 +210,5 @@ class Judge:
         if scores.choice is not None:
             for i in scores.rows.nonzero().flatten().tolist():
                 # The branch or model that answered for most of the client's rows; shared ones count from 0.
-                found[i] = int(scores.choice[i].argmax()) - self.algorithm.own_expert
+                found[i] = int(scores.choice[i].argmax()) - self.algorithm.traits.own_expert
         return found

@@ -102,7 +102,7 @@ class Host:
                 return Replayed(None, f"an answer to '{replay.ask.question}' has no update; {WRITE_UPDATE}")
             slot = None if replay.ask.slot is None else int(replay.ask.slot[0])
             try:
-                state = replace(state, weights=placed(state.weights, answer.update, slot))
+                state = with_weights(state, placed(state.weights, answer.update, slot))
             except LookupError as error:
                 return Replayed(None, str(error))
         judged = replay.scoring.ask

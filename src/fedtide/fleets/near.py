@@ -94,9 +94,9 @@ def near_fleet(
         carry(at),
         roster,
         **{"who": Rehearsed(population)} | options,
-        reveals=algorithm.reveals,
-        first=algorithm.first,
-        deadline=algorithm.deadline,
+        reveals=algorithm.traits.reveals,
+        first=algorithm.traits.first,
+        deadline=algorithm.traits.deadline,
         schemas=schemas,
         vectors=None if host.wire is None else Vectors(wire or host.wire, schemas),
     )

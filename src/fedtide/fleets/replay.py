@@ -45,7 +45,7 @@ def replayed(host: Host, lines: Iterable[Mapping[str, Any]], count: int = 1, wir
     """
     by_round = {line["round"]: line for line in lines}
     engine = RecordedEngine(host, count, by_round)
-    reveals, adapts = host.algorithm.reveals, host.algorithm.adapt is not None
+    reveals, adapts = host.algorithm.traits.reveals, host.algorithm.adapt is not None
     return RecordedFleet(
         host.population,
         engine,

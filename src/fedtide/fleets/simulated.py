@@ -119,12 +119,12 @@ class SimulatedFleet:
             host.population,
             engine,
             clock,
-            reveals=algorithm.reveals,
+            reveals=algorithm.traits.reveals,
             replayable=replayable,
             adapts=algorithm.adapt is not None,
-            first=algorithm.first,
-            deadline=algorithm.deadline,
-            unless_changed=algorithm.unless_changed,
+            first=algorithm.traits.first,
+            deadline=algorithm.traits.deadline,
+            unless_changed=algorithm.traits.unless_changed,
             vectors=Vectors.of(host.wire if wire is None else wire, algorithm, host.population.few()),
         )
 

@@ -227,7 +227,7 @@ def declared_reveals(case: Case) -> None:
 
 def all_declared(run: Played, fleet: Watched) -> None:
     """Raise `Broken` where a run saw other things of single clients than are declared."""
-    declared = set(run.host.algorithm.reveals)
+    declared = set(run.host.algorithm.traits.reveals)
     for name in sorted(fleet.revealed - declared):
         raise Broken(f"the server sees '{name}' of single clients, and `reveals` of the Algorithm does not name it")
     for name in sorted(declared - fleet.revealed):
@@ -236,7 +236,7 @@ def all_declared(run: Played, fleet: Watched) -> None:
 
 def sums_only(case: Case) -> None:
     """An algorithm that reveals nothing runs on a fleet that gives sums only."""
-    if not case.reference.host.algorithm.reveals:
+    if not case.reference.host.algorithm.traits.reveals:
         alike(played(case.experiment, sums_only=True).state, case.reference.state, "a fleet of sums ends differently")
         return
     try:
@@ -273,8 +273,8 @@ def kept_memory(case: Case) -> None:
     model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
     most = max(size_in_bytes(run.fleet.engine.memory.read(client, (99, 0))) for client in run.fleet.clients.tolist())
     hold(
-        most <= algorithm.keeps * model + 2048,
-        f"a client keeps {most} bytes, and `keeps` of the Algorithm says {algorithm.keeps} models of {model}",
+        most <= algorithm.traits.keeps * model + 2048,
+        f"a client keeps {most} bytes, and `keeps` of the Algorithm says {algorithm.traits.keeps} models of {model}",
     )
 
 
@@ -545,7 +545,7 @@ def _secure(case: Case) -> Case:
 
 
 def _deployable(case: Case) -> None:
-    needs = [name for name in case.reference.host.algorithm.reveals if name in SIMULATION_ONLY]
+    needs = [name for name in case.reference.host.algorithm.traits.reveals if name in SIMULATION_ONLY]
     if needs:
         raise NotApplicable(f"it needs {needs[0]}, which only a simulation knows")
 

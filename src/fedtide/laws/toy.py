@@ -128,7 +128,7 @@ def played(
         host.population,
         engine(host),
         reveals=() if sums_only else None,
-        unless_changed=host.algorithm.unless_changed,
+        unless_changed=host.algorithm.traits.unless_changed,
         vectors=Vectors.of(
             server_wire(experiment, experiment.method[0], host, simulated_noise(seed)),
             host.algorithm,

@@ -30,6 +30,7 @@ from fedtide.learn.loss import Loss
 from fedtide.learn.optimizer import LocalOptimizer
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
+from fedtide.learn.terms import Proximal
 
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
@@ -92,6 +93,7 @@ class LocalTrainer:
         max_grad_norm: largest gradient norm, None for no clipping.
         lr_schedule: factor on the learning rate over the rounds.
         augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
+        proximal: strength mu of FedProx's pull toward the received weights; 0 for none.
     """
 
     lr: Annotated[Positive, ForWeights] = 0.1
@@ -104,6 +106,7 @@ class LocalTrainer:
     max_grad_norm: Positive | None = None
     lr_schedule: Annotated[Schedule, Spelled] = Constant()
     augment: tuple[Annotated[Augment, Spelled], ...] = ()
+    proximal: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.local_steps is not None:
@@ -164,15 +167,14 @@ class LocalTrainer:
         scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
         optimizer = LocalOptimizer(self, rate, scratch.values)
-        received = [] if term is None else [task.there(weights.params[name]) for name in scratch.names]
+        terms = self.terms(term)
+        received = [task.there(weights.params[name]) for name in scratch.names] if terms else []
         shared, columns = loss.prepare(shard)
         shared, table = task.there((shared, (task.inputs(shard.x), shard.y, *columns)))
         # Labels are counted on the CPU: a device would be waited for in every step.
         table += () if shard.mask is None else (shard.mask.sum(1),)
         draw = rng.at("augment").torch(task.device) if self.augment else None
-        alone = (
-            term is not None or self.max_grad_norm is not None or self.weight_decay > 0
-        )  # gradients are changed in place
+        alone = bool(terms) or self.max_grad_norm is not None or self.weight_decay > 0  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
         unread: list[tuple[Tensor, int]] = []
 
@@ -195,8 +197,8 @@ class LocalTrainer:
             value, gradient = task.differentiate(loss, x, y, shared, tuple(rest[: len(columns)]))
             if alone:
                 gradient = unshare(gradient)  # autograd lets added parameters share one storage
-            if term is not None:
-                torch._foreach_add_(gradient, term(scratch.values, received))
+            for each in terms:
+                torch._foreach_add_(gradient, each(scratch.values, received))
             if self.max_grad_norm is not None:
                 clip(gradient, self.max_grad_norm)
             optimizer(scratch.values, gradient, steps)
@@ -205,6 +207,11 @@ class LocalTrainer:
             seen += labels
             steps += 1
         yield fitted
+
+    def terms(self, term: Term | None) -> list[Term]:
+        """Return what is added to each gradient: a method's own term, and FedProx's pull."""
+        pull = [Proximal(self.proximal)] if self.proximal else []
+        return pull if term is None else [term, *pull]
 
     def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
         """Raise if the settings, written at `key`, do not fit the model or samples of this shape."""
@@ -273,15 +280,17 @@ class LocalTrainer:
 
 
 def plain_sgd(local: LocalTrainer, why: str) -> None:
-    """Refuse local training other than by SGD without momentum and clipping.
+    """Refuse local training other than by SGD without momentum, clipping and FedProx's pull.
 
     >>> plain_sgd(LocalTrainer(momentum=0.9), "as the method infers gradients")
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: local.momentum: found 0.9, allowed: 0, as the method infers gradients
     """
-    for key, plain, words in (("optimizer", "sgd", "'sgd'"), ("momentum", 0, "0"), ("max_grad_norm", None, "none")):
+    usual = {"optimizer": "sgd", "momentum": 0, "max_grad_norm": None, "proximal": 0}
+    for key, plain in usual.items():
         if getattr(local, key) != plain:
+            words = "none" if plain is None else repr(plain)
             raise refused(f"local.{key}", getattr(local, key), f"{words}, {why}")
 
 

@@ -58,7 +58,7 @@ def with_cohort(
     works, train = dict(algorithm.works), algorithm.works["train"]
     asks = cohort.asks if asks is None else asks
     passes = {"train": train.forward_passes} if isinstance(train, Training) else {}
-    base = algorithm.compute_cost or training_cost(local, {**passes, **(forward or {})}, trained)
+    base = algorithm.traits.compute_cost or training_cost(local, {**passes, **(forward or {})}, trained)
     if "count" in asks:
         works["count"] = count_question(local.distinct)
     if "labels" in asks:
@@ -74,12 +74,12 @@ def with_cohort(
             return rows * 0.0
         return base(question, rows) + rows * looked / 3 if question == "train" else base(question, rows)
 
-    reveals = (*algorithm.reveals, *(name for name in (*asks, *cohort.reveals) if name not in algorithm.reveals))
+    shown = algorithm.traits.reveals
+    reveals = (*shown, *(name for name in (*asks, *cohort.reveals) if name not in shown))
     first = cohort.clients_per_round if cohort.over_selection > 1.0 else None
     deadline = None if cohort.deadline == math.inf else cohort.deadline
-    return replace(
-        algorithm, works=works, reveals=reveals, compute_cost=cost, first=first, deadline=deadline, task=task
-    )
+    traits = replace(algorithm.traits, reveals=reveals, compute_cost=cost, first=first, deadline=deadline)
+    return replace(algorithm, works=works, traits=traits, task=task)
 
 
 def take_part(

@@ -259,7 +259,7 @@ def train_stacked(
     starts = stack.starts(received)
     params, held = stack.load(starts)
     shared = map_leaves(lambda each: None if each is None else each.to(stack.device), stack.loss.stacked(prepared))
-    term = None if terms is None else terms[0].stacked(terms, stack.layout)
+    added = local.terms(None if terms is None else terms[0].stacked(terms, stack.layout))
     rate = local.lr * local.lr_schedule(moment)
     update = LocalOptimizer(local, rate, params)
     plain = local.optimizer == "sgd" and not (local.momentum or local.max_grad_norm or local.weight_decay)
@@ -271,7 +271,8 @@ def train_stacked(
         if active != cut:  # views, which see what later steps write
             cut, views = active, _some((params, held, shared), active, None)
         now = views[0]
-        extra = None if term is None else term(now, [each[:active] for each in leaves(starts)[: len(now)]])
+        begun = [each[:active] for each in leaves(starts)[: len(now)]] if added else []
+        extra = [term(now, begun) for term in added]
         # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
         # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
@@ -291,13 +292,13 @@ def train_stacked(
                 for into, each in zip(gradient, part, strict=True):
                     into[who] = each
         if fused is not None:  # the step is taken
-            if extra is not None:
-                torch._foreach_add_(now, extra, alpha=-rate)
+            for each in extra:
+                torch._foreach_add_(now, each, alpha=-rate)
             continue
-        if extra is not None or local.weight_decay:
+        if extra or local.weight_decay:
             gradient = unshare(gradient)
-        if extra is not None:
-            torch._foreach_add_(gradient, extra)
+        for each in extra:
+            torch._foreach_add_(gradient, each)
         if local.max_grad_norm is not None:
             gradient = _clip(gradient, local.max_grad_norm)
         update(now, gradient, number)

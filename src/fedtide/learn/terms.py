@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
-
-from fedtide.core.config_types import NonNegative
-
-Pull = Annotated[NonNegative, Field(description="strength mu of FedProx's pull in local training.")]
-
 
 Layout = Callable[[list[Tensor]], list[Tensor]]
 """Puts tensors of the shapes of the parameters into the layout in which several clients' are held."""
@@ -45,11 +38,6 @@ class Proximal:
     def stacked(self, terms: Sequence[Proximal], layout: Layout) -> Proximal:
         """Return the term of several clients that are trained at once, which have the same `mu`."""
         return self
-
-
-def proximal(mu: float) -> Proximal | None:
-    """Return FedProx's pull; None for a strength of 0, which adds nothing."""
-    return Proximal(mu) if mu else None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import join_models
 from fedtide.parts.weighting import Weighting, client_weight
 
+CERTAIN = "it answers by the branch that is more certain of a class"
+"""Reason why methods that choose a branch by certainty refuse numbers."""
+
 BranchDivisor = Annotated[
     Literal["participants", "members"],
     Field(description="""divisor of a branch's update: the samples of all "participants", or of its "members"."""),

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort
 from fedtide.cohorts.protocol import Serve
-from fedtide.core.errors import FedtideError, refused, unknown
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import children, is_node, map_leaves, rebuild
+from fedtide.core.trees import map_leaves
 from fedtide.core.types import (
     Answer,
     Facts,
@@ -28,24 +28,19 @@ from fedtide.core.types import (
     Reply,
     Shard,
     Slot,
-    Slotted,
     Sum,
     Weighted,
     Weights,
     Work,
 )
-from fedtide.core.weights import renamed, united, zeros_like
+from fedtide.core.weights import renamed, united
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.participation import ask_to_train
 from fedtide.learn.server import Server
 from fedtide.learn.steps import Losses, Steps, Stepwise
 from fedtide.learn.target import CLASSES
 from fedtide.learn.task import Task
-from fedtide.models.branched import WHOLE, in_branch, in_layer
-from fedtide.multi.pooling import pool_updates
-
-NOTHING = "none"
-"""Layer name that stands for no layer, so that all clusters share one model."""
+from fedtide.models.branched import in_branch, in_layer
 
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
@@ -56,8 +51,7 @@ Divisor = Literal["members", "participants"]
 T = TypeVar("T")
 
 S = TypeVar("S", bound=Any)
-"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, the memo of `cohort`, and the
-`evidence` of one that pools."""
+"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
 
 
 def train_clusters(
@@ -68,9 +62,6 @@ def train_clusters(
     server: Server,
     cohort: Cohort,
     *,
-    own_layer: str,
-    members: Tensor | None = None,
-    pooling: bool = False,
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] | None = None,
 ) -> tuple[S, Reply, Facts]:
@@ -83,11 +74,6 @@ def train_clusters(
         cluster: the cluster of each participant (clients,).
         server: the optimizer.
         cohort: the cohort that picked `clients`; it learns from the reply.
-        own_layer: the only layer in which the models differ; "*" means all.
-        members: (K,) number of clients in each cluster: in shared layers the mean update of its participants counts
-            for all of these, however they were picked. None: participants count for themselves.
-        pooling: draw updates toward that of all clusters (`fedtide.multi.pooling`); the state has `evidence`, and the
-            clients' sums "squares".
         reveal: further values revealed per client.
         totals: transforms a cluster's sums (None if it has none) before their mean is taken.
 
@@ -104,28 +90,20 @@ def train_clusters(
     sums = [None if total is None else total["delta"] for total in made]
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
     facts: dict[str, Any] = {"loss": mean_over_slots(reply.total, "loss"), "members": trained}
-    each = None if members is None else members / trained.clamp(min=1)
-    if not pooling:
-        return step_models(state, server, sums, own_layer=own_layer, each=each), reply, facts
-    state, apart = step_pooled(state, server, made, own_layer, each)
-    return state, reply, {**facts, **apart}
+    return step_models(state, server, sums), reply, facts
 
 
-def init_models(
-    task: Task, rng: Rng, count: int, own_layer: str = WHOLE, noise: float | None = None
-) -> tuple[Weights, ...]:
+def init_models(task: Task, rng: Rng, count: int, noise: float | None = None) -> tuple[Weights, ...]:
     """Initialize K models, the first like FedAvg's.
 
     Args:
         task: model and loss.
         rng: the key of the first model.
         count: K.
-        own_layer: the only layer in which the models differ; "*" means all.
         noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
     """
     first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
-    others = [task.init(key) if noise is None else perturb(first, noise, key) for key in keys]
-    return share_layers([first, *others], own_layer)
+    return (first, *(task.init(key) if noise is None else perturb(first, noise, key) for key in keys))
 
 
 def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
@@ -154,13 +132,6 @@ def best_set(fleet: Fleet, clients: Tensor, sets: Sequence[tuple[Weights, ...]])
     """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
     got = mean(fleet.ask("fit", clients, {"sets": list(sets)}).total)
     return sets[0 if got is None else int(got["losses"].argmin())]
-
-
-def check_layer(task: Task, layer: str, key: str) -> None:
-    """Refuse a layer, written at `key`, that the task's model does not have; "*" is no layer."""
-    names = [] if layer == WHOLE else list(task.init(Rng(0)).params)
-    if names and not any(in_layer(name, layer) for name in names):
-        raise unknown(key, layer, [WHOLE, *sorted({name.rpartition(".")[0] for name in names})])
 
 
 def refuse_equal_start(task: Task, models: int, otherwise: str = "") -> None:
@@ -263,23 +234,6 @@ def mean_over_slots(totals: Sequence[Any] | None, name: str) -> float:
     return sum(float(each.value) for each in found) / weight if weight else math.nan
 
 
-def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool = False) -> Slotted:
-    """Return a client's update as one of K sums.
-
-    Args:
-        delta: new minus old.
-        weight: weight of the update.
-        k: index of the trained model.
-        models: K.
-        hidden: also send zero sums of weight zero for the other models, so that under secure aggregation the server
-            does not learn which model was trained; costs K times as many bytes.
-    """
-    if not hidden:
-        return Slotted({k: Weighted(delta, weight)}, models)
-    nothing = zeros_like(delta)
-    return Slotted({j: Weighted(delta, weight) if j == k else Weighted(nothing, 0.0) for j in range(models)}, models)
-
-
 def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
     """Return the mean of several trees, such as models, weighted by shares (K,) of any sum.
 
@@ -301,19 +255,15 @@ def mix_models(trees: Sequence[Any], share: Tensor) -> Any:
     return map_leaves(mean_of, *trees)
 
 
-def mix_clusters(state: S, share: Tensor, own_layer: str) -> S:
+def mix_clusters(state: S, share: Tensor) -> S:
     """Make the models of new clusters: means of the old ones, as clients bring them along.
 
     Args:
-        state: the state, with K models and the `evidence`, which begins anew between clusters.
+        state: the state, with K models.
         share: (new clusters, K) share of its members that each new cluster has from an old one.
-        own_layer: the only layer in which the models differ; "*" means all.
     """
-    weights, server = (
-        share_layers([mix_models(held, row) for row in share], own_layer) for held in (state.weights, state.server)
-    )
-    evidence = None if state.evidence is None else state.evidence.of_new_clusters()
-    return replace(state, weights=weights, server=server, evidence=evidence)
+    weights, server = (tuple(mix_models(held, row) for row in share) for held in (state.weights, state.server))
+    return replace(state, weights=weights, server=server)
 
 
 def replace_at(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
@@ -330,9 +280,7 @@ def step_models(
     server: Server,
     sums: Sequence[Sum | None],
     normalize_by: Divisor = "members",
-    own_layer: str = WHOLE,
     everyone: float | None = None,
-    each: Tensor | None = None,
 ) -> S:
     """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
 
@@ -341,122 +289,30 @@ def step_models(
         server: the optimizer.
         sums: sums of the updates of each model's members; None if there are none.
         normalize_by: divide a model's update by the weights of its members, or by those of all participants.
-        own_layer: the only layer in which the models differ; "*" means all. Other layers move by the mean over all
-            updates.
         everyone: total weight of all participants; None if each has trained one model, so that it is that of all
             members.
-        each: (K,) number of clients that each of a model's participants stands for in that mean; None means one.
     """
     if everyone is None:
         everyone = sum(total.weight for total in sums if total is not None)
-    deltas = [
-        None
-        if total is None or not total.weight
-        else mean(total if normalize_by == "members" else replace(total, weight=everyone))
-        for total in sums
-    ]
-    if own_layer != WHOLE and everyone and any(delta is not None for delta in deltas):
-        shared = mean_of_all(sums, shares_of(sums, each))
-        deltas = [with_shared_update(delta, shared, own_layer) for delta in deltas]
-    return step_along(state, server, deltas, own_layer)
-
-
-def step_pooled(
-    state: S, server: Server, totals: Sequence[Any], own_layer: str = WHOLE, each: Tensor | None = None
-) -> tuple[S, dict[str, Any]]:
-    """Take a server step of each model along its members' mean update, drawn toward that of all as in `pool_updates`.
-
-    Args:
-        state: the state, with K models and the `evidence`.
-        server: the optimizer.
-        totals: sums of each model's members, as of `sum_update` with squares; None if there are none.
-        own_layer: the only layer in which the models differ; "*" means all.
-        each: as in `step_models`.
-
-    Returns:
-        The next state, and the fact "apart": the mean share of its own that a model kept.
-    """
-    sums = [None if total is None else total["delta"] for total in totals]
-    share = shares_of(sums, each)
-    middle = mean_of_all(sums, share)
-    pooled, evidence, kept = pool_updates(totals, middle, share, state.evidence)
-    deltas = [share_layers([middle, delta], own_layer)[1] for delta in pooled]
-    facts = {"apart": float(kept[:, share > 0].mean())}
-    return replace(step_along(state, server, deltas, own_layer), evidence=evidence), facts
-
-
-def step_along(state: S, server: Server, deltas: Sequence[Weights | None], own_layer: str) -> S:
-    """Take a server step of each model along an update; without one it stays unchanged."""
     steps = [
-        (model, memo) if delta is None else server.step(model, memo, delta)
-        for model, memo, delta in zip(state.weights, state.server, deltas, strict=True)
+        (model, memo)
+        if total is None or not total.weight
+        else server.step(model, memo, mean(total if normalize_by == "members" else replace(total, weight=everyone)))
+        for model, memo, total in zip(state.weights, state.server, sums, strict=True)
     ]
-    weights, memos = (share_layers(held, own_layer) for held in zip(*steps, strict=True))
+    weights, memos = zip(*steps, strict=True)
     return replace(state, weights=weights, server=memos)
-
-
-def shares_of(sums: Sequence[Sum | None], each: Tensor | None) -> Tensor:
-    """Return what each model's mean update counts for in that of all (K,) float64.
-
-    Args:
-        sums: sums of the updates of each model's members; None if there are none.
-        each: (K,) number of clients that each of a model's participants stands for; None means one.
-    """
-    weight = torch.tensor([0.0 if total is None else total.weight for total in sums], dtype=torch.float64)
-    return weight if each is None else weight * each
 
 
 def mean_of_all(sums: Sequence[Sum | None], share: Tensor) -> Weights:
     """Return the mean update over all models, each with its share (K,).
 
     >>> sums = [Sum(Weights({"w": torch.tensor(2.0)}), 1.0), None, Sum(Weights({"w": torch.tensor(12.0)}), 2.0)]
-    >>> mean_of_all(sums, shares_of(sums, torch.tensor([6.0, 9.0, 1.0]))).params
+    >>> mean_of_all(sums, torch.tensor([6.0, 0.0, 2.0])).params
     {'w': tensor(3.)}
     """
     there = [k for k in range(len(sums)) if share[k] > 0]
     return mix_models([mean(sums[k]) for k in there], share[there])
-
-
-def with_shared_update(delta: Weights | None, shared: Weights, own_layer: str) -> Weights:
-    """Return a model's update with that of all participants in shared layers; None is no update of its own layer."""
-    if delta is not None:
-        return share_layers([shared, delta], own_layer)[1]
-    params = {name: d for name, d in shared.params.items() if not in_layer(name, own_layer)}
-    buffers = {name: d.new_zeros(d.shape) if in_layer(name, own_layer) else d for name, d in shared.buffers.items()}
-    return Weights(params, buffers)
-
-
-def share_layers(trees: Sequence[T], own_layer: str) -> tuple[T, ...]:
-    """Return models, or the optimizer's memos of models, with the first's entries in all layers that they share.
-
-    Args:
-        trees: K trees; their dicts are by the name of a parameter.
-        own_layer: the only layer in which the models differ; "*" means all.
-
-    >>> share_layers([{"conv.w": 1, "head.w": 2}, {"conv.w": 3, "head.w": 4}], "head")
-    ({'conv.w': 1, 'head.w': 2}, {'conv.w': 1, 'head.w': 4})
-    """
-
-    def shared(first: Any, tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return {name: leaf if in_layer(name, own_layer) else first[name] for name, leaf in tree.items()}
-        pairs = zip(children(first), children(tree), strict=True)
-        return rebuild(tree, [shared(one, other) for (_, one), (_, other) in pairs]) if is_node(tree) else tree
-
-    return tuple(trees) if own_layer == WHOLE else tuple(shared(trees[0], tree) for tree in trees)
-
-
-def send_models(models: Sequence[Weights], own_layer: str) -> list[Weights]:
-    """Return K models as they are sent: shared layers only in the first."""
-    if own_layer == WHOLE:
-        return list(models)
-    own = {name: name for name in [*models[0].params, *models[0].buffers] if in_layer(name, own_layer)}
-    return [models[0], *(renamed(model, own) for model in models[1:])]
-
-
-def receive_models(models: Sequence[Weights]) -> list[Weights]:
-    """Return K models as a client uses them: the reverse of `send_models`."""
-    return [models[0], *(united([models[0], model]) for model in models[1:])]
 
 
 def join_models(models: Sequence[Weights], layer: str) -> Weights:

@@ -185,7 +185,8 @@ class GaussianSetup:
             return self.collect(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
 
         works = {"collect": collect_question(self.extract, self.count), **made.works}
-        return replace(made, works=works, round=round, reveals=self.reveals, before=self.before)
+        traits = replace(made.traits, reveals=self.reveals, before=self.before)
+        return replace(made, works=works, round=round, traits=traits)
 
     def collect(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""

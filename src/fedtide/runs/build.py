@@ -235,7 +235,7 @@ def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, popul
     directory = experiment.data.directory
     local = method.settings().get("local")
     solver = local if isinstance(local, LocalTrainer) else LocalTrainer()  # an algorithm of a user's own may have none
-    cost = algorithm.compute_cost or training_cost(solver, {})
+    cost = algorithm.traits.compute_cost or training_cost(solver, {})
     return experiment.timing.clock(population.registered, population.seed, Path(directory) if directory else None, cost)
 
 

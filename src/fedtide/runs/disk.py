@@ -82,7 +82,7 @@ def _row(experiment: Experiment, method: Method) -> int:
         task = task_in(experiment, method, population_of(experiment, experiment.shift_of(method), seed))
     else:
         task = task_of(experiment, method, rows_of(experiment, seed))
-    keeps = algorithm_of(method, task, experiment.data.directory).keeps
+    keeps = algorithm_of(method, task, experiment.data.directory).traits.keeps
     return keeps * size_in_bytes(task.init(Rng(0)).params) if keeps else 0
 
 

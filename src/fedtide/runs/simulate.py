@@ -235,7 +235,7 @@ def simulate(
     late = [number for number in probed if number >= rounds]
     if late:
         raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
-    cost = algorithm.compute_cost or training_cost(LocalTrainer(), {})
+    cost = algorithm.traits.compute_cost or training_cost(LocalTrainer(), {})
     clock = devices.clock(population.registered, seed, None, cost)
     fleet = SimulatedFleet.of(host, engine, clock, probed)
     judge = Judge(algorithm, fleet, views(population), metrics=(*metrics_for(population.target.about), *metrics))

@@ -13,8 +13,8 @@ from fedtide.wire.steps import Wire
 
 def why_not(algorithm: Algorithm) -> str:
     """Return why masks would hide nothing of an algorithm; "" where they do."""
-    seen = [SHOWN[name].words for name in algorithm.reveals if name in SHOWN and SHOWN[name].kind == "update"]
-    return algorithm.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
+    seen = [SHOWN[name].words for name in algorithm.traits.reveals if name in SHOWN and SHOWN[name].kind == "update"]
+    return algorithm.traits.unmaskable or (f"its server sees of each client {seen[0]}" if seen else "")
 
 
 def check(wire: Wire, algorithm: Algorithm, cohort: int, where: str) -> None:
@@ -45,12 +45,12 @@ def check_private(clip: Clip, algorithm: Algorithm, buffers: bool, where: str) -
         buffers: whether its model carries running statistics or frozen parameters.
         where: of the method, for messages.
     """
-    seen = ", ".join(algorithm.reveals)
-    if why := algorithm.unprivate or (f"it reveals of each client: {seen}" if seen else ""):
+    seen = ", ".join(algorithm.traits.reveals)
+    if why := algorithm.traits.unprivate or (f"it reveals of each client: {seen}" if seen else ""):
         raise refused(
             "wire.privacy", "a table", "a method, with a cohort, that shows noised sums alone", f"{where}: {why}"
         )
-    for name, longest in algorithm.kept_as_sent.items():
+    for name, longest in algorithm.traits.kept_as_sent.items():
         why = f"clients keep what they send as '{name}', and would keep what wire.privacy.clip cuts off"
         if name in clip.adaptive:
             raise refused("wire.privacy.adapt", name, "values that no client keeps", f"{where}: {why}")

@@ -1,0 +1,41 @@
+"""Transforms: what is ours, or a way to personalize, as a function `Algorithm -> Algorithm`; a file each.
+
+A method's name plays its paper. A transform is named beside it wherever a number stands: "IFCA (anchored)".
+
+>>> import fedtide as ft
+>>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+>>> both = ft.transforms.anchored(ft.transforms.pooled(ft.algorithms.flexcfl(task)))
+>>> [transform.kind for transform in both.transforms]
+['pooled', 'anchored']
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from fedtide.core.config_types import by_kind
+from fedtide.transforms.anchored import Anchored, anchored
+from fedtide.transforms.personalized import WAYS, Personalized, personalized
+from fedtide.transforms.pooled import Pooled, pooled
+from fedtide.transforms.shared import Shared, shared
+from fedtide.transforms.transform import apply
+
+__all__ = [
+    "Anchored", "AnyTransform", "Personalized", "Pooled", "Shared",
+    "anchored", "apply", "personalized", "pooled", "shared",
+]  # fmt: skip
+
+
+def _spelled(value: Any) -> Any:
+    """Read `"anchored"` as `{kind = "anchored"}`, and a way to personalize, such as "fine-tuned", as that."""
+    table = by_kind(value)
+    way = isinstance(table, dict) and table.get("kind") in WAYS
+    return {"kind": "personalized", "way": table} if way else table
+
+
+AnyTransform = Annotated[
+    Annotated[Anchored | Pooled | Shared | Personalized, Field(discriminator="kind")], BeforeValidator(_spelled)
+]
+"""One of the transforms."""

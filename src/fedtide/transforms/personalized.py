@@ -1,0 +1,185 @@
+"""Personalized: what a client makes of the models it receives before it is evaluated.
+
+Choose one, fine-tune it, average or mix all with a model of its own, or train alone (`fedtide.multi.personal`). Nothing
+of it leaves the client, and training stays as it is. Further ways in `others` are judged beside, each as a method
+of its own, so one training serves several.
+
+With `anchored`, the anchor is mixed into what a client chooses; other ways have it as one model more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from fedtide.core.config_types import by_kind, ingredient
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Weights,
+)
+from fedtide.multi.expert_nets import Networks
+from fedtide.multi.personal import Choice, Personal, names_of, predict_personal
+from fedtide.multi.personalization import Personalization
+from fedtide.transforms.anchored import Anchored, Received
+from fedtide.transforms.transform import apply, made_with
+
+WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "stacking")
+"""Kinds of personalizations."""
+
+Way = Annotated[Personal, BeforeValidator(by_kind)]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Models that a client receives, their numbers among `count`, and the place of the one for those without labels."""
+
+    models: tuple[Weights, ...]
+    numbers: Tensor
+    usual: int
+    count: int
+
+
+@ingredient
+class Personalized:
+    """What a client makes of the received models before it is evaluated; nothing of it leaves the client.
+
+    Args:
+        way: what is judged as the method; None leaves what the method does itself.
+        others: further ways with the same models, each judged and reported as a method of its own.
+    """
+
+    way: Annotated[Personal | None, BeforeValidator(by_kind)] = None
+    others: tuple[Way, ...] = ()
+    kind: Literal["personalized"] = "personalized"
+    place: ClassVar[int] = 3
+
+    @property
+    def label(self) -> str:
+        """What stands beside the name of a method that has it."""
+        return "" if self.way is None else self.way.kind
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm."""
+        models = algorithm.traits.models
+        if models == "branches":
+            return "its models are branches of one network, which clients choose from"
+        return "clients mix its models already" if models == "mixture" else ""
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Let clients personalize before they are evaluated."""
+        if self.way is None and not self.others:
+            raise refused("transforms: 'personalized'.way", None, "one of " + ", ".join(WAYS))
+        nets = Networks(made_with(algorithm)[0])
+        made = algorithm if self.way is None else with_way(algorithm, self.way, nets)
+        others = {name: with_way(algorithm, way, nets) for name, way in self.named().items()}
+        # All are judged by what the algorithm serves; ways read the models in it.
+        return replace(made, others={**algorithm.others, **others})
+
+    def named(self) -> dict[str, Any]:
+        """Return the other ways by the names with which they are reported."""
+        return dict(zip(names_of(self.others), self.others, strict=True))
+
+
+def personalized(algorithm: Algorithm, way: Any = None, others: Sequence[Any] = ()) -> Algorithm:
+    """Let clients personalize the received models before they are evaluated.
+
+    Args:
+        algorithm: a method with one model, or one for each cluster.
+        way: a personalization, such as "fine-tuned" or `ft.personal.Mixture()`; None leaves what the method does.
+        others: further ways with the same models, judged beside as methods of their own.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> personalized(ft.algorithms.fedavg(task), "fine-tuned").transforms[0].label
+    'fine-tuned'
+    """
+    return apply(algorithm, Personalized(way, tuple(others)))
+
+
+def with_way(algorithm: Algorithm, way: Any, nets: Networks) -> Algorithm:
+    """Return an algorithm whose clients personalize in one way.
+
+    Raises:
+        FedtideError: it is no personalization, or a network of it does not fit the samples.
+    """
+    if not isinstance(way, Personalization):
+        raise refused("transforms: 'personalized'.way", type(way).__name__, "one of fedtide.personal, such as Choice()")
+    anchored = any(isinstance(before, Anchored) for before in algorithm.transforms)
+    if anchored and isinstance(way, Choice):
+        # A client alone can hardly tell the better of two models: the anchor is mixed into what it chooses.
+        inner = algorithm.plain
+        assert inner is not None
+        return apply(replace(with_way(inner, way, nets), plain=None, transforms=()), *algorithm.transforms)
+    count = algorithm.options.get("clusters", 1)
+    way.check(nets, (count if isinstance(count, int) else 1) + anchored)
+    cohort = algorithm.options.get("cohort")
+    if "loss" in getattr(cohort, "asks", ()) and not isinstance(way, Choice):
+        raise refused(
+            "cohort", cohort.kind, "one that asks for no losses, as clients would personalize before training"
+        )
+
+    def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        kept = way.fit(nets, received(payload).models, shard, moment, rng)
+        return None if kept is None else Answer({}, memory=kept)
+
+    def predict(payload: Payload, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        got = received(payload)
+        found = predict_personal(way, nets, got.models, got.usual, memories, x, owner)
+        return renumber(found, got.numbers, got.count, own=way.own_expert)
+
+    traits = replace(algorithm.traits, own_expert=way.own_expert)
+    return replace(algorithm, predict=predict, adapt=adapt, traits=traits, others={})
+
+
+def received(payload: Payload) -> Models:
+    """Return the models in what a client is served: of an anchored method the anchor is the last, and the usual one.
+
+    Raises:
+        FedtideError: there are none.
+    """
+    if isinstance(payload, Received):
+        inner = received(payload.method)
+        numbers = torch.cat([inner.numbers, torch.tensor([inner.count])])
+        return Models((*inner.models, payload.anchor), numbers, len(inner.models), inner.count + 1)
+    if isinstance(payload, Weights):
+        return Models((payload,), torch.zeros(1, dtype=torch.int64), 0, 1)
+    if not (isinstance(payload, dict) and "models" in payload):
+        raise FedtideError(
+            "transforms: 'personalized' is not allowed, because the method serves clients no whole models"
+        )
+    models = tuple(payload["models"])
+    numbers = payload.get("numbers", torch.arange(len(models)))
+    return Models(models, numbers, int(payload["usual"]), int(payload.get("of", numbers.max() + 1)))
+
+
+def renumber(found: Prediction, numbers: Tensor, count: int, *, own: bool) -> Prediction:
+    """Renumber a prediction of some of the models by the server's numbers.
+
+    Args:
+        found: prediction with choices and weights of the models that were sent, in their order; with `own` preceded by
+            the local expert.
+        numbers: server numbers of the models that were sent.
+        count: number of all models; one that was not sent has no weight.
+        own: whether the first expert is the local one; then model j has number j + 1.
+    """
+    if found.choice is None:
+        return found
+    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1]) if own else numbers
+    weights = None
+    if found.weights is not None:
+        weights = torch.zeros(len(found.choice), count + own, dtype=torch.float64)
+        weights[:, places] = found.weights
+    return Prediction(found.told, places[found.choice], weights)

@@ -1,0 +1,283 @@
+"""Pooled: a cluster's mean update is drawn toward that of all clusters as far as chance sets them apart. Our own.
+
+A model of random effects for each layer, with variances by the method of moments (DerSimonian, Laird: *Meta-Analysis in
+Clinical Trials*, Controlled Clinical Trials 1986) and shrinkage by them (Efron, Morris: *Data Analysis Using Stein's
+Estimator and its Generalizations*, JASA 1975).
+
+| symbol | meaning |
+| --- | --- |
+| `d_i` | update of client i, in one layer |
+| `D_k`, `n_k` | mean update and number of the participants of cluster k |
+| `p_k`, `D` | share of cluster k among all clients, mean update of all clusters |
+| `s2`, `tau2` | variance of the clients of a cluster, and of clusters |
+
+    d_i  = D + u_k + e_i,  E |u_k|^2 = tau2,  E |e_i|^2 = s2
+    s2   = sum_k n_k (mean_i |d_i|^2 - |D_k|^2) / sum_k (n_k - 1)
+    tau2 = max(0, (sum_k p_k |D_k - D|^2 - s2 sum_k p_k (1 - p_k) / n_k) / sum_k p_k (1 - p_k))
+    b_k  = tau2 / (tau2 + s2 / n_k),  and model k steps along  D + b_k (D_k - D)
+
+Where clusters are alike b is near 0 and all models stay one model; where they are far apart it is near 1.
+
+Choices:
+    Squares are summed over all numbers of a layer, so variances are those of its vector. With unequal weights w of
+    clients `n_k` is (sum w)^2 / sum w^2. Numerators and denominators are sums over rounds that fade by `FADE`, as with
+    one participant in each cluster a round says nothing about s2; those of tau2 begin anew with new clusters. As long
+    as no cluster had two participants in a round, s2 is unknown and all clusters step along D: draw at least twice as
+    many participants as there are clusters. A cluster without participants steps along D. Running statistics are those
+    of all clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.core.config_types import ingredient
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.trees import map_leaves
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Extended,
+    Facts,
+    Fleet,
+    Payload,
+    Reply,
+    Slot,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+    Work,
+)
+from fedtide.core.weights import layers_of, squared_lengths
+from fedtide.learn.training import Training
+from fedtide.multi.clusters import mean_of_all
+from fedtide.transforms.transform import Through, apply, changed_answer, models_in
+
+FADE = 0.8
+"""Factor on the evidence of earlier rounds."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about the variances of each layer: fading sums, float64.
+
+    within: (layers, 2) numerator and denominator of s2. between: (layers, 3) sums of p_k |D_k - D|^2, of
+    p_k (1 - p_k) / n_k and of p_k (1 - p_k).
+    """
+
+    within: Tensor
+    between: Tensor
+
+    def of_new_clusters(self) -> Evidence:
+        """Return what it still says when clients have been clustered anew."""
+        return Evidence(self.within, torch.zeros_like(self.between))
+
+
+def pool_updates(
+    totals: Sequence[Any], middle: Weights, share: Tensor, held: Evidence | None
+) -> tuple[list[Weights], Evidence, Tensor]:
+    """Draw the mean updates of clusters toward their mean.
+
+    Args:
+        totals: sums of "delta", "squares" and "weight" of each cluster's participants, as of `Training` with squares;
+            None without any.
+        middle: D.
+        share: (K,) float64, what each cluster counts for in D; 0 without participants.
+        held: the evidence of earlier rounds.
+
+    Returns:
+        The update of each model, the evidence, and b (layers, K), 0 without participants.
+    """
+    there = [k for k, total in enumerate(totals) if total is not None and share[k] > 0]
+    got, layers = [mean(totals[k]) for k in there], layers_of(middle)
+    participants = [totals[k]["delta"].weight / float(found["weight"]) for k, found in zip(there, got, strict=True)]
+    n, p = torch.tensor(participants, dtype=torch.float64), share[there] / share.sum()
+    far = [Weights({name: d - middle.params[name] for name, d in found["delta"].params.items()}) for found in got]
+    inside = torch.stack([
+        n[j] * (found["squares"] - squared_lengths(found["delta"])) for j, found in enumerate(got)
+    ]).sum(0)  # fmt: skip
+    apart = torch.stack([p[j] * squared_lengths(each) for j, each in enumerate(far)]).sum(0)
+    one = torch.ones(len(layers), dtype=torch.float64)
+    within = torch.stack([inside, (n - 1).sum() * one], 1)
+    between = torch.stack([apart, (p * (1 - p) / n).sum() * one, (p * (1 - p)).sum() * one], 1)
+    if held is not None:
+        within, between = within + FADE * held.within, between + FADE * held.between
+    kept = torch.zeros(len(layers), len(totals), dtype=torch.float64)
+    kept[:, there] = shares_kept(within, between, n)
+    factor = {name: row for row, names in zip(kept, layers.values(), strict=True) for name in names}
+    moved = {
+        k: Weights({name: middle.params[name] + float(factor[name][k]) * d for name, d in each.params.items()},
+                   middle.buffers)
+        for k, each in zip(there, far, strict=True)
+    }  # fmt: skip
+    return [moved.get(k, middle) for k in range(len(totals))], Evidence(within, between), kept
+
+
+def shares_kept(within: Tensor, between: Tensor, n: Tensor) -> Tensor:
+    """Return b (layers, K) from the evidence (layers, 2), (layers, 3) and the numbers of participants (K,).
+
+    >>> within, between = torch.tensor([[4.0, 2.0]]), torch.tensor([[9.0, 0.25, 0.5]])
+    >>> shares_kept(within, between, torch.tensor([2.0, 0.5])).round(decimals=3)
+    tensor([[0.9440, 0.8100]])
+    """
+    s2 = within[:, 0].clamp(min=0) / within[:, 1].clamp(min=1e-9)
+    tau2 = ((between[:, 0] - s2 * between[:, 1]) / between[:, 2].clamp(min=1e-9)).clamp(min=0)
+    noise = s2[:, None] / n
+    # Without a second participant anywhere nothing is known about s2.
+    known = (within[:, 1] > 1e-9)[:, None] & (tau2[:, None] > 0)
+    return torch.where(known, tau2[:, None] / (tau2[:, None] + noise).clamp(min=1e-300), 0.0)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is kept between rounds: the evidence, None before any, and the number of models that it is about."""
+
+    evidence: Evidence | None = None
+    models: int = 1
+
+
+@ingredient
+class Pooled:
+    """The update of each cluster is drawn toward that of all, as far as chance sets them apart.
+
+    Clients also send the squared length of their update in each layer.
+    """
+
+    kind: Literal["pooled"] = "pooled"
+    place: ClassVar[int] = 0
+
+    @property
+    def label(self) -> str:
+        """What stands beside the name of a method that has it."""
+        return self.kind
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm."""
+        if algorithm.traits.models != "clusters":
+            return "it pools the models of clusters, and this method has none"
+        if algorithm.options.get("q"):
+            return "with q > 0 a cluster's step is no mean of updates"
+        divided = algorithm.options.get("normalize_by") == "participants"
+        return "normalize_by = 'participants' makes no mean over members" if divided else ""
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Let clients send squared lengths, and draw the sums of clusters together before the method steps."""
+
+        def init(fleet: Any, rng: Rng) -> Extended:
+            return Extended(algorithm.init(fleet, rng), Pool())
+
+        def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
+            pool, facts = state.own, dict[str, Any]()
+            known = {id(model) for model in state.weights}
+
+            def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
+                nonlocal pool
+                count, evidence = _models_of(state, payload, options), pool.evidence
+                anew = count != pool.models or any(id(model) not in known for model in models_in(payload))
+                if evidence is not None and anew:
+                    evidence = evidence.of_new_clusters()
+                reply = fleet.ask("train", clients, payload, **options)
+                if reply.total is None:
+                    return reply
+                totals = parts_of(reply.total)
+                sums = [None if part is None else part["delta"] for part in totals]
+                share = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
+                pooled, evidence, kept = pool_updates(totals, mean_of_all(sums, share), share, evidence)
+                facts["apart"] = float(kept[:, share > 0].mean())
+                pool = Pool(evidence, count)
+                return replace(reply, total=with_updates(reply.total, pooled, share))
+
+            inner, told = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
+            return Extended(inner, pool), {**told, **facts}
+
+        def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
+            return algorithm.serve(state.inner, clients)
+
+        works = {**algorithm.works, "train": with_squares(algorithm.works["train"])}
+        return replace(algorithm, init=init, works=works, round=round, serve=serve)
+
+
+def pooled(algorithm: Algorithm) -> Algorithm:
+    """Draw the update of each cluster toward that of all, as far as chance sets them apart.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    >>> pooled(ft.algorithms.flexcfl(task)).transforms
+    (Pooled(kind='pooled'),)
+    """
+    return apply(algorithm, Pooled())
+
+
+def _models_of(state: Extended, payload: Payload, options: Any) -> int:
+    """Return the number of models that are trained now."""
+    return len(payload) if options.get("slot") is not None else len(state.weights)
+
+
+def with_squares(train: Work) -> Work:
+    """Let a client also send what pooling needs: squared lengths of its update's layers, and the squared weight."""
+    if isinstance(train, Training):
+        return replace(train, squares=True)
+
+    def change(answer: Answer) -> Answer:
+        delta = answer.total["delta"]
+        if isinstance(delta, Weighted):
+            return replace(answer, total={**answer.total, **_squares(delta)})
+        told = {k: _squares(part) for k, part in delta.parts.items()}
+        more = {name: Slotted({k: part[name] for k, part in told.items()}, delta.slots) for name in SQUARES}
+        return replace(answer, total={**answer.total, **more})
+
+    return changed_answer(train, change)
+
+
+SQUARES = ("squares", "weight")
+"""Sums that clients send for pooling."""
+
+
+def _squares(delta: Weighted) -> dict[str, Weighted]:
+    lengths = squared_lengths(delta.value)
+    return {"squares": Weighted(lengths, delta.weight), "weight": Weighted(delta.weight, delta.weight)}
+
+
+def parts_of(total: Any) -> list[Any]:
+    """Return the sums that pooling needs of each cluster's participants, None without any.
+
+    Args:
+        total: of the question "train": a list with the sums of each slot, or sums in slots.
+    """
+    if isinstance(total, list):
+        return total
+    names = ("delta", *SQUARES)
+    return [
+        None if delta is None else {name: total[name][k] for name in names} for k, delta in enumerate(total["delta"])
+    ]
+
+
+def with_updates(total: Any, updates: Sequence[Weights], share: Tensor) -> Any:
+    """Return the sums of "train" with other mean updates; a cluster without participants has one, too.
+
+    Args:
+        total: the sums, as of `parts_of`.
+        updates: the update of each model.
+        share: (K,) the weight of each cluster's participants.
+    """
+    if not isinstance(total, list):
+        sums = [_sum(update, float(weight) or 1.0) for update, weight in zip(updates, share, strict=True)]
+        return {name: leaf for name, leaf in total.items() if name not in SQUARES} | {"delta": sums}
+    told = next(part for part in total if part is not None)
+    nothing = {name: Sum(map_leaves(lambda leaf: leaf * 0.0, leaf.value), 0.0) for name, leaf in told.items()}
+    return [
+        {name: leaf for name, leaf in (part or nothing).items() if name not in SQUARES} | {"delta": _sum(update)}
+        for part, update in zip(total, updates, strict=True)
+    ]
+
+
+def _sum(update: Weights, weight: float = 1.0) -> Sum:
+    """Return a sum whose mean is an update."""
+    return Sum(map_leaves(lambda leaf: leaf.double() * weight, update), weight)

@@ -1,0 +1,213 @@
+"""Shared: models that differ in some of their layers alone, and share all others. Our own for most methods.
+
+The shared layers are one trunk: it moves by the mean update of all participants, as FedAvg's model does, whatever
+cluster or component they train. The method's models differ in the other layers, which it trains as it always does.
+IFCA's paper shares layers in this way on FEMNIST.
+
+When to use it: clients are of different kinds, each kind has few samples, and features serve all.
+
+Choices:
+    ours: participants count for themselves in the mean, however the method picks them from its clusters. The trunk
+    begins as that of the method's first model. Models that a method makes, mixes or splits take the trunk as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from fedtide.core.config_types import Distinct, ingredient
+from fedtide.core.errors import unknown
+from fedtide.core.rng import Rng
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Extended,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Reply,
+    Shard,
+    Slot,
+    Weights,
+    with_weights,
+)
+from fedtide.core.weights import renamed, united
+from fedtide.learn.steps import Steps, Stepwise
+from fedtide.learn.task import Task
+from fedtide.models.branched import in_layer
+from fedtide.multi.clusters import mean_of_all
+from fedtide.transforms.transform import Through, apply, each_slot, made_with, stepwise
+
+TRUNK, ALL = "trunk", "all"
+"""All layers but the last one, and all layers."""
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The shared layers of all models, as weights of whole models, and the server optimizer's memo of them."""
+
+    weights: Weights
+    memo: Any
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+@ingredient
+class Shared:
+    """Models share some layers, which move by the mean update of all participants.
+
+    Args:
+        layers: the shared layers: "trunk" for all but the last one, "all", or names, for example ["conv1", "conv2"].
+    """
+
+    layers: Annotated[tuple[str, ...], Distinct, BeforeValidator(_as_tuple)] = (TRUNK,)
+    kind: Literal["shared"] = "shared"
+    place: ClassVar[int] = 1
+
+    @property
+    def label(self) -> str:
+        """What stands beside the name of a method that has it."""
+        return f"shared {' '.join(self.layers)}"
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm."""
+        models = algorithm.traits.models
+        if models == "branches":
+            return "its branches share all other layers already; branch_layer says which one is repeated"
+        return "it trains one model for all" if models == "one" else ""
+
+    def is_shared(self, task: Task) -> Callable[[str], bool]:
+        """Return what tells whether a parameter is of a shared layer.
+
+        Raises:
+            FedtideError: the model has no such layer.
+        """
+        names = list(task.init(Rng(0)).params)
+        known = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        last = "head" if any(in_layer(name, "head") for name in names) else known[-1]
+        for layer in self.layers:
+            if layer not in (TRUNK, ALL) and not any(in_layer(name, layer) for name in names):
+                raise unknown("transforms: 'shared'.layers", layer, [TRUNK, ALL, *known])
+
+        def shared(name: str) -> bool:
+            return any(
+                layer == ALL or (not in_layer(name, last) if layer == TRUNK else in_layer(name, layer))
+                for layer in self.layers
+            )
+
+        return shared
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Give all models of the method the same shared layers, and step these along the mean update of all."""
+        task, _, server, _ = made_with(algorithm)
+        shared, work = self.is_shared(task), algorithm.works["train"]
+
+        def put(trunk: Weights, model: Weights) -> Weights:
+            """Return a model with the shared layers of the trunk."""
+            params, buffers = (
+                {name: (theirs if shared(name) else own)[name] for name in own}
+                for own, theirs in ((model.params, trunk.params), (model.buffers, trunk.buffers))
+            )
+            return Weights(params, buffers)
+
+        def with_trunk(inner: Any, trunk: Weights) -> Any:
+            return with_weights(inner, tuple(put(trunk, model) for model in inner.weights))
+
+        def init(fleet: Any, rng: Rng) -> Extended:
+            inner = algorithm.init(fleet, rng)
+            first = inner.weights[0]
+            return Extended(with_trunk(inner, first), Trunk(first, server.init(first)))
+
+        def sent(payload: Payload, trunk: Weights) -> Payload:
+            """Put the trunk into what clients receive; of several models only the first has it."""
+            if isinstance(payload, Weights):
+                return put(trunk, payload)
+            if not (isinstance(payload, dict) and "models" in payload):
+                return payload
+            models = payload["models"]
+            if isinstance(models, dict):  # by their number
+                return {**payload, "models": {k: put(trunk, model) for k, model in models.items()}}
+            return {**payload, "models": send_models([put(trunk, model) for model in models], shared)}
+
+        def whole(payload: Payload) -> Payload:
+            """Return what the method sent, with whole models."""
+            several = isinstance(payload, dict) and isinstance(payload.get("models"), list)
+            return {**payload, "models": receive_models(payload["models"])} if several else payload
+
+        @Stepwise
+        def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+            return (yield from stepwise(work, whole(payload), memory, shard, moment, rng))
+
+        def as_served(payload: Payload, memory: Memory, answer: Answer) -> tuple[Payload, Memory] | None:
+            if algorithm.as_served is None:
+                return whole(payload), memory
+            return algorithm.as_served(whole(payload), memory, answer)
+
+        def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
+            trunk, replies = state.own, list[Any]()
+
+            def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
+                reply = fleet.ask("train", clients, each_slot(payload, options, lambda part: sent(part, trunk.weights)),
+                                  **options)  # fmt: skip
+                replies.append(reply.total)
+                return reply
+
+            inner, facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
+            sums = [one for total in replies for one in updates_of(total) if one is not None]
+            if sums:
+                share = torch.tensor([one.weight for one in sums], dtype=torch.float64)
+                trunk = Trunk(*server.step(trunk.weights, trunk.memo, mean_of_all(sums, share)))
+            return Extended(with_trunk(inner, trunk.weights), trunk), facts
+
+        def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
+            return algorithm.serve(state.inner, clients)
+
+        wrapped = work if hasattr(work, "sum_of") else train  # whole models need nothing
+        works = {**algorithm.works, "train": wrapped}
+        return replace(algorithm, init=init, works=works, round=round, serve=serve, as_served=as_served)
+
+
+def shared(algorithm: Algorithm, layers: str | Sequence[str] = TRUNK) -> Algorithm:
+    """Let the models of a method share some layers, which move by the mean update of all participants.
+
+    Args:
+        algorithm: a method with several models.
+        layers: "trunk" for all layers but the last one, "all", or names.
+
+    >>> import fedtide as ft
+    >>> task = ft.Task(lambda: ft.models.LeNet5().build((1, 28, 28), 2))
+    >>> shared(ft.algorithms.ifca(task)).transforms
+    (Shared(layers=('trunk',), kind='shared'),)
+    """
+    return apply(algorithm, Shared(layers))  # type: ignore[arg-type]
+
+
+def send_models(models: Sequence[Weights], shared: Callable[[str], bool]) -> list[Weights]:
+    """Return models as they are sent: shared layers only in the first."""
+    own = {name: name for name in (*models[0].params, *models[0].buffers) if not shared(name)} if models else {}
+    return [*models[:1], *(renamed(model, own) for model in models[1:])]
+
+
+def receive_models(models: Sequence[Weights]) -> list[Weights]:
+    """Return models as a client uses them: the reverse of `send_models`."""
+    return [*models[:1], *(united([models[0], model]) for model in models[1:])]
+
+
+def updates_of(total: Any) -> list[Any]:
+    """Return the sums of the updates in the sums of a question, which may be in slots."""
+    if total is None:
+        return []
+    if isinstance(total, list):
+        return [one for part in total for one in updates_of(part)]
+    delta = total["delta"]
+    return delta if isinstance(delta, list) else [delta]

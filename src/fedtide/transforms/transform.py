@@ -1,0 +1,133 @@
+"""What all transforms share: a value that makes an algorithm of another, and the order in which several apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
+
+from fedtide.core.errors import FedtideError, refused
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, children, is_node
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Weights, Work
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.steps import Steps, Stepwise
+from fedtide.learn.task import Task
+
+
+class Transform(Protocol):
+    """An improvement of ours, or a way to personalize, as a function `Algorithm -> Algorithm`."""
+
+    kind: str
+    place: ClassVar[int]
+    """Transforms with a lower place are applied first, in whichever order they are given."""
+
+    @property
+    def label(self) -> str:
+        """What stands beside the name of a method that has it."""
+
+    def why_not(self, algorithm: Algorithm) -> str:
+        """Return the reason why it has no meaning for an algorithm; "" if it has one."""
+
+    def __call__(self, algorithm: Algorithm) -> Algorithm:
+        """Return the algorithm with it."""
+
+
+def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
+    """Apply transforms to an algorithm, which may have some already; the order in which they are given is no matter.
+
+    Raises:
+        FedtideError: one of them has no meaning for the algorithm, or is there twice.
+    """
+    plain = algorithm if algorithm.plain is None else algorithm.plain
+    wanted = sorted((*algorithm.transforms, *transforms), key=lambda transform: transform.place)
+    made = plain
+    for number, transform in enumerate(wanted):
+        if transform.kind in [before.kind for before in wanted[:number]]:
+            raise refused("transforms", f"'{transform.kind}' twice", "each once")
+        if why := why_not(plain, transform):
+            raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
+        made = replace(transform(made), plain=plain, transforms=(*made.transforms, transform))
+    return made
+
+
+def why_not(algorithm: Algorithm, transform: Transform) -> str:
+    """Return the reason why an algorithm cannot take a transform; "" if it can."""
+    traits = algorithm.traits
+    if why := traits.refuses.get(transform.kind, ""):
+        return why
+    if traits.models == "none" or "train" not in algorithm.works:
+        return "its clients train no model together"
+    return transform.why_not(algorithm)
+
+
+class Trained(Protocol):
+    """Asks some clients to train, and may change what they receive and what the method is told of it."""
+
+    def __call__(self, clients: Any, payload: Payload, **options: Any) -> Reply:
+        """Ask the clients; the options are those of `Fleet.ask`."""
+
+
+class Through:
+    """A fleet that passes the question "train" through a transform, and all others on as they are."""
+
+    def __init__(self, fleet: Any, train: Trained) -> None:
+        self._fleet, self._train = fleet, train
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def ask(self, question: str, clients: Any, payload: Payload, **options: Any) -> Reply:
+        """Ask some clients one question."""
+        if question == "train":
+            return self._train(clients, payload, **options)
+        reply: Reply = self._fleet.ask(question, clients, payload, **options)
+        return reply
+
+
+def each_slot(payload: Payload, options: Mapping[str, Any], change: Callable[[Payload], Payload]) -> Payload:
+    """Change what clients receive: the payload, or the entry of each slot."""
+    return [change(part) for part in payload] if options.get("slot") is not None else change(payload)
+
+
+def models_in(payload: Tree) -> list[Weights]:
+    """List all models in a payload."""
+    if isinstance(payload, Weights):
+        return [payload]
+    return [model for _, child in children(payload) for model in models_in(child)] if is_node(payload) else []
+
+
+def made_with(algorithm: Algorithm) -> tuple[Task, LocalTrainer, Any, Any]:
+    """Return the task, local training, server optimizer and weighting that an algorithm was made with.
+
+    Raises:
+        FedtideError: it does not say.
+    """
+    missing = [name for name in ("task", "local", "server", "weighting") if name not in algorithm.options]
+    if missing:
+        said = ", ".join(missing)
+        raise FedtideError(f"transforms: '{algorithm.name}' was made without {said}, which its function must take")
+    task, local, server, weighting = (algorithm.options[name] for name in ("task", "local", "server", "weighting"))
+    return task, local, server, weighting
+
+
+def stepwise(
+    work: Work, payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng
+) -> Steps[Answer | None]:
+    """Begin a work in steps, whatever it is made of."""
+    start = getattr(work, "start", None)
+    if start is None:
+        return work(payload, memory, shard, moment, rng)
+        yield
+    return (yield from start(payload, memory, shard, moment, rng))
+
+
+def changed_answer(work: Work, change: Callable[[Answer], Answer]) -> Work:
+    """Build a work that changes what another answers."""
+
+    @Stepwise
+    def changed(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        answer = yield from stepwise(work, payload, memory, shard, moment, rng)
+        return None if answer is None else change(answer)
+
+    return changed
