@@ -103,8 +103,8 @@ def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list
 
     A table is meant by its name, which may have dots (the longest that fits counts), or else by its position.
 
-    >>> located(["b", "2", "local", "rate"], ["A", "b.2"]), located(["0", "mu"], ["A"]), located(["mu"], ["A"])
-    ((1, ['local', 'rate']), (0, ['mu']), (None, ['mu']))
+    >>> located(["b", "2", "local", "rate"], ["A", "b.2"]), located(["0", "q"], ["A"]), located(["q"], ["A"])
+    ((1, ['local', 'rate']), (0, ['q']), (None, ['q']))
     """
     for end in range(len(path), 0, -1):
         if (name := ".".join(path[:end])) in names:
@@ -116,12 +116,12 @@ def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list
 def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
     """Set a dotted key below a table, in place.
 
-    A list of tables is entered by position or by a table's name; without either every table is meant, so `method.x` is
+    A list of tables is entered by position or by a table's name, transforms by their kind; without either every table is meant, so `method.x` is
     the `x` of all methods. A choice that was written as a word becomes a table first.
 
     >>> values = {"method": [{"name": "A"}, {"name": "B"}], "shift": {"who": "periodic"}}
-    >>> assign(values, ["method", "B", "mu"], 0.1); assign(values, ["shift", "who", "period"], 8); values
-    {'method': [{'name': 'A'}, {'name': 'B', 'mu': 0.1}], 'shift': {'who': {'kind': 'periodic', 'period': 8}}}
+    >>> assign(values, ["method", "B", "q"], 0.1); assign(values, ["shift", "who", "period"], 8); values
+    {'method': [{'name': 'A'}, {'name': 'B', 'q': 0.1}], 'shift': {'who': {'kind': 'periodic', 'period': 8}}}
     """
     key, *rest = path
     full = f"{above}.{key}" if above else key
@@ -135,9 +135,11 @@ def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
 
 
 def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -> None:
+    if above.endswith(".transforms") or above == "transforms":
+        items[:] = map(by_kind, items)
     if not all(isinstance(item, dict) for item in items):
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
-    names = [item.get("name", item.get("algorithm")) for item in items]
+    names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
     which, rest = located(path, names)
     full = f"{above}.{'.'.join(path)}"
     if not rest:

@@ -17,12 +17,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.entry import Safe, with_safe
+from fedtide.algorithms.old_keys import old_key
 from fedtide.config.fleet import replace_kind
 from fedtide.config.keys import place, place_beside, places
 from fedtide.config.overrides import as_toml, assign, flat, key_as_toml, parsed
 from fedtide.config.schema import SHARED, Experiment, is_own, maker, options_model
 from fedtide.core.config_types import OfShift, by_kind, on_default
-from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown
+from fedtide.core.errors import FedtideError, nearest, refused, shown, unknown, within
 from fedtide.core.explain import explained
 from fedtide.core.shapes import fields_of
 from fedtide.data.shift import Shift
@@ -129,6 +131,7 @@ def from_dict(
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{where}: {explained(error, Experiment, values, place)}") from None
+    experiment = _labeled(experiment)
     _check(experiment, where)
     claims = tuple(claim.about(experiment.score) for claim in experiment.claim)
     experiment = experiment.model_copy(update={"claim": claims})
@@ -250,8 +253,13 @@ def _method(
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
     if not isinstance(nested, dict):
         raise refused(f"{where}: method '{entry['name']}'.options", nested, "a table")
-    entry |= nested
+    entry |= {key: value for key, value in nested.items() if key not in entry}
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
+    with within(f"{where}: method '{entry['name']}'"):
+        own = _in_safe_form(entry, own, nested)
+        for key in own if model is not None else ():
+            if key not in model.model_fields and (said := old_key(key)):
+                raise FedtideError(said)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
         if timed and isinstance(shift, dict):
@@ -265,6 +273,55 @@ def _method(
     if "shift" in entry:
         out["shift"] = _merged(shared, entry["shift"])
     return out | {"options": own}
+
+
+def _in_safe_form(entry: dict[str, Any], own: dict[str, Any], dumped: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's options with those that `safe = true` stands for, and set its loss.
+
+    Args:
+        entry: all that is written of the method.
+        own: its options.
+        dumped: options of an experiment that was dumped, with what safe sets among them.
+    """
+    if entry.get("safe") is not True:
+        return own
+    known = REGISTRY.get(entry["algorithm"])
+    safe, loss = None if known is None else known.safe, entry.get("loss")
+    table = by_kind(loss)
+    if isinstance(table, dict) and table.get("kind") == "wsm":
+        if "blend" in table and table["blend"] != WSM_BLEND:
+            raise FedtideError("loss.blend: is not allowed with safe = true, because safe sets it; leave one of them out")
+        entry["loss"] = {**table, "blend": WSM_BLEND}
+        safe = safe or Safe()
+    written = {key: value for key, value in own.items() if key not in dumped}
+    return {**with_safe(entry["algorithm"], safe, written), **{key: own[key] for key in dumped if key in own}}
+
+
+WSM_BLEND = 0.3
+"""Share of equal fractions of classes in the safe form of the re-weighted softmax (docs/never-worse.md)."""
+
+
+def _labeled(experiment: Experiment) -> Experiment:
+    """Put what is ours in a method behind its name, in claims and as the baseline, too."""
+    methods = [
+        method if method.name.endswith(method.form) else method.model_copy(update={"name": method.name + method.form})
+        for method in experiment.method
+    ]
+    names = {each.name for method in methods for each in (method, *map(method.named, method.others))}
+    meant = {method.bare: method.name for method in methods}
+    meant |= {f"{method.bare}, {other}": method.named(other).name for method in methods for other in method.others}
+
+    def full(name: Any) -> Any:
+        if isinstance(name, tuple):
+            return tuple(map(full, name))
+        return name if name in names else meant.get(name, name)
+
+    claims = [
+        claim.model_copy(update={"method": full(claim.method), "versus": full(claim.versus)})
+        for claim in experiment.claim
+    ]
+    update = {"method": tuple(methods), "claim": tuple(claims), "baseline": full(experiment.baseline)}
+    return experiment.model_copy(update=update)
 
 
 def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]) -> dict[str, Any]:
@@ -438,8 +495,10 @@ def _parts(values: Mapping[str, Any]) -> Iterator[list[str]]:
 def resolved(experiment: Experiment) -> dict[str, Any]:
     """The whole experiment as nested dicts without None, which TOML has no word for."""
     values = _without_none(experiment.model_dump(mode="json"))
-    for method in values["method"]:
-        method |= method.pop("options", {})
+    for method, made in zip(values["method"], experiment.method, strict=True):
+        known = REGISTRY.get(made.algorithm)
+        sets = known.safe.options if known is not None and known.safe is not None and made.safe else {}
+        method |= {key: value for key, value in method.pop("options", {}).items() if key not in sets}
     return values
 
 

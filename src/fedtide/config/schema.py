@@ -49,11 +49,11 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.target import CLASSES
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
-from fedtide.multi.personal import PERSONAL_OTHERS, names_of
 from fedtide.multi.representation import Embedding
 from fedtide.tracking.settings import Track
+from fedtide.transforms import AnyTransform, Personalized
 
-SHARED = {"loss", "init_from", "decide_per"}
+SHARED = {"loss", "init_from", "decide_per", "safe", "transforms"}
 """Keys of every method, whatever its algorithm."""
 
 
@@ -90,9 +90,12 @@ class Method(Strict):
     """Method of a comparison: a named algorithm with its settings, and a shift of its own if it has one.
 
     Args:
-        name: how the report calls it.
+        name: how the report calls it; what is ours in it stands behind, as in "IFCA (safe)".
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
+        safe: the recommended form of the method: the one that lost no point where there was nothing to find. The page
+            of a method says what it stands for.
+        transforms: what is ours, or a way to personalize, added to the method as its paper has it; in any order.
         loss: what local training minimizes; "cross-entropy" is the target's own loss where rows have no classes.
         init_from: a file of safetensors with the weights that the method's model begins with, by their names, or the
             folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
@@ -106,6 +109,8 @@ class Method(Strict):
     name: Text = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
+    safe: Flag = False
+    transforms: tuple[AnyTransform, ...] = ()
     loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), BeforeValidator(by_name)] = CrossEntropy()
     init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
@@ -116,14 +121,35 @@ class Method(Strict):
         return dict(options_model(self.algorithm).model_validate(self.options))
 
     @property
+    def all_transforms(self) -> tuple[Any, ...]:
+        """The transforms, those of the safe form among them."""
+        safe = REGISTRY[self.algorithm].safe if self.safe and self.algorithm in REGISTRY else None
+        return (*(safe.transforms if safe else ()), *self.transforms)
+
+    @property
+    def form(self) -> str:
+        """What is ours in it, as it stands behind its name: " (safe, shared trunk)"; "" for a method as it is."""
+        return self._form([transform.label for transform in self.transforms])
+
+    def _form(self, labels: list[str]) -> str:
+        said = ", ".join(filter(None, ["safe" if self.safe else "", *labels]))
+        return f" ({said})" if said else ""
+
+    @property
+    def bare(self) -> str:
+        """Its name as it was written, without its form."""
+        return self.name.removesuffix(self.form)
+
+    @property
     def others(self) -> list[str]:
         """Names of other uses of its models, each judged as a method of its own."""
-        known = self.options.get(PERSONAL_OTHERS) and not is_own(self.algorithm)
-        return names_of(self.settings()[PERSONAL_OTHERS]) if known else []
+        ways = [transform for transform in self.all_transforms if isinstance(transform, Personalized)]
+        return [name for way in ways for name in way.named()]
 
     def named(self, other: str) -> Method:
-        """Return the method under the name of one of its other uses."""
-        return self.model_copy(update={"name": f"{self.name}, {other}"})
+        """Return the method under the name of one of its other uses, which personalizes in a way of its own."""
+        form = self._form([each.label for each in self.transforms if not isinstance(each, Personalized)])
+        return self.model_copy(update={"name": f"{self.bare}, {other}{form}"})
 
 
 def _owners(value: Any) -> Any:

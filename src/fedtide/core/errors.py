@@ -49,7 +49,7 @@ MEANT = {
     "alpha": "dirichlet_alpha concentration",
     "model": "net network arch",
     "algorithm": "strategy aggregator",
-    "mu": "proximal_mu prox_mu",
+    "proximal": "mu proximal_mu prox_mu",
     "clusters": "num_clusters n_clusters k",
     "components": "num_clusters n_clusters k",
     "branches": "num_clusters n_clusters k",

@@ -150,10 +150,6 @@ class Ensemble(OwnModel):
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
 
-PERSONAL_OTHERS = "personal_others"
-"""Option of an algorithm with personalizations that are judged beside its own."""
-
-
 def names_of(ways: Sequence[Any]) -> list[str]:
     """Return a name for each of several personalizations: its kind, and where that is repeated what is not a default.
 

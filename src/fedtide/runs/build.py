@@ -42,6 +42,7 @@ from fedtide.learn.target import Classes
 from fedtide.learn.task import Task
 from fedtide.models.init import initialize
 from fedtide.runs.files import located, place
+from fedtide.transforms.transform import apply
 from fedtide.wire.refusals import check, check_private
 from fedtide.wire.steps import Wire
 
@@ -139,7 +140,9 @@ def algorithm_of(method: Method, task: Task, directory: str | None = None) -> Al
         made = call(maker(method.algorithm), key, task, **options)
     if not isinstance(made, Algorithm):
         raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
-    return made
+    made = replace(made, options={"task": task, **options})
+    with _of_method(method):
+        return apply(made, *method.all_transforms)
 
 
 @contextmanager
