@@ -40,6 +40,7 @@ from fedtide.inspection.advice import LOSSES, TRAITS
 from fedtide.inspection.findings import Finding, Findings
 from fedtide.laws.every import LAWS
 from fedtide.laws.toy import toy
+from fedtide.laws.variants import reductions_of, variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.trained import Trained
 from fedtide.wire.refusals import why_not
@@ -105,10 +106,10 @@ def reveals() -> str:
     rows = [f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
     for name, entry in REGISTRY.items():
         told: dict[tuple[tuple[str, ...], str, str], str] = {}
-        for variant, given in {"": {}, **entry.variants}.items():
+        for variant, given in {"": {}, **variants_of(name)}.items():
             if "cohort" not in given:  # what a cohort asks it shows for every method
-                made = algorithm_in_toy(name, {**entry.variants.get("", {}), **given})
-                told.setdefault((made.reveals, entry.told(variant), why_not(made)), variant)
+                made = algorithm_in_toy(name, {**variants_of(name).get("", {}), **given})
+                told.setdefault((made.traits.reveals, entry.tells, why_not(made)), variant)
         for (shown, tells, why), variant in told.items():
             said = ", ".join(f"{SHOWN[one].words} (`{one}`)" for one in shown) or "nothing"
             hidden = "hide what the update tells" if shown else "hide all that is sent"
@@ -152,8 +153,8 @@ def algorithm_page(name: str) -> str:
         "## In an experiment file",
         "Every plain option, with its default:",
         example(name),
-        "## Reductions" if entry.reductions else "",
-        reductions_of(entry),
+        "## Reductions" if reductions_of(name) else "",
+        reductions_table(name),
         "## Laws",
         laws_of(entry),
         "## Source",
@@ -197,10 +198,10 @@ def example(name: str) -> str:
     return "\n".join(["```toml", *lines, "```"])
 
 
-def reductions_of(entry: Entry) -> str:
+def reductions_table(name: str) -> str:
     """Which options make an algorithm another one."""
-    rows = ["| with | it is | equal |", "| --- | --- | --- |"] if entry.reductions else []
-    for found in entry.reductions:
+    rows = ["| with | it is | equal |", "| --- | --- | --- |"] if reductions_of(name) else []
+    for found in reductions_of(name):
         exact = "bit for bit" if found.tolerance is None else f"to {found.tolerance:g}"
         other = ", ".join(said for said in (f"[{title(found.to)}]({found.to}.md)", plain(found.its)) if said)
         rows.append(f"| {plain(found.options) or 'its defaults'} | {other} | {exact} |")

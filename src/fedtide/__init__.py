@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedtide import (
         algorithms,
-        transforms,
         base,
         cohorts,
         config,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         priors,
         server,
         shift,
+        transforms,
         weights,
     )
     from fedtide.api import (

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from fedtide.multi.anchor import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -14,7 +15,6 @@ from fedtide.core.trees import same
 from fedtide.core.types import Shard, Sum, Weights
 from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
-from fedtide.multi.anchor import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 from fedtide.runs.preflight import preflight
 from helpers.toys import TOY, Played, played, toy
 

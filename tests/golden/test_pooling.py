@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fedtide.multi.pooling import pool_updates
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.sums import add, finish
@@ -26,7 +27,6 @@ from fedtide.core.trees import same
 from fedtide.core.types import Weighted, Weights
 from fedtide.core.weights import squared_lengths
 from fedtide.multi.clusters import mean_of_all
-from fedtide.multi.pooling import pool_updates
 from fedtide.runs.preflight import preflight
 from helpers.toys import played, toy
 

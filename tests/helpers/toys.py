@@ -11,13 +11,14 @@ from fedtide.config import Experiment
 from fedtide.core.types import PARTS
 from fedtide.laws import toy as laws
 from fedtide.laws.toy import TOY, Played, merged, played
+from fedtide.laws.variants import variants_of
 
 __all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 
 VARIANTS = {
     f"{algorithm} {name}".strip(): (algorithm, options)
-    for algorithm, entry in REGISTRY.items()
-    for name, options in entry.variants.items()
+    for algorithm in REGISTRY
+    for name, options in variants_of(algorithm).items()
 }
 """Algorithms as the laws meet them, with their options."""
 

@@ -24,6 +24,7 @@ from helpers.toys import VARIANTS
 
 SKETCHES = {
     "helpers.sketches:fielding": Entry(
+        "helpers.sketches:fielding",
         sketches.fielding,
         "",
         "clustered",
@@ -32,16 +33,15 @@ SKETCHES = {
 }
 ENTRIES = {**REGISTRY, **{name: REGISTRY[base] for name, (base, _) in VARIANTS.items()}, **SKETCHES}
 
-ENGINE = ("fedavg", "scaffold", "ifca hidden", "fielding", "fedbuff", "pfedem")
-"""Sums; memory; hidden slots; several questions and rows; answers of older rounds; something before round 0."""
+ENGINE = ("fedavg", "scaffold", "ifca safe", "fielding", "fedbuff", "pfedem")
+"""Sums; memory; slots and an anchor; several questions and rows; answers of older rounds; something before round 0."""
 
 DIFFERENT = (
-    "aem mixture", "fedavg oort", "fedbuff late", "feddrift window", "fedtem sample", "fielding by sums",
-    "fielding combined", "ifca head", "ifca hidden", "pfedem public", "pfedem shares", "scaffold one wsm",
+    "aem mixture", "fedavg oort", "fedbuff late", "fedtem sample", "fielding combined", "ifca head", "ifca safe", "pfedem public", "pfedem shares", "scaffold one wsm",
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 
-PRESETS = ("fedsgd", "q-fedavg", "min-loss", "t-shot", "cfl-released")
+PRESETS = ("fedprox", "fedsgd", "q-fedavg", "min-loss", "t-shot")
 """Registered algorithms that are another with a step of its own, besides those with a server optimizer."""
 
 MAIN = (
@@ -52,7 +52,7 @@ MAIN = (
 APART = ("scaffold", "fielding")
 """Memory that travels; several questions and rows: other processes take long."""
 
-MASKED = (*ENGINE, "aem", "feddrift window", "fedtkm", "fielding by sums")
+MASKED = (*ENGINE, "aem", "window", "fedtkm", "fielding-by-sums")
 """One of each kind of sums: plain, in slots, both; of one question, of several, of many. Masks see vectors alone."""
 
 TOGETHER = (

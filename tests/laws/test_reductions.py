@@ -14,6 +14,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
 from fedtide.laws.toy import with_rows
+from fedtide.laws.variants import reductions_of
 from fedtide.runs.build import host_of
 from helpers.toys import Played, played, toy
 
@@ -22,7 +23,7 @@ FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
-    *((name, r.options, r.to, r.its, r.tolerance) for name, entry in REGISTRY.items() for r in entry.reductions),
+    *((name, r.options, r.to, r.its, r.tolerance) for name in REGISTRY for r in reductions_of(name)),
     ("helpers.sketches:fielding", {"clusters": 1}, "fedavg", {}, 1e-6),
     ("fedprox", {"mu": 0.0, "cohort": "uniform"}, "fedavg", {"cohort": "uniform"}, None),
 ]

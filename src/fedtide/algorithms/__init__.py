@@ -21,6 +21,8 @@ from fedtide.core.errors import nearest
 from fedtide.core.types import Algorithm
 from fedtide.request import Family
 
+__all__ = ["REGISTRY", "Entry", "Safe", "preset"]
+
 
 def _entries() -> Iterator[Entry]:
     """Find the entries at the end of this package's files."""

@@ -290,7 +290,9 @@ def _in_safe_form(entry: dict[str, Any], own: dict[str, Any], dumped: Mapping[st
     table = by_kind(loss)
     if isinstance(table, dict) and table.get("kind") == "wsm":
         if "blend" in table and table["blend"] != WSM_BLEND:
-            raise FedtideError("loss.blend: is not allowed with safe = true, because safe sets it; leave one of them out")
+            raise FedtideError(
+                "loss.blend: is not allowed with safe = true, because safe sets it; leave one of them out"
+            )
         entry["loss"] = {**table, "blend": WSM_BLEND}
         safe = safe or Safe()
     written = {key: value for key, value in own.items() if key not in dumped}

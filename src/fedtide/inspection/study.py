@@ -290,7 +290,8 @@ def methods(found: Findings) -> list[Proposal]:
             continue
         for each in said:
             taken[each] = taken.get(each, 0) + 1
-        options = {**given, **({groups: int(count)} if groups else {})}
+        safe = {"safe": True} if REGISTRY[algorithm].safe is not None or "loss" in given else {}
+        options = {**given, **({groups: int(count)} if groups else {}), **safe}
         named = f"{name}, K = {count}" if groups else name
         chosen.append((max(said.values()), Proposal(named, algorithm, options, "; ".join(said))))
     chosen.sort(key=lambda pair: -pair[0])
@@ -305,7 +306,11 @@ def _of_classes(algorithm: str, given: Mapping[str, Any]) -> bool:
 
 
 def _methods(found: Findings) -> Iterator[str]:
-    for name, algorithm, options, why in methods(found):
+    proposed = methods(found)
+    if any("safe" in method.options for method in proposed):
+        yield ""
+        yield "# safe = true is the recommended form of a method; without it a name plays its paper."
+    for name, algorithm, options, why in proposed:
         yield ""
         yield f"[[method]]  # {why}"
         yield f"name = {as_toml(name)}"

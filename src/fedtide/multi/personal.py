@@ -150,6 +150,7 @@ class Ensemble(OwnModel):
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture | Stacking, Field(discriminator="kind")]
 
+
 def names_of(ways: Sequence[Any]) -> list[str]:
     """Return a name for each of several personalizations: its kind, and where that is repeated what is not a default.
 

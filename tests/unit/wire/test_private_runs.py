@@ -25,6 +25,7 @@ from fedtide.fleets.workers import WorkersEngine
 from fedtide.laws import private as every_private
 from fedtide.laws.case import Broken, Case, InAnyOrder
 from fedtide.laws.toy import played, toy
+from fedtide.laws.variants import variants_of
 from fedtide.runs.build import host_of, spec_of
 from fedtide.runs.preflight import preflight
 from fedtide.runs.private import check_needed, plan_of, server_wire
@@ -54,7 +55,7 @@ PRIVATE = {
 def private(name, *, options=None, fewest=1, **privacy):
     bounds = dict.fromkeys(PRIVATE.get(name, ("delta", "loss")), 1.0)
     wanted = {"epsilon": 8.0, "clip": bounds, "distance": 2, "noise": "banded"} | privacy
-    variant = dict(REGISTRY[name].variants.get("", {})) | (options or {})
+    variant = dict(variants_of(name).get("", {})) | (options or {})
     return toy(name, variant, wire={"secure": False, "fewest": fewest, "privacy": wanted})
 
 
@@ -218,9 +219,9 @@ def of_method(experiment):
     ("name", "options"),
     [
         ("scaffold", {"max_control_norm": 1.0}),
-        ("fedgmm", REGISTRY["fedgmm"].variants["head"]),
-        ("pfedem", REGISTRY["pfedem"].variants["head"]),
-        ("pfedem", REGISTRY["pfedem"].variants["anchor"]),
+        ("fedgmm", variants_of("fedgmm")["head"]),
+        ("pfedem", variants_of("pfedem")["head"]),
+        ("pfedem", variants_of("pfedem")["safe"]),
     ],
 )
 def test_law_of_methods_that_are_private_with_some_options(name, options):

@@ -8,6 +8,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.laws.toy import toy
+from fedtide.laws.variants import variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.preflight import preflight
 
@@ -15,7 +16,7 @@ SECURE = {"secure": True}
 
 
 def host(name: str, **changes: object) -> object:
-    options = dict(REGISTRY[name].variants.get("", {}))
+    options = dict(variants_of(name).get("", {}))
     study = toy(name, options, wire=SECURE, **changes)
     return host_of(study, study.method[0], 0, MemoryStore(None))
 
