@@ -64,7 +64,7 @@ __all__ = [
     "FedtideError", "LocalTrainer", "Shift", "Task", "algorithms", "base", "check", "cohorts", "config", "data",
     "devices", "features", "inspect", "local", "losses", "mixtures", "models", "personal", "plot", "population",
     "priors", "recommend", "results", "resume", "run", "server", "shift", "show", "simulate", "track", "trained",
-    "tune", "verify", "weights", "write_report",
+    "transforms", "tune", "verify", "weights", "write_report",
 ]  # fmt: skip
 
 

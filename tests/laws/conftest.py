@@ -37,7 +37,8 @@ ENGINE = ("fedavg", "scaffold", "ifca safe", "fielding", "fedbuff", "pfedem")
 """Sums; memory; slots and an anchor; several questions and rows; answers of older rounds; something before round 0."""
 
 DIFFERENT = (
-    "aem mixture", "fedavg oort", "fedbuff late", "fedtem sample", "fielding combined", "ifca head", "ifca safe", "pfedem public", "pfedem shares", "scaffold one wsm",
+    "aem mixture", "fedavg oort", "fedbuff late", "fedtem sample", "fielding combined", "ifca head", "ifca safe",
+    "pfedem public", "pfedem shares", "scaffold one wsm",
 )  # fmt: skip
 """Variants with types that no registered algorithm has as it is: what they send, keep, reveal or are given."""
 

@@ -11,8 +11,8 @@ Choices:
       `cohort = "by-size"` with `weighting = "uniform"`, here without repetition.
     - released code: only trainable parameters are pulled.
     - ours: `local.proximal` is mu, 0.1 by default. With 0 it is FedAvg bit for bit.
-    - ours: stragglers belong to the clients and not to the method. `devices.partial_work = 0.9` lets nine of ten do 1 to
-      epochs - 1 epochs, as in the released code; their work counts in full. `shift.who.dropout_rate = 0.9` shows what
+    - ours: stragglers belong to the clients and not to the method. `devices.partial_work = 0.9` lets nine of ten do 1
+      to epochs - 1 epochs, as in the released code; their work counts in full. `shift.who.dropout_rate = 0.9` shows what
       FedAvg loses that drops them.
 """
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, all_finite
-from fedtide.core.types import Algorithm, Answer, Scores, State
+from fedtide.core.types import Algorithm, Answer, Scores, State, with_weights
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, BlockResult, Replay, Replayed, Scoring

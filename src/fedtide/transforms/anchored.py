@@ -120,7 +120,7 @@ class Anchored:
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Train the anchor beside the algorithm's models, and mix it into what they predict."""
-        task, local, server, weighting = made_with(algorithm)
+        task, local, server, weighting = made_with(algorithm, "task", "local", "server", "weighting")
         said = algorithm.options.get("variant")
         variant: LocalUpdate = said if said in get_args(LocalUpdate) else "averaging"
         work = algorithm.works["train"]

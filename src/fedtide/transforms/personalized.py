@@ -82,7 +82,7 @@ class Personalized:
         """Let clients personalize before they are evaluated."""
         if self.way is None and not self.others:
             raise refused("transforms: 'personalized'.way", None, "one of " + ", ".join(WAYS))
-        nets = Networks(made_with(algorithm)[0])
+        nets = Networks(*made_with(algorithm, "task"))
         made = algorithm if self.way is None else with_way(algorithm, self.way, nets)
         others = {name: with_way(algorithm, way, nets) for name, way in self.named().items()}
         # All are judged by what the algorithm serves; ways read the models in it.

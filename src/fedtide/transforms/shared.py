@@ -109,7 +109,7 @@ class Shared:
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Give all models of the method the same shared layers, and step these along the mean update of all."""
-        task, _, server, _ = made_with(algorithm)
+        task, server = made_with(algorithm, "task", "server")
         shared, work = self.is_shared(task), algorithm.works["train"]
 
         def put(trunk: Weights, model: Weights) -> Weights:

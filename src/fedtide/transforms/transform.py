@@ -10,9 +10,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Weights, Work
-from fedtide.learn.local import LocalTrainer
 from fedtide.learn.steps import Steps, Stepwise
-from fedtide.learn.task import Task
 
 
 class Transform(Protocol):
@@ -97,18 +95,16 @@ def models_in(payload: Tree) -> list[Weights]:
     return [model for _, child in children(payload) for model in models_in(child)] if is_node(payload) else []
 
 
-def made_with(algorithm: Algorithm) -> tuple[Task, LocalTrainer, Any, Any]:
-    """Return the task, local training, server optimizer and weighting that an algorithm was made with.
+def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
+    """Return arguments that an algorithm was made with, such as "task", "local", "server", "weighting".
 
     Raises:
-        FedtideError: it does not say.
+        FedtideError: its function does not take one of them.
     """
-    missing = [name for name in ("task", "local", "server", "weighting") if name not in algorithm.options]
-    if missing:
+    if missing := [name for name in names if name not in algorithm.options]:
         said = ", ".join(missing)
         raise FedtideError(f"transforms: '{algorithm.name}' was made without {said}, which its function must take")
-    task, local, server, weighting = (algorithm.options[name] for name in ("task", "local", "server", "weighting"))
-    return task, local, server, weighting
+    return tuple(algorithm.options[name] for name in names)
 
 
 def stepwise(

@@ -1,0 +1,126 @@
+"""Laws of transforms, over every method and every transform that it can take.
+
+A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster there
+is nothing to pool or share; an anchor and what clients make for themselves leave the method's own models alone. Two that
+both apply give the same in either order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations
+
+import pytest
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import same
+from fedtide.core.types import Algorithm, Extended
+from fedtide.laws import every
+from fedtide.laws.case import Case
+from fedtide.runs.build import host_of
+from fedtide.transforms import Anchored, Personalized, Pooled, Shared, apply
+from fedtide.transforms.transform import why_not
+from helpers.toys import played, toy
+
+FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4}
+TRANSFORMS = {
+    "anchored": Anchored(),
+    "pooled": Pooled(),
+    "shared": Shared(),
+    "personalized": Personalized({"kind": "fine-tuned", "solver": FEW}),
+}
+WRITTEN = {
+    "anchored": "anchored",
+    "pooled": "pooled",
+    "shared": {"kind": "shared", "layers": "trunk"},
+    "personalized": {"kind": "fine-tuned", "solver": FEW},
+}
+K_MEANS = {"clustering": {"kind": "k-means", "k_max": 1}}
+ONE_CLUSTER = {
+    "aem": {"clusters": 1},
+    "auxo": {"max_clusters": 1, "min_participants": 1},
+    "cfl": {"split_after": 99},
+    "feddrift": {"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0},
+    "fielding": K_MEANS,
+    "fielding-by-sums": K_MEANS,
+    "flexcfl": {"clusters": 1, "pretrain": 3, "group_init": "same"},
+    "ifca": {"clusters": 1},
+    "pfedem": {"components": 1},
+}
+"""Options with which a method has one model."""
+
+
+@lru_cache
+def algorithm(name: str) -> Algorithm:
+    experiment = toy(name)
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
+
+
+def can_take(name: str, kind: str) -> bool:
+    return not why_not(algorithm(name), TRANSFORMS[kind])
+
+
+def inner(state):
+    return inner(state.inner) if isinstance(state, Extended) else state
+
+
+PAIRS = [(name, kind) for name in REGISTRY for kind in TRANSFORMS]
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS, ids=map(" ".join, PAIRS))
+def test_a_transform_is_refused_in_a_line_or_leaves_alone_what_it_has_nothing_to_do_with(name, kind):
+    if not can_take(name, kind):
+        with pytest.raises(FedtideError, match=f"'{kind}' is not allowed with '{name}', because ") as error:
+            apply(algorithm(name), TRANSFORMS[kind])
+        assert "\n" not in str(error.value)
+        return
+    local = {"lr": 0.1, "batch_size": 4}
+    options = (
+        {"local": local} if kind in ("anchored", "personalized") else {"local": local, **ONE_CLUSTER.get(name, {})}
+    )
+    if kind in ("pooled", "shared") and name not in ONE_CLUSTER:
+        pytest.skip(f"{name} has no options with which it has one model")
+    plain = played(toy(name, options), rounds=3).state
+    changed = played(toy(name, {**options, "transforms": [WRITTEN[kind]]}), rounds=3).state
+    assert same(inner(changed).weights, plain.weights)
+
+
+ORDERS = [(name, *pair) for name in REGISTRY for pair in combinations(TRANSFORMS, 2)]
+
+
+@pytest.mark.parametrize(("name", "one", "two"), ORDERS, ids=map(" ".join, ORDERS))
+def test_two_transforms_give_the_same_in_either_order(name, one, two, thorough):
+    if not (can_take(name, one) and can_take(name, two)):
+        pytest.skip("one of them has no meaning for it")
+    first, second = (apply(apply(algorithm(name), TRANSFORMS[a]), TRANSFORMS[b]) for a, b in ((one, two), (two, one)))
+    assert first.transforms == second.transforms
+    if thorough or name == "ifca":
+        runs = [
+            played(toy(name, {"transforms": [WRITTEN[kind] for kind in order]}), rounds=3)
+            for order in ((one, two), (two, one))
+        ]
+        assert same(runs[0].state, runs[1].state)
+
+
+LAWS = (every.plays, every.whole_update, every.dropouts, every.stops, every.wire, every.sums_only)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS, ids=map(" ".join, PAIRS))
+def test_laws_hold_for_a_method_with_a_transform(name, kind, thorough):
+    """All transforms of IFCA, FedEM and Fielding, and with `--thorough` of every method."""
+    if not can_take(name, kind):
+        pytest.skip("it has no meaning for it")
+    if not (thorough or name in ("ifca", "fedem", "fielding")):
+        pytest.skip("much like others; only with --thorough")
+    case = Case(
+        lambda given=None, **changes: toy(name, {**(given or {}), "transforms": [WRITTEN[kind]]}, **changes), None
+    )
+    for law in LAWS:
+        if law.__name__ in REGISTRY[name].exempt:
+            continue
+        try:
+            law(case)
+        except every.NotApplicable:
+            continue
