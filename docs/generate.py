@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import io
 import re
 import sys
+import tokenize
 import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -30,7 +32,7 @@ import fedtide
 import fedtide.core.types
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
-from fedtide.config.keys import code, docstring, options, source, spelled
+from fedtide.config.keys import code, docstring, is_preset, options, safe_form, source, spelled
 from fedtide.core.config_types import changed
 from fedtide.core.memory import MemoryStore
 from fedtide.core.reveals import SHOWN
@@ -43,6 +45,8 @@ from fedtide.laws.toy import toy
 from fedtide.laws.variants import reductions_of, variants_of
 from fedtide.runs.build import host_of
 from fedtide.runs.trained import Trained
+from fedtide.transforms import Anchored, Personalized, Pooled, Shared
+from fedtide.transforms.transform import why_not as why_no_transform
 from fedtide.wire.refusals import why_not
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,6 +130,38 @@ def algorithm_in_toy(name: str, given: Mapping[str, Any]) -> Algorithm[Any]:
     return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).algorithm
 
 
+def forms() -> str:
+    """What the safe form of each method is, which transforms it can take, and how long its file is."""
+    rows = ["| method | `safe = true` stands for | transforms | code lines |", "| --- | --- | --- | --- |"]
+    for name, entry in REGISTRY.items():
+        made = algorithm_in_toy(name, variants_of(name).get("", {}))
+        kinds = [transform.kind for transform in (Anchored(), Pooled(), Shared(), Personalized("choice"))
+                 if not why_no_transform(made, transform)]  # fmt: skip
+        lines = code_lines(inspect.getsource(module_of(entry))) if not is_preset(entry.make) else ""
+        cells = [f"[{title(name)}]({name}.md)", safe_form(name) or "no other form", ", ".join(kinds) or "none", lines]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def code_lines(source: str) -> int:
+    """Count the lines of code: without imports, docstrings, comments and blanks."""
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if said or isinstance(node, ast.Import | ast.ImportFrom):
+            skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return len({line for t in tokens if t.type not in blank for line in range(t.start[0], t.end[0] + 1)} - skipped)
+
+
+def printed(entry: Entry) -> str:
+    """Say what a method plays with nothing but its name, as its file says it."""
+    text = " ".join((module_of(entry).__doc__ or "").split())
+    found = re.search(r"With nothing but (?:its|their) names?\b.*?\.(?= |$)", text)
+    return found[0] if found else ""
+
+
 def navigation() -> str:
     """The pages of algorithms, in mkdocs.yml."""
     return "\n".join(f"      - {title(name)}: algorithms/{name}.md" for name in REGISTRY)
@@ -141,7 +177,8 @@ def algorithm_page(name: str) -> str:
     parts = [
         MARK,
         f"# {title(name)}",
-        function.prose,
+        " ".join(filter(None, [function.prose.partition("\n\n")[0], printed(entry)])),
+        function.prose.partition("\n\n")[2],
         "| `algorithm =` | sends | the server sees of a client, and what its cohort asks | clients keep |\n"
         "| --- | --- | --- | --- |\n"
         f'| `"{name}"` | {entry.sends} | {entry.sees} | {entry.keeps} |',
@@ -150,6 +187,10 @@ def algorithm_page(name: str) -> str:
         sections(module.__doc__),
         "## Options",
         option_table(name),
+        "## Safe form" if entry.safe else "",
+        f'`safe = true` stands for {safe_form(name)}. Reports then call it "{title(name)} (safe)".'
+        if entry.safe
+        else "",
         "## In an experiment file",
         "Every plain option, with its default:",
         example(name),
@@ -377,6 +418,7 @@ def documentable(thing: Any) -> bool:
 GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "algorithms": algorithm_table,
+    "forms": forms,
     **{family: partial(uses, family) for family in ("global", "branches", "mixture", "clustered", "baseline")},
     "laws": laws,
     "last_two": partial(worked, "last_two"),

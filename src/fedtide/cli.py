@@ -643,7 +643,7 @@ def algorithms(name: str | None = None, /, *, family: Family | None = None) -> i
 def _tell(name: str, screen: Console) -> None:
     """Print the description of one algorithm."""
     from fedtide.algorithms import REGISTRY
-    from fedtide.config.keys import about, keys_of, options, tables_in
+    from fedtide.config.keys import about, keys_of, options, safe_form, tables_in
 
     if name not in REGISTRY:
         raise unknown("algorithms", name, list(REGISTRY))
@@ -654,6 +654,7 @@ def _tell(name: str, screen: Console) -> None:
         f"Sends: {entry.sends}.",
         f"The server sees: {entry.sees}, and what its cohort asks.",
         f"Clients keep: {entry.keeps}.",
+        f"safe = true: {safe_form(name).replace('`', '') or 'it has no other form'}.",
     )
     for line in (*about(name), *says, *laws):
         screen.print(line)

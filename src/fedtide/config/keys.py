@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from fedtide.algorithms import REGISTRY
+from fedtide.config.overrides import as_toml
 from fedtide.config.schema import SHARED, Experiment, Method, maker
 from fedtide.core.config_types import changed
 from fedtide.core.errors import FedtideError, folded, nearest, synonyms
@@ -304,6 +305,29 @@ def keys_of(name: str) -> list[Key]:
         Key(key, _plain(allowed(hint)), _plain(spelled(default)), said.get(key) or described(hint))
         for key, hint, default in (*own, *shared)
     ]
+
+
+def safe_form(name: str) -> str:
+    """Say what `safe = true` stands for in a method with this algorithm; "" if it has no such form.
+
+    >>> safe_form("ifca"), safe_form("fedavg")
+    ('`transforms = ["anchored"]`', '')
+    """
+    safe = REGISTRY[name].safe
+    if safe is None:
+        return ""
+    kinds = [changed(transform) for transform in safe.transforms]
+    said = [table["kind"] if len(table) == 1 else table for table in map(_as_file, kinds)]
+    sets = [f"`{key} = {spelled(value).strip('`')}`" for key, value in safe.options.items()]
+    usual = [f"by default `{key} = {spelled(value).strip('`')}`" for key, value in safe.usual.items()]
+    return ", ".join([*sets, *([f"`transforms = {as_toml(said)}`"] if said else []), *usual])
+
+
+def _as_file(value: Any) -> Any:
+    """Return a value with ingredients in it as tables."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _as_file(changed(value))
+    return {key: _as_file(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,8 +116,8 @@ def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list
 def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
     """Set a dotted key below a table, in place.
 
-    A list of tables is entered by position or by a table's name, transforms by their kind. Without either every table is
-    meant, so `method.x` is the `x` of all methods. A choice that was written as a word becomes a table first.
+    A list of tables is entered by position or by a table's name, transforms by their kind. Without either every table
+    is meant, so `method.x` is the `x` of all methods. A choice that was written as a word becomes a table first.
 
     >>> values = {"method": [{"name": "A"}, {"name": "B"}], "shift": {"who": "periodic"}}
     >>> assign(values, ["method", "B", "q"], 0.1); assign(values, ["shift", "who", "period"], 8); values
