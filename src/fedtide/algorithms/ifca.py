@@ -22,7 +22,7 @@ Choices:
     - released code: the choice uses plain cross-entropy in evaluation mode; ties go to the first model. A model with a
       non-finite loss is chosen only if all losses are non-finite (ours).
     - paper: `variant = "averaging"` trains locally. The paper's gradients are `variant = "gradient"` with
-      `normalize_by = "participants"` and `weighting = "uniform"`; their recorded loss is that of training mode.
+      `weighting = "uniform"`; their recorded loss is that of training mode.
     - ours: members are weighted by samples, as in the expert-model paper. The released code averages uniformly
       (`weighting = "uniform"`).
     - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has none.
@@ -63,15 +63,14 @@ from fedtide.core.types import (
     Traits,
     Weighted,
     Weights,
+    Work,
 )
-from fedtide.learn.local import LocalTrainer, LocalUpdate, one_gradient
+from fedtide.learn.local import LocalTrainer, LocalUpdate, by_gradient
 from fedtide.learn.participation import take_part, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
-    ChooseOn,
-    Divisor,
     at_most_registered,
     best_set,
     find_model,
@@ -100,8 +99,6 @@ def ifca(
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
     variant: LocalUpdate = "averaging",
-    normalize_by: Divisor = "members",
-    choose_on: ChooseOn = "val",
     init_noise: Positive | None = None,
     n_init: ModelCount = 1,
     server: Server = SGD(),
@@ -116,48 +113,43 @@ def ifca(
         local: local training; for gradients its learning rate is the paper's gamma, and it is by plain SGD, without
             weight decay and augmentation.
         clusters: number of models, K.
-        variant: "averaging" of local training, or one "gradient" over all samples of a client.
-        normalize_by: divisor of a model's update: the weight of its "members", or of all "participants".
-        choose_on: labeled samples on which a client chooses before evaluation.
+        variant: "averaging" of local training, or one "gradient" over all samples of a client. Means of updates are over
+            a model's members, sums of gradients are divided by the weight of all participants, as printed.
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
     """
-    if init_noise is None:
-        refuse_equal_start(task, clusters, ", or `init_noise`")
-    if variant == "gradient":
-        one_gradient(local)
+    refuse_equal_start(task, clusters if init_noise is None else 1, ", or `init_noise`")
+    gradient = by_gradient(local, variant)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        memo: Any = cohort.init(fleet)
-        keys = [rng.at("set", place) if place else rng for place in range(n_init)]
-        sets = [init_models(task, key, clusters, init_noise) for key in keys]
-        models = best_set(fleet, cohort.pick(memo, fleet, rng, None), sets) if n_init > 1 else sets[0]
-        none = torch.zeros(clusters, dtype=torch.float64)
-        return State(weights=models, server=tuple(map(server.init, models)), members=none, cohort=memo)
+        memo, members = cohort.init(fleet), torch.zeros(clusters, dtype=torch.float64)
+        sets = [init_models(task, rng.at("set", n) if n else rng, clusters, init_noise) for n in range(n_init)]
+        models = best_set(fleet, lambda: cohort.pick(memo, fleet, rng, None), sets)
+        return State(weights=models, server=tuple(map(server.init, models)), members=members, cohort=memo)
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        models = payload["models"]
-        j = int((yield Losses(task, models, shard)).argmin())  # j_i = argmin_j F_i(theta_j)
-        update = yield from local_update(task, local, variant, models[j], shard, moment, rng)
+        j = int((yield Losses(task, payload["models"], shard)).argmin())  # j_i = argmin_j F_i(theta_j)
+        update = yield from local_update(task, local, variant, payload["models"][j], shard, moment, rng)
         if update is None:
             return None
-        delta, loss = update
+        (delta, loss), chosen = update, torch.tensor(j)
         total = {
             "delta": Slotted({j: Weighted(delta, client_weight(shard, weighting))}, clusters),
             "loss": Weighted(loss, len(shard)),
-            "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
+            "members": Weighted(F.one_hot(chosen, clusters).double(), 1.0),
         }
-        return Answer(total, notes=Notes(branch=torch.tensor(j)), update={j: delta})
+        return Answer(total, notes=Notes(branch=chosen), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, {"models": list(state.weights)})
         if reply.total is None:
             return state, {}
-        state = step_models(state, server, reply.total["delta"], normalize_by)  # theta_j
+        # theta_j
+        state = step_models(state, server, reply.total["delta"], "participants" if gradient else "members")
         members = reply.total["members"].value
         return replace(state, members=state.members + members), {"loss": mean(reply.total)["loss"], "members": members}
 
@@ -165,23 +157,18 @@ def ifca(
         return {"models": state.weights, "usual": state.members.argmax()}, None
 
     def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
-        assert answer.notes is not None
-        return {**payload, "usual": answer.notes.branch}, None
+        return {**payload, "usual": answer.total["members"].value.argmax()}, None
 
+    works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
+    predict, adapt, traits = predict_by_cluster(task), find_model(task), Traits(models="clusters")
+    check = at_most_registered(clusters)
+    made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
-    works = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
-    made = Algorithm(
-        "ifca", init, works, round, serve, predict_by_cluster(task), find_model(task, choose_on), as_served,
-        check=at_most_registered(clusters), traits=Traits(models="clusters"),
-    )  # fmt: skip
-    trained = (lambda rows: rows) if variant == "gradient" else None
-    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=(lambda rows: rows) if gradient else None)
 
 
 ENTRY = Entry(
-    "ifca", ifca, "K models down, the update of one up", "clustered",
-    helps=("groups", "meaning", "hours"),
-    tells="which model it trained, unless sums are secure",
-    safe=Safe(transforms=(Anchored(),)),
+    "ifca", ifca, "K models down, the update of one up", "clustered", helps=("groups", "meaning", "hours"),
+    tells="which model it trained, unless sums are secure", safe=Safe(transforms=(Anchored(),)),
 )  # fmt: skip

@@ -12,6 +12,7 @@ NEW = {
     "personal": "write transforms = [{ kind = 'personalized', way = ... }]; of aem its mixture is `mixture`",
     "personal_others": "write transforms = [{ kind = 'personalized', others = [...] }]",
     "reveal": "write algorithm = 'fielding-by-sums'; fewest and fewest_updates are options of it",
+    "choose_on": "leave it out: clients choose on validation samples if they have any",
     "window": "write algorithm = 'window'",
 }
 """What to write in place of each."""

@@ -257,9 +257,10 @@ def _method(
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     with within(f"{where}: method '{entry['name']}'"):
         own = _in_safe_form(entry, own, nested)
-        for key in own if model is not None else ():
-            if key not in model.model_fields and (said := old_key(key)):
-                raise FedtideError(said)
+        known = own if model is None else model.model_fields
+        for key in own:
+            if key not in known and (old := old_key(key)):
+                raise FedtideError(old)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
         if timed and isinstance(shift, dict):

@@ -210,7 +210,7 @@ class LocalTrainer:
 
     def terms(self, term: Term | None) -> list[Term]:
         """Return what is added to each gradient: a method's own term, and FedProx's pull."""
-        pull = [Proximal(self.proximal)] if self.proximal else []
+        pull: list[Term] = [Proximal(self.proximal)] if self.proximal else []
         return pull if term is None else [term, *pull]
 
     def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
@@ -308,6 +308,13 @@ def one_gradient(local: LocalTrainer) -> None:
         raise refused("local.weight_decay", local.weight_decay, f"0, {why}")
     if local.augment:
         raise refused("local.augment", [change.kind for change in local.augment], f"none, {why}")
+
+
+def by_gradient(local: LocalTrainer, variant: LocalUpdate) -> bool:
+    """Tell whether clients take one gradient in place of local training; see `one_gradient`."""
+    if variant == "gradient":
+        one_gradient(local)
+    return variant == "gradient"
 
 
 def gradient_step(

@@ -128,9 +128,9 @@ def fit_question(task: Task) -> Work:
     return fit
 
 
-def best_set(fleet: Fleet, clients: Tensor, sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
+def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
     """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
-    got = mean(fleet.ask("fit", clients, {"sets": list(sets)}).total)
+    got = mean(fleet.ask("fit", pick(), {"sets": list(sets)}).total) if len(sets) > 1 else None
     return sets[0 if got is None else int(got["losses"].argmin())]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -121,8 +121,7 @@ class Anchored:
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Train the anchor beside the algorithm's models, and mix it into what they predict."""
         task, local, server, weighting = made_with(algorithm, "task", "local", "server", "weighting")
-        said = algorithm.options.get("variant")
-        variant: LocalUpdate = said if said in get_args(LocalUpdate) else "averaging"
+        variant: LocalUpdate = "gradient" if algorithm.options.get("variant") == "gradient" else "averaging"
         work = algorithm.works["train"]
 
         def init(fleet: Any, rng: Rng) -> Extended:
@@ -145,10 +144,8 @@ class Anchored:
 
         def weigh(payload: Received, memory: Memory, answer: Answer, shard: Shard) -> Weighted | None:
             """Weigh the anchor on a client's validation samples, beside what the method would have predicted."""
-            served = (payload.method, memory)
-            if algorithm.as_served is not None:
-                served = algorithm.as_served(payload.method, memory, answer)
-            val = shard.val
+            given, val = algorithm.as_served, shard.val
+            served = (payload.method, memory) if given is None else given(payload.method, memory, answer)
             if served is None or val is None or not len(val):
                 return None
             own = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told

@@ -125,7 +125,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks) -> Algorithm:
         return apply(replace(with_way(inner, way, nets), plain=None, transforms=()), *algorithm.transforms)
     count = algorithm.options.get("clusters", 1)
     way.check(nets, (count if isinstance(count, int) else 1) + anchored)
-    cohort = algorithm.options.get("cohort")
+    cohort: Any = algorithm.options.get("cohort")
     if "loss" in getattr(cohort, "asks", ()) and not isinstance(way, Choice):
         raise refused(
             "cohort", cohort.kind, "one that asks for no losses, as clients would personalize before training"

@@ -164,8 +164,8 @@ class Pooled:
             return "it pools the models of clusters, and this method has none"
         if algorithm.options.get("q"):
             return "with q > 0 a cluster's step is no mean of updates"
-        divided = algorithm.options.get("normalize_by") == "participants"
-        return "normalize_by = 'participants' makes no mean over members" if divided else ""
+        divided = algorithm.options.get("variant") == "gradient"
+        return "its gradients are divided by all participants, and are no mean over members" if divided else ""
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Let clients send squared lengths, and draw the sums of clusters together before the method steps."""

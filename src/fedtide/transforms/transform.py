@@ -16,9 +16,12 @@ from fedtide.learn.steps import Steps, Stepwise
 class Transform(Protocol):
     """An improvement of ours, or a way to personalize, as a function `Algorithm -> Algorithm`."""
 
-    kind: str
     place: ClassVar[int]
     """Transforms with a lower place are applied first, in whichever order they are given."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in a configuration."""
 
     @property
     def label(self) -> str:
