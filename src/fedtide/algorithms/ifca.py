@@ -113,8 +113,8 @@ def ifca(
         local: local training; for gradients its learning rate is the paper's gamma, and it is by plain SGD, without
             weight decay and augmentation.
         clusters: number of models, K.
-        variant: "averaging" of local training, or one "gradient" over all samples of a client. Means of updates are over
-            a model's members, sums of gradients are divided by the weight of all participants, as printed.
+        variant: "averaging" of local training, or one "gradient" over all samples of a client. Means of updates are
+            over a model's members. Sums of gradients are divided by the weight of all participants, as printed.
         init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
             independent models.
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
