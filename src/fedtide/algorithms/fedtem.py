@@ -1,7 +1,8 @@
 """FedTEM: EM over modes (such as day and night) with a prior that knows the time, and a network branch for each mode.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4.
+Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4. With nothing but its name it
+plays Algorithm 1 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -24,29 +25,30 @@ When to use it: two or more populations take turns, they mean different things b
 for one model, and the server may see per-client feature statistics. If it may not, use FedTKM.
 
 Choices:
-    No code of FedTEM was found (that of FedTKM was released). The initial components are mu ~ N(0, 0.1^2), var = 1, pi
-    uniform. `update = "overwrite"` is the paper's Eq. 10. The default, "certainty", moves a component only while the
-    prior gives its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, as overwriting lets an outlier near a peak take
-    over the absent mode's component. `consistent_only` takes statistics only from participants whose own posterior
-    agrees with the mode that the server gave them, unless there are none; it is the default, as it was no worse under
-    any prior that was tried, right or wrong (recipe fedtem-wrong-prior). The paper to the letter is `anchor = false`,
-    `update = "overwrite"` and `consistent_only = false`. Features move with the network, and a component that rests
-    for half a period is left behind: the fresher one then attracts all clients. Moving it along with the fresher one
-    lost 2 to 4 points (small settings, validation samples of five seeds that are not reported; smooth and abrupt, 10
-    and 36 labels), so it stays where it is. The paper's extra `pi_k` in the running average (A.4) is taken for a typo;
-    `beta = 0` forgets at once, 1 keeps pi uniform. The prior has exponent 1 whatever the true one. Variances are at
-    least 1e-6 and `var_floor` times their mean: otherwise dead units of a ReLU would decide everything. With lam = 0 an
-    untrained branch is not stepped.
-    `prior = "learned"`, ours, is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and without
-    an expectation by the clock (em-only, uniform), a component moves by its share of the samples. lam and eps, which
-    the paper does not print, are ours. Ties of saturated posteriors are broken by log-odds, then by id. At inference
-    pi is uniform and all samples of a client use one branch, chosen by their mean posterior (Eq. 5), whatever the
-    `selection` in training. With K = 1 it is FedAvg with the same server optimizer.
-    The `anchor` is ours: FedAvg's model beside the branches, mixed in with the weight that clients' validation samples
-    choose (`fedtide.multi.anchor`). The branches neither see it nor train otherwise. In ten small settings over five
-    seeds the paper to the letter lost up to 4.4 points to the best single model and gained 0.8 at most, anchored it
-    lost 0.2 at most and gained up to 3.2 (recipe never-worse). `eps = 0`, which keeps branches alike, mended one of
-    these and made another worse (one seed).
+    - ours: no code of FedTEM was found; that of FedTKM was released.
+    - ours: the initial components are mu ~ N(0, 0.1^2), var = 1 and pi uniform.
+    - paper: `update = "overwrite"` is Eq. 10. With "certainty", ours, a component moves only while the prior gives
+      its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`. Overwriting lets an outlier near a peak take over the
+      component of the absent mode.
+    - ours: `consistent_only` takes statistics only from participants whose own posterior agrees with the mode that
+      the server gave them, unless there are none. It was no worse under any prior that was tried (recipe
+      fedtem-wrong-prior).
+    - ours: features move with the network, and a component that rests for half a period is left behind. Moving it
+      along with the fresher one lost 2 to 4 points in small settings, so it stays where it is.
+    - paper: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
+    - paper: the prior has exponent 1, whatever the true one.
+    - ours: variances are at least 1e-6 and `var_floor` times their mean, because dead units of a ReLU would decide
+      everything otherwise.
+    - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
+    - ours: ties of saturated posteriors are broken by log-odds, then by id.
+    - paper: at inference pi is uniform, and all samples of a client use one branch (Eq. 5), whatever the `selection`
+      in training.
+    - ours: `prior = "learned"` is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and with
+      em-only and uniform, a component moves by its share of the samples.
+    - paper: with K = 1 it is FedAvg with the same server optimizer.
+
+The safe form moves components by certainty, takes consistent statistics alone, and has an anchor
+(docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
@@ -73,6 +76,7 @@ from fedtide.core.types import (
     Payload,
     Prediction,
     Shard,
+    Traits,
     Weighted,
     Weights,
     to_everyone,
@@ -83,7 +87,6 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -98,19 +101,30 @@ from fedtide.multi.sketch import sketching
 from fedtide.parts.assign import assign, capacities, members_of
 from fedtide.parts.gaussian import clip_shares, floor_variances, log_densities, moments, pool_moments, posteriors
 from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import Certainty, Update, first_whole
+from fedtide.parts.step_size import Certainty, Overwrite, Update, first_whole
 from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Anchored
 
 Selection = Literal["greedy", "sample", "bayes"]
 """A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
+
+
+REVEALS = ("pi", "odds", "mu", "var", "n")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What clients receive: the network, and the mixture: means, variances and shares of the modes."""
+
+    weights: Weights
+    mixture: tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class State:
     """The network, the optimizer's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
-    prior: the memo of the prior. started: (K,) mask of components that were ever updated. anchor: the model of all
-    samples, if any.
+    prior: the memo of the prior. started: (K,) mask of components that were ever updated.
     """
 
     weights: Weights
@@ -120,7 +134,6 @@ class State:
     pi: Tensor
     prior: Any
     started: Tensor
-    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -135,12 +148,11 @@ def fedtem(
     eps: Fraction = 0.5,
     server: Server = KERAS,
     selection: Selection = "greedy",
-    update: Update = Certainty(),
-    consistent_only: Flag = True,
+    update: Update = Overwrite(),
+    consistent_only: Flag = False,
     beta: Fraction = 0.99,
     variance: Literal["within", "total"] = "within",
     var_floor: Positive = 1e-3,
-    anchor: Anchored = True,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
@@ -167,32 +179,28 @@ def fedtem(
     """
     prior.check(branches)
     sketch = sketching(prior, task)
-    beside = Anchoring(anchor, task, local, server, weighting)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
-    reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        none, var = torch.zeros(branches, dtype=torch.bool), torch.ones_like(mu)
-        memo, joined = server.init(weights), cohort.init(fleet)
-        return State(weights, memo, mu, var, uniform, prior.init(branches), none, beside.start(rng), joined)
+        none, joined, known = torch.zeros(branches, dtype=torch.bool), cohort.init(fleet), prior.init(branches)
+        mixture = {"mu": mu, "var": torch.ones_like(mu), "pi": uniform}
+        return State(weights=weights, server=server.init(weights), **mixture, prior=known, started=none, cohort=joined)
 
-    def broadcast(state: State) -> Payload:
-        var = floor_variances(state.var, var_floor)
-        return {"weights": state.weights, "mu": state.mu, "var": var, "pi": state.pi, **beside.sent(state)}
+    def broadcast(state: State, pi: Tensor) -> Sent:
+        return Sent(state.weights, (state.mu, floor_variances(state.var, var_floor), pi))
 
     @Stepwise
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        weights, mixture = payload["weights"], (payload["mu"], payload["var"], payload["pi"])
+    def train(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        weights, mixture = payload.weights, payload.mixture
         if not len(shard):
             return None
         # Line 7: the branch, by the received network (Eq. 5).
         received = yield Features(task, weights, shard.x)
         k = choose_branch(selection, received, *mixture, rng)
-        parts, inference = (yield from sketch(shard)), {**payload, "pi": uniform}
-        parts |= yield from beside.train(by_branch, inference, None, shard, moment, rng)
+        parts = yield from sketch(shard)
         # Line 8: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, k, lam, eps)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)
@@ -203,9 +211,8 @@ def fedtem(
         gamma, joint = posteriors(z, *mixture)
         own_mean, own_var = moments(z)
         n = torch.tensor(float(len(shard)), dtype=torch.float64)
-        rows = {
-            "pi": gamma.mean(0), "odds": joint.mean(0) - joint.mean(0)[0], "mu": own_mean, "var": own_var, "n": n,
-        }  # fmt: skip
+        pi, odds = gamma.mean(0), joint.mean(0) - joint.mean(0)[0]
+        rows = {"pi": pi, "odds": odds, "mu": own_mean, "var": own_var, "n": n}
         likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
         total = branch_update(fitted, k, branches, shard, weighting) | parts
         total["modes"] = Weighted(likeliest / len(shard), len(shard))
@@ -213,13 +220,12 @@ def fedtem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 4 to 9.
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state), reveal=reveals)
+        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state, state.pi), reveal=REVEALS)
         if reply.total is None:
             return state, {}
         # Lines 10 and 11: the network.
         got, rows = mean(reply.total), reply.rows
         state, _ = step_branches(state, server, got, lam)
-        state, weighed = beside.step(state, reply.total)
         # Lines 12 and 13: the mode of each participant (m,) by the prior, and the mixture (Eq. 10 and A.4).
         heard = prior.see(state.prior, fleet.moment, got, rng, len(reply.clients))
         q = prior.shares(fleet.moment, branches, heard)
@@ -231,21 +237,24 @@ def fedtem(
         found = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
-        facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)} | weighed
+        facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
         facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
         started = state.started | (a > 0)
         return replace(state, mu=mu, var=var, pi=pi / pi.sum(), prior=heard, started=started), facts
 
-    def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = logits_and_features(task, payload["weights"], x)
-        gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
+    def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, z = logits_and_features(task, payload.weights, x)
+        gamma, _ = posteriors(z, *payload.mixture)
         return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1), task.target)
 
-    serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, reveals=reveals)
+    def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+        return replace(payload, mixture=(*payload.mixture[:2], uniform)), None
+
+    serve = to_everyone(lambda state: broadcast(state, uniform))
+    traits = Traits(reveals=REVEALS, models="branches")
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
-    passes = 2 if prior.sketch is None else 5
-    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": passes}, trained=beside.trained())
+    return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
 
 
 def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
@@ -265,3 +274,9 @@ def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: 
     if selection == "sample":
         return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
     return int(own.argmax())
+
+
+ENTRY = Entry(
+    "fedtem", fedtem, "weights and mixture down, update up", "branches", REVEALS, helps=("hours",),
+    safe=Safe(options={"update": Certainty(), "consistent_only": True}, transforms=(Anchored(),)),
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """FedTKM: k-means over modes (such as day and night) with a prior that knows the time, from sums only.
 
-Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and 27.
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and
+27. With nothing but its name it plays Algorithm 2 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -22,23 +23,25 @@ When to use it: like FedTEM, where the server must not see single clients: all a
 asks for nothing (arrivals, uniform, everyone).
 
 Choices:
-    `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each sample votes for
-    its nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code.
-    `update = "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority.
-    `alpha = "integral"` is Eq. 13 as printed. The paper does not print eta: .02 is that of the released command for
-    Stack Overflow (its flag has .2 by default, its README .01 to .1). Even if every client is assigned rightly,
-    it adds up what the prior is wrong by: if the exponent of the shift is 1/4, alpha_2 is .38 after 12 periods of 32
-    rounds, and exp(-5), its bound, after 8 of 256. "per-period" steps by eta / T, so that each period adds the same
-    whatever its length. The default, "leaky", forgets rho of log alpha in each round and keeps it within eta / rho = .4
-    for every period and exponent. log alpha also stays within [-5, 5]. `rescale` applies alpha at inference too, as
-    Eq. 11 does, and the released code in its test (a flag says whether in validation). The default, off, is ours: what
-    round it is says nothing of who is judged, and the other defaults were chosen with it. For K > 2 each log alpha_k
-    moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula above. With
-    lam = 0 an untrained branch is not stepped. With K = 1 it is FedAvg with the same server optimizer.
-    `prior = "learned"`, ours, is told nothing of the rhythm and finds it in sums (docs/learned-rhythm.md).
-    The `anchor` is ours: see FedTEM. The paper as printed is `anchor = false`, `alpha = "integral"` and
-    `rescale = true`. In ten small settings over five seeds the paper to the letter lost up to 3.8 points to the best
-    single model and gained nothing, the default lost 0.3 at most and gained up to 2.1 (recipe never-worse).
+    - paper: `distance = "mean"` is the mean of norms, not squared. In the released code ("vote") each sample votes
+      for its nearest center.
+    - released code: a tie goes to the last branch, because branch 1 needs a strictly smaller distance.
+    - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves only while the prior gives its
+      mode the majority.
+    - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if every client is assigned
+      rightly. If the exponent of the shift is 1/4, alpha_2 is .38 after 12 periods of 32 rounds.
+    - released code: eta is .02, which is not printed: that of the released command for Stack Overflow.
+    - ours: "per-period" steps by eta / T, so each period adds the same whatever its length. "leaky" forgets rho of
+      log alpha in each round, and keeps it within eta / rho = .4.
+    - ours: log alpha stays within [-5, 5].
+    - paper: `rescale` applies alpha at inference too (Eq. 11). The released code does so in its test.
+    - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, and all are taken relative to the first.
+      For two that is the formula above.
+    - ours: with lam = 0 an untrained branch is not stepped.
+    - ours: `prior = "learned"` is told nothing of the rhythm and finds it in sums (docs/learned-rhythm.md).
+    - paper: with K = 1 it is FedAvg with the same server optimizer.
+
+The safe form has leaky factors, which apply in training alone, and an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.errors import refused
@@ -68,6 +72,7 @@ from fedtide.core.types import (
     Prediction,
     Shard,
     Slotted,
+    Traits,
     Weighted,
     Weights,
     to_everyone,
@@ -78,7 +83,6 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.steps import Features, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import BranchCount, Feature
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -91,16 +95,25 @@ from fedtide.multi.branches import (
 )
 from fedtide.multi.sketch import sketching
 from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import Alpha, Leaky, Overwrite, PerPeriod, Update, first_whole
+from fedtide.parts.step_size import Alpha, Integral, Leaky, Overwrite, PerPeriod, Update, first_whole
 from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Anchored
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What clients receive: the network, and centers and log alpha of the modes."""
+
+    weights: Weights
+    centers: Tensor
+    log_alpha: Tensor
 
 
 @dataclass(frozen=True)
 class State:
     """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    prior: the memo of the prior. started: (K,) mask of centers that were ever moved. anchor: the model of all samples,
-    if any.
+    prior: the memo of the prior. started: (K,) mask of centers that were ever moved.
     """
 
     weights: Weights
@@ -109,7 +122,6 @@ class State:
     log_alpha: Tensor
     prior: Any
     started: Tensor
-    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -124,11 +136,10 @@ def fedtkm(
     eps: Fraction = 0.5,
     server: Server = KERAS,
     distance: Literal["mean", "vote"] = "mean",
-    alpha: Alpha = Leaky(),
+    alpha: Alpha = Integral(),
     update: Update = Overwrite(),
     max_update_norm: Positive | None = None,
-    rescale: Flag = False,
-    anchor: Anchored = True,
+    rescale: Flag = True,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm[State]:
@@ -154,35 +165,34 @@ def fedtkm(
     if isinstance(alpha, PerPeriod) and not isinstance(getattr(prior, "period", None), int | float):
         raise refused("alpha", alpha.kind, f"'leaky' or 'integral': prior = '{prior.kind}' has no period in rounds")
     sketch = sketching(prior, task)
-    beside = Anchoring(anchor, task, local, server, weighting)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        memo, joined = server.init(weights), cohort.init(fleet)
-        return State(weights, memo, centers, zero, prior.init(branches), started, beside.start(rng), joined)
+        zero = torch.zeros(branches, dtype=torch.float64)
+        return State(
+            weights=weights, server=server.init(weights), cohort=cohort.init(fleet),
+            centers=centers, log_alpha=zero, prior=prior.init(branches), started=zero > 0,
+        )  # fmt: skip
 
-    def broadcast(state: State) -> Payload:
-        mixture = {"centers": state.centers, "log_alpha": state.log_alpha}
-        return {"weights": state.weights, **mixture, **beside.sent(state)}
+    def broadcast(state: State) -> Sent:
+        return Sent(state.weights, state.centers, state.log_alpha)
 
-    def distances(z: Tensor, payload: Payload) -> Tensor:
+    def distances(z: Tensor, payload: Sent) -> Tensor:
         """Return alpha_k times the distance of rows to centers (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
-        far = torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
+        far = torch.cdist(z.double(), payload.centers) * payload.log_alpha.exp()
         return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 
     @Stepwise
-    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        weights = payload["weights"]
+    def train(payload: Sent, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        weights = payload.weights
         if not len(shard):
             return None
         # Lines 7 and 8: the branch, by the received network (Eq. 11).
         received = yield Features(task, weights, shard.x)
         k = nearest(distances(received, payload).mean(0))
         parts = yield from sketch(shard)
-        parts |= yield from beside.train(by_branch, at_inference(payload), None, shard, moment, rng)
         # Line 9: local training with the branch fixed (Eq. 4).
         objective = BranchLoss(task.loss, int(k), lam, eps)
         fitted = yield Train(task, local, weights, shard, moment, rng, loss=objective, features=True)
@@ -223,25 +233,32 @@ def fedtkm(
         centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
         # Line 15: the network.
         state, _ = step_branches(state, server, got, lam)
-        state, weighed = beside.step(state, reply.total)
-        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | weighed
+        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
         facts |= prior.facts(heard) | ({} if q is None else {"prior": q})
         return replace(state, centers=centers, log_alpha=log_alpha, prior=heard, started=started), facts
 
-    def by_branch(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = logits_and_features(task, payload["weights"], x)
+    def by_branch(payload: Sent, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, z = logits_and_features(task, payload.weights, x)
         return predict_chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner], task.target)
 
-    def at_inference(payload: Payload) -> Payload:
-        return payload if rescale else {**payload, "log_alpha": torch.zeros_like(payload["log_alpha"])}
+    def at_inference(payload: Sent) -> Sent:
+        return payload if rescale else replace(payload, log_alpha=torch.zeros_like(payload.log_alpha))
 
-    serve = to_everyone(lambda state: at_inference(broadcast(state)))
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch)
+    def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+        return at_inference(payload), None
+
+    serve, traits = to_everyone(lambda state: at_inference(broadcast(state))), Traits(models="branches")
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
-    passes = 2 if prior.sketch is None else 5
-    return with_cohort(beside.added_to(made), cohort, task, local, forward={"train": passes}, trained=beside.trained())
+    return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})
 
 
 def nearest(far: Tensor) -> Tensor:
     """Return the position of the smallest value along the last dimension; ties: the last."""
     return far.shape[-1] - 1 - far.flip(-1).argmin(-1)
+
+
+ENTRY = Entry(
+    "fedtkm", fedtkm, "weights and centers down, update, feature means and counts up", "branches", helps=("hours",),
+    safe=Safe(options={"alpha": Leaky(), "rescale": False}, transforms=(Anchored(),)),
+)  # fmt: skip

@@ -1,16 +1,21 @@
 """T-shot k-means: inputs are clustered over T rounds before training; each sample trains the branch of its center.
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for the
-Win: One-Shot Federated Clustering* (k-FED), ICML 2021.
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for
+the Win: One-Shot Federated Clustering* (k-FED), ICML 2021. With nothing but its name it plays the baseline as the
+paper describes it.
 
 When to use it: modes look different in the raw inputs. It uses only the inputs of samples and no labels.
 
 Choices:
-    Every participant sends K centers of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server
-    picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from there. The
-    T rounds come before round 0 and do not train; the fact `collected` is their cost in bytes. The other branches are
-    not trained along (lam = 0): the paper smooths labels only for Min Loss, FedTEM and FedTKM. The batch loss is the
-    sum over both branches' samples, divided by the batch size. Not defined for text."""
+    - ours: every participant sends K centers of its raw inputs (k-means++, 10 Lloyd iterations) and their counts. The
+      server picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from
+      there.
+    - paper: the T rounds come before round 0 and do not train. The fact `collected` is their cost in bytes.
+    - paper: the other branches are not trained along (lam = 0), because the paper smooths labels only for Min Loss,
+      FedTEM and FedTKM.
+    - ours: the batch loss is the sum over the samples of both branches, divided by the batch size.
+    - ours: it is not defined for text.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
 from fedtide.core.errors import FedtideError
@@ -37,6 +43,7 @@ from fedtide.core.types import (
     Payload,
     Prediction,
     Shard,
+    Traits,
     Weighted,
     Weights,
     Work,
@@ -105,7 +112,16 @@ def tshot(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0, cohort.init(fleet))
+        none, memo = torch.empty(0), cohort.init(fleet)
+        return State(
+            weights=weights,
+            server=server.init(weights),
+            cohort=memo,
+            found=none,
+            counts=none,
+            centers=None,
+            collected=0,
+        )
 
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -158,7 +174,8 @@ def tshot(
     works: dict[str, Work] = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
     before = int(need_period(shots, "shots", "a number of rounds"))
-    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before)
+    traits = Traits(reveals=reveals, models="branches", before=before)
+    made = Algorithm("t-shot", init, works, round, serve, predict, traits=traits)
     return with_cohort(made, cohort, task, local, forward={"collect": 0})
 
 
@@ -170,3 +187,9 @@ def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
     centers, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
     return torch.from_numpy(centers).float()
+
+
+ENTRY = Entry(
+    "t-shot", tshot, "weights and centers down, update and branch up", "branches", helps=("hours",),
+    reveals=("centers", "counts"),
+)  # fmt: skip
