@@ -2,7 +2,7 @@
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: *Federated Multi-Task Learning under a Mixture of Distributions*, NeurIPS 2021,
 Algorithm 1; with `component_layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or
-Nocturnal?*, ICLR 2022.
+Nocturnal?*, ICLR 2022. With nothing but its name it plays Algorithm 1 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -16,18 +16,19 @@ Nocturnal?*, ICLR 2022.
 When to use it: clients are mixtures rather than members of one group, and participate repeatedly.
 
 Choices:
-    The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever the training loss; its posteriors
-    stay with their samples through every shuffle. `loss_k` of the M-step is the training loss of a sample. The sum over
-    a batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants;
-    `normalize_by = "everyone"` also counts clients that were not asked, as the code does, which damps every step. The K
-    models are one network with a repeated layer, or repeated as a whole, so shared layers are run once. At inference a
-    client's own mixture weights the models' probabilities. Before evaluation a client adapts its mixture by `e_steps`
-    on its own training samples; one without samples keeps the uniform mixture. (The periodic-shift paper runs EM on
-    labeled test data, which are not available in practice.) Shares are at least 1e-12.
-    The `anchor` is ours, and `anchor = false` the paper: FedAvg's model, one more component for all clients, whose
-    weight in the mixture clients' validation samples choose (`fedtide.multi.anchor`). The others neither see it nor
-    train otherwise. In ten small settings over five seeds the paper's form lost up to 4.1 points to the best
-    single model and gained up to 3.4, anchored it lost 0.3 at most and gained as much (recipe never-worse).
+    - ours: the E-step runs once a round, in evaluation mode, on plain cross-entropy whatever the training loss. Its
+      posteriors stay with their samples through every shuffle.
+    - released code: the sum over a batch is divided by B, and not by the sum of posteriors.
+    - ours: the mean is over participants. `normalize_by = "everyone"` also counts clients that were not asked, as the
+      released code does, which damps every step.
+    - ours: the K models are one network with a repeated layer, or repeated as a whole, so shared layers are run once.
+    - paper: a client's own mixture weights the probabilities of the models at inference. Shares are at least 1e-12
+      (ours).
+    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without
+      samples keeps the uniform mixture. The periodic-shift paper runs EM on labeled test data, which nobody has in
+      practice.
+
+The safe form has an anchor, as one more component for all clients (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import ModelCount, StepCount
 from fedtide.core.rng import Rng
@@ -52,9 +54,10 @@ from fedtide.core.types import (
     Notes,
     Prediction,
     Shard,
+    Traits,
     Weighted,
     Weights,
-    to_everyone,
+    shared_weights,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import take_part, with_cohort
@@ -62,24 +65,20 @@ from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.transforms import Anchored
 
 
 @dataclass(frozen=True)
 class State:
-    """The network, the server optimizer's memo, and the total weight of all clients if `normalize_by` needs it.
-
-    anchor: the model of all samples, if any.
-    """
+    """The network, the server optimizer's memo, and the total weight of all clients if `normalize_by` needs it."""
 
     weights: Weights
     server: Any
     everyone: float = 0.0
-    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -90,7 +89,6 @@ def fedem(
     component_layer: str = WHOLE,
     e_steps: StepCount = 5,
     normalize_by: Literal["participants", "everyone"] = "participants",
-    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -112,7 +110,6 @@ def fedem(
     weighs_rows(task.loss, "FedEM")
     needs_likelihood(task, "algorithm", "fedem")
     refuse_equal_start(task, components)
-    beside = Anchoring(anchor, task, local, server, weighting)
     plain, task = task, with_branches(task, component_layer, components, key="component_layer")
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
@@ -122,10 +119,7 @@ def fedem(
         reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
         everyone = 0.0 if known is None else known["rows"].weight
-        return State(weights, server.init(weights), everyone, beside.start(rng), cohort.init(fleet))
-
-    def broadcast(state: State) -> dict[str, Any]:
-        return {"weights": state.weights, **beside.sent(state)}
+        return State(weights=weights, server=server.init(weights), everyone=everyone, cohort=cohort.init(fleet))
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -136,14 +130,13 @@ def fedem(
         return joints, joints.softmax(1)
 
     @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        weights, pi = payload["weights"], even if memory is None else memory["pi"]
-        joints, q = e_step((yield BranchLosses(task, weights, shard)), pi)
+        pi = even if memory is None else memory["pi"]
+        joints, q = e_step((yield BranchLosses(task, payload, shard)), pi)
         pi = q.mean(0)
-        parts = yield from beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
-        fitted = yield Train(task, local, weights, shard, moment, rng, loss=Blended(q, task.loss))
+        fitted = yield Train(task, local, payload, shard, moment, rng, loss=Blended(q, task.loss))
         if not fitted.steps:
             return None
         weight, notes = client_weight(shard, weighting), Notes(branch=pi.argmax(), component=q.argmax(1))
@@ -152,40 +145,47 @@ def fedem(
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, weight),
         } | mixture_notes(q, joints)
-        return Answer(total | parts, memory={"pi": pi}, notes=notes, update=total["delta"].value)
+        return Answer(total, memory={"pi": pi}, notes=notes, update=total["delta"].value)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
         if normalize_by == "everyone":
             total = reply.total["delta"]
             got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
-        moved, facts = step_server(state, server, got)
-        facts = {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
-        moved, weighed = beside.step(moved, reply.total)
-        return moved, {**facts, **weighed}
+        state, facts = step_server(state, server, got)
+        return state, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        losses = losses_of(task, payload["weights"], shard)
+        losses = losses_of(task, payload, shard)
         pi = even if memory is None else memory["pi"]
         for _ in range(e_steps):
             pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+    def by_mixture(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        told, _ = blend_branches(task, payload["weights"], x, pi)
+        told, _ = blend_branches(task, payload, x, pi)
         return Prediction(told, pi.argmax(1), pi)
+
+    def as_served(payload: Weights, memory: Memory, answer: Answer) -> tuple[Weights, Memory]:
+        return payload, answer.memory
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     models = components if component_layer == WHOLE else 1
     works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
-    forward, serve = {"train": models, "weigh": 0, "loss": 2 * models}, to_everyone(broadcast)
-    made = beside.added_to(Algorithm("fedem", init, works, round, serve, by_mixture, adapt))
-    trained = beside.trained(lambda rows: models * local.samples(rows))
-    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)
+    traits = Traits(models="mixture", refuses={"shared": "component_layer says in which layer its components differ"})
+    made = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, as_served, traits=traits)
+    forward = {"train": models, "weigh": 0, "loss": 2 * models}
+    return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))
+
+
+ENTRY = Entry(
+    "fedem", fedem, "K models down, the updates of all up", "mixture", keeps="its mixture",
+    helps=("groups", "meaning", "holdings", "nothing"), safe=Safe(transforms=(Anchored(),)),
+)  # fmt: skip

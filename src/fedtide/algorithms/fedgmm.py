@@ -1,7 +1,7 @@
 """FedGMM: FedEM that also models the inputs, by Gaussians of their features next to the K learners.
 
-Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023,
-Algorithm 1.
+Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML
+2023, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -23,18 +23,20 @@ When to use it: like FedEM, where the inputs tell which learner to use, or where
 density measures the novelty of a sample.
 
 Choices:
-    z are principal components of public samples (the released code takes those of a pretrained network). rho = 0.1 as
-    in the released code. That code begins with k-means on each client, so that clients average components that do not
-    belong together; here k-means runs once, on the server (`gaussian_init`). Covariances are averaged without the
-    spread of the clients' means, as in the code. The released prediction adds pi instead of log pi; ours does not.
-    With several `em_steps` the E-steps after the first use the client's own Gaussians; learners train once, on the last
-    posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
-    Before evaluation, a client adapts its mixture by `e_steps` on its own training samples; one without samples keeps
-    the uniform mixture. With one Gaussian it is FedEM, except for the weights of the learners.
-    The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the learners, mixed in with the weight
-    that clients' validation samples choose (`fedtide.multi.anchor`). In ten small settings over five seeds the
-    paper's form lost up to 4.1 points to the best single model and gained up to 5.5, anchored it lost 0.3 at most and
-    gained up to 5.6 (recipe never-worse).
+    - ours: z are principal components of public samples; the released code takes those of a pretrained network.
+    - released code: rho = 0.1.
+    - ours: k-means runs once, on the server (`gaussian_init`). The released code begins with k-means on each client,
+      so clients average components that do not belong together.
+    - released code: covariances are averaged without the spread of the clients' means.
+    - ours: predictions weigh by log pi; the released code adds pi instead.
+    - ours: with several `em_steps` the E-steps after the first use the client's own Gaussians. Learners train once,
+      on the last posteriors.
+    - ours: the E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
+    - ours: before evaluation a client adapts its mixture by `e_steps` on its own training samples; one without
+      samples keeps the uniform mixture.
+    - paper: with one Gaussian it is FedEM, but for the weights of the learners.
+
+The safe form has an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import ModelCount, NonNegative, StepCount
 from fedtide.core.rng import Rng
@@ -60,6 +63,7 @@ from fedtide.core.types import (
     Prediction,
     Shard,
     Slotted,
+    Traits,
     Weighted,
     Weights,
     to_everyone,
@@ -70,14 +74,11 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import BranchLosses, blend_branches, losses_of, with_branches
 from fedtide.multi.clusters import (
     init_models,
     join_models,
-    receive_models,
     refuse_equal_start,
-    send_models,
     split_models,
     step_models,
 )
@@ -86,13 +87,14 @@ from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMean
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.transforms import Anchored
 
 
 @dataclass(frozen=True)
 class State:
     """The learners, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
 
-    mu (M1, d) and spread (M1, d, d): means and covariances, in float64. anchor: the model of all samples, if any.
+    mu (M1, d) and spread (M1, d, d): means and covariances, in float64.
     """
 
     weights: tuple[Weights, ...]
@@ -100,7 +102,6 @@ class State:
     mu: Tensor
     spread: Tensor
     collected: Collected
-    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -109,13 +110,11 @@ def fedgmm(
     local: LocalTrainer = LocalTrainer(),
     components: ModelCount = 3,
     gaussians: ModelCount = 3,
-    component_layer: str = WHOLE,
     features: Features = PCA(width=32),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: StepCount = 1,
     e_steps: StepCount = 5,
     rho: NonNegative = 0.1,
-    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -129,7 +128,6 @@ def fedgmm(
         task: model and loss, which must be defined per label; `public` set, for the default features.
         components: number of learners, M2.
         gaussians: number of Gaussians, M1.
-        component_layer: "*" for whole learners, or the only layer in which they differ.
         features: feature space of the Gaussians.
         gaussian_init: initialization of the Gaussians.
         em_steps: EM steps of a client in a round.
@@ -142,21 +140,19 @@ def fedgmm(
     weighs_rows(task.loss, "FedGMM")
     needs_likelihood(task, "algorithm", "fedgmm")
     refuse_equal_start(task, components)
-    beside = Anchoring(anchor, task, local, server, weighting)
-    whole = with_branches(task, component_layer, components, key="component_layer")
+    whole = with_branches(task, WHOLE, components)
     setup = GaussianSetup(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
     extract, diagonal = setup.extract, max(rho, LEAST_VARIANCE)
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, component_layer)
+        models = init_models(task, rng, components)
         mu, cov = setup.initial(models[0], rng)
-        memos = tuple(map(server.init, models))
-        return State(models, memos, mu, cov, Collected.nothing(), beside.start(rng), cohort.init(fleet))
+        memos, nothing = tuple(map(server.init, models)), Collected.nothing()
+        return State(weights=models, server=memos, mu=mu, spread=cov, collected=nothing, cohort=cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = send_models(state.weights, component_layer)
-        return {"models": models, "mu": state.mu, "cov": state.spread, **beside.sent(state)}
+        return {"models": list(state.weights), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -170,8 +166,8 @@ def fedgmm(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        models = receive_models(payload["models"])
-        together, z = join_models(models, component_layer), extract(models[0], shard.x)
+        models = payload["models"]
+        together, z = join_models(models, WHOLE), extract(models[0], shard.x)
         losses = (yield BranchLosses(whole, together, shard)).double().T[:, None]
         pi, mu, cov = even if memory is None else memory["pi"], payload["mu"], payload["cov"]
         for _ in range(em_steps):
@@ -180,12 +176,11 @@ def fedgmm(
             pi = g.mean(0)
             mu, cov = fit_full_gaussians(z, g.sum(2), rho)
         q = g.sum(1)
-        parts = yield from beside.train(by_mixture, payload, {"pi": pi}, shard, moment, rng)
         trained = yield Train(whole, local, together, shard, moment, rng, loss=Blended(q, task.loss))
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
-        deltas = split_models(trained.delta, models[0], component_layer, components)
+        deltas = split_models(trained.delta, models[0], WHOLE, components)
         total = {
             "delta": Slotted(
                 {k: Weighted(delta, n * float(pi[:, k].sum())) for k, delta in enumerate(deltas)}, components
@@ -197,46 +192,57 @@ def fedgmm(
             "loss": Weighted(trained.loss, len(shard)),
         } | mixture_notes(q, scores)
         update = dict(enumerate(deltas))
-        return Answer(total | parts, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=update)
+        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        state = step_models(state, server, reply.total["delta"], own_layer=component_layer)
+        state = step_models(state, server, reply.total["delta"])
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
-        state, weighed = beside.step(state, reply.total)
-        return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0), **weighed}
+        return replace(state, mu=mu, spread=cov), {**facts, "pi": got["pi"].sum(0)}
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = receive_models(payload["models"])
-        losses = losses_of(whole, join_models(models, component_layer), shard).double().T[:, None]
+        models = payload["models"]
+        losses = losses_of(whole, join_models(models, WHOLE), shard).double().T[:, None]
         pi, z = even if memory is None else memory["pi"], extract(models[0], shard.x)
         for _ in range(e_steps):
             pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = receive_models(payload["models"])
+        models = payload["models"]
         pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
         shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
-        told, labels = blend_branches(whole, join_models(models, component_layer), x, shares, others)
+        told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
         return Prediction(told, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
-    models, once = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    forward = {"train": models + once, "collect": once, "loss": 2 * (models + once)}
+    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Any, Memory]:
+        return payload, answer.memory
+
+    # Learners multiply the cost by their number; features other than PCA cost another pass without gradients.
+    once = int(not isinstance(features, PCA))
+    forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
     serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
-    made = Algorithm("fedgmm", init, {"train": train}, round, serve, by_mixture, adapt, check=check)
-    made = setup.added_to(beside.added_to(made), cohort)
-    trained = beside.trained(lambda rows: models * local.samples(rows))
-    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)
+    works, traits = {"train": train}, Traits(models="mixture")
+    made = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, as_served, check, traits=traits)
+    made = setup.added_to(made, cohort)
+    return with_cohort(
+        made, cohort, task, local, forward=forward, trained=lambda rows: components * local.samples(rows)
+    )
+
+
+ENTRY = Entry(
+    "fedgmm", fedgmm, "K models and Gaussians down, updates of all up", "mixture", keeps="its mixture",
+    helps=("groups", "meaning", "holdings", "nothing"), reveals=("centers", "counts", "spreads"),
+    safe=Safe(transforms=(Anchored(),)),
+)  # fmt: skip

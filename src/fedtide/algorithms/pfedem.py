@@ -1,7 +1,8 @@
 """pFedEM: clients' data are a changing mixture of K base distributions, with one model for each of those.
 
-Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
-Shift*, IWQoS 2024, section III, Algorithm 1.
+Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual
+Distribution Shift*, IWQoS 2024, section III, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed,
+with the backbone network as f.
 
 | symbol | meaning |
 | --- | --- |
@@ -18,33 +19,33 @@ Shift*, IWQoS 2024, section III, Algorithm 1.
     mu_k, var_k = sum_i n_ik (mu_ik, var_ik) / sum_j n_jk,  pi_k = sum_i n_ik / sum_q sum_j n_jq       Eq. 12 to 14
     h(x)  = sum_k pi_k h_k(x)                                                                          Eq. 15
 
-When to use it: each client's data are a mixture of a few distributions whose shares drift with time, the distributions
-once different, and one model cannot fit all of them well. If samples of all distributions once alike the split is
-arbitrary: check its purity, or the entropy of the posteriors.
+When to use it: each client's data are a mixture of a few distributions whose shares drift with time, the
+distributions once different, and one model cannot fit all of them well. If samples of all distributions once alike
+the split is arbitrary: check its purity, or the entropy of the posteriors.
 
 Choices:
-    No code was found. f is frozen: `features = "pca"` takes principal components of public samples, as K networks that
-    change have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round
-    0, as the first round's samples are of one distribution alone, with K > 2 over a whole one;
-    `gaussian_init = "random"` draws them. The default of `update` is `{ kind = "certainty", a0 = 0.3 }` (`"certainty"`
-    by name has a0 = 1). It moves a component only as far as its share is above 1/K, by
-    `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which
-    both components describe the same distribution while the other one is away.
-    `normalize_by = "members"` weights by n_ik, which is the stated objective (Eq. 6); "participants" is Eq. 5 as
-    printed, with the n_i of the round. Predictions weight models by the sample's own posterior; `inference = "global"`
-    is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported. The split is that of the last
-    E-step, after the M-steps of the previous ones. A client begins with the global shares, or with `keep_mixture` with
-    its last ones. A component without samples anywhere keeps its model and its Gaussian, and a share of 1e-3, so that
-    it can come back. Eq. 3 averages over K, which only scales the learning rate. `component_layer` other than "*" lets
-    the models share all other layers, which then move by the mean over all updates. Line numbers in the code are those
-    of Algorithm 1.
-    The anchor is ours: one more model is trained on all samples, as in FedAvg, and mixed with the others' prediction,
-    as K models of fewer samples each lose to one of all where base distributions look alike. Its weight is the one of
-    0, 0.1, ..., 1 with the highest likelihood of participants' validation samples, those of earlier rounds counting
-    less; 1/2 before the first. A client trains twice as much. The paper as printed is `anchor = false` with
-    `gaussian_init = "random"`, `update = "overwrite"`, `normalize_by = "participants"` and `inference = "global"`
-    and lost up to 11.9 points to the best single model in ten small settings over five seeds; the default lost 0.1 at
-    most and gained up to 6.4 (recipe never-worse).
+    - ours: no code was found. The paper does not say of which of the K models f is the trunk, nor which layer it ends
+      at: f is the inputs of `layer` ("head") of the first model, as it is now (`features = "network"`).
+    - ours: `features = "pca"` takes principal components of public samples, and "frozen" a network that is never
+      trained. K networks that change have no space in common.
+    - ours: `gaussian_init = "random"` draws the first Gaussians. "k-means++" finds them by federated k-means++ over
+      half a cycle before round 0, with K > 2 over a whole one, because the first round has samples of one
+      distribution alone.
+    - paper: `update = "overwrite"` is Eq. 12 and 13, after which both components describe the same distribution while
+      the other one is away. With "certainty", ours, a component moves only as far as its share is above 1/K, by `a0 *
+      (K share - 1)/(K - 1)`; with "share" by its share.
+    - paper: `normalize_by = "participants"` is Eq. 5, with the n_i of the round. "members" weights by n_ik, which is
+      the stated objective (Eq. 6).
+    - paper: `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1. "posterior" weights
+      models by the sample's own posterior. All ways are reported.
+    - ours: the split is that of the last E-step, after the M-steps of the previous ones.
+    - ours: a client begins with the global shares, or with `keep_mixture` with its last ones.
+    - ours: a component without samples anywhere keeps its model, its Gaussian and a share of 1e-3, so that it can
+      come back.
+    - paper: Eq. 3 averages over K, which only scales the learning rate.
+
+Line numbers in the code are those of Algorithm 1. The safe form begins with k-means++, moves by certainty (a0 = 0.3),
+weights by members and posteriors, has features of PCA unless others are given, and an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Flag, ModelCount, Positive, StepCount
 from fedtide.core.rng import Rng
@@ -72,6 +74,7 @@ from fedtide.core.types import (
     Prediction,
     Shard,
     Slotted,
+    Traits,
     Weighted,
     Weights,
     to_everyone,
@@ -82,15 +85,15 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
 from fedtide.multi.branches import blend_branches, with_branches
-from fedtide.multi.clusters import Divisor, init_models, join_models, receive_models, send_models, step_models
-from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
+from fedtide.multi.clusters import Divisor, init_models, join_models, step_models
+from fedtide.multi.features import PCA, Features, Network
+from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for
 from fedtide.multi.mixture_loss import mixture_notes
 from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
-from fedtide.parts.step_size import Certainty, Update
+from fedtide.parts.step_size import Certainty, Overwrite, Update
 from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.transforms import Anchored
 
 LEAST_SHARE = 1e-3
 
@@ -103,8 +106,7 @@ the global shares."""
 class State:
     """The models, the optimizer's memo of each, the mixture, and the collection for its initialization.
 
-    mu and spread (K, d): means and variances. pi (K,): shares. All in float64. anchor: the model of all samples,
-    if any.
+    mu and spread (K, d): means and variances. pi (K,): shares. All in float64.
     """
 
     weights: tuple[Weights, ...]
@@ -113,7 +115,6 @@ class State:
     spread: Tensor
     pi: Tensor
     collected: Collected
-    anchor: Anchor | None = None
     cohort: Any = None
 
 
@@ -121,16 +122,14 @@ def pfedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     components: ModelCount = 2,
-    component_layer: str = WHOLE,
-    features: Features = PCA(),
-    gaussian_init: GaussianInit = KMeansPlusPlus(),
+    features: Features = Network(),
+    gaussian_init: GaussianInit = Random(),
     em_steps: StepCount = 1,
-    update: Update = Certainty(a0=0.3),
-    normalize_by: Divisor = "members",
+    update: Update = Overwrite(),
+    normalize_by: Divisor = "participants",
     keep_mixture: Flag = False,
-    inference: Inference = "posterior",
+    inference: Inference = "global",
     var_floor: Positive = 1e-3,
-    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -141,10 +140,9 @@ def pfedem(
     up in sums. Before round 0, with `gaussian_init = "k-means++"`, the server sees K centers of each client's features.
 
     Args:
-        task: model and loss; `public` set, for the default features.
+        task: model and loss; `public` set, for features of PCA.
         local: local training of each model on its part of the samples; `local_steps` is the paper's J.
         components: number of base distributions, K.
-        component_layer: "*" for K whole models, or the only layer in which they differ.
         features: feature space f of the Gaussians.
         gaussian_init: initialization of the Gaussians.
         em_steps: EM steps of a client in a round.
@@ -154,21 +152,20 @@ def pfedem(
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
     """
-    beside = Anchoring(anchor, task, local, server, weighting)
-    whole = with_branches(task, component_layer, components, key="component_layer")
+    whole = with_branches(task, WHOLE, components)
     setup = GaussianSetup(gaussian_init, task, features, components)
     extract = setup.extract
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = init_models(task, rng, components, component_layer)
+        models = init_models(task, rng, components)
         mu, var = setup.initial(models[0], rng)
-        memos = tuple(map(server.init, models))
-        return State(models, memos, mu, var, even, Collected.nothing(), beside.start(rng), cohort.init(fleet))
+        mixture = {"mu": mu, "spread": var, "pi": even, "collected": Collected.nothing()}
+        return State(weights=models, server=tuple(map(server.init, models)), **mixture, cohort=cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models, var = send_models(state.weights, component_layer), floor_variances(state.spread, var_floor)
-        return {"models": models, "mu": state.mu, "var": var, "pi": state.pi, **beside.sent(state)}
+        var = floor_variances(state.spread, var_floor)
+        return {"models": list(state.weights), "mu": state.mu, "var": var, "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
@@ -183,11 +180,10 @@ def pfedem(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        models = receive_models(payload["models"])
+        models = payload["models"]
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
-        kept = {"pi": pi}
-        parts = yield from beside.train(by_mixture, payload, kept, shard, moment, rng)
+        kept = {"pi": pi} if keep_mixture or inference == "client" else None
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
@@ -208,7 +204,7 @@ def pfedem(
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
         updates, notes = {k: part.value for k, part in deltas.items()}, Notes(component=component)
-        return Answer(total | parts, memory=kept if keep_mixture else None, notes=notes, update=updates)
+        return Answer(total, memory=kept, notes=notes, update=updates)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
@@ -216,7 +212,7 @@ def pfedem(
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
-        state = step_models(state, server, reply.total["delta"], normalize_by, component_layer, everyone)
+        state = step_models(state, server, reply.total["delta"], normalize_by, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
@@ -225,8 +221,7 @@ def pfedem(
                 var[k] += steps[k] * (found["var"] - var[k])
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
-        state, weighed = beside.step(state, reply.total)
-        facts = {**{name: got[name] for name in ("loss", "entropy", "log_likelihood")}, "pi": pi, **weighed}
+        facts = {**{name: got[name] for name in ("loss", "entropy", "log_likelihood")}, "pi": pi}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -247,16 +242,31 @@ def pfedem(
         return shares, others, joints.logsumexp(1)
 
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = receive_models(payload["models"])
+        models = payload["models"]
         shares, others, density = weigh(payload, memories, extract(models[0], x), owner)
-        joined = join_models(models, component_layer)
-        told, labels = blend_branches(whole, joined, x, shares, others if components > 1 else None)
+        told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others if components > 1 else None)
         return Prediction(told, shares.argmax(1), shares, labels, density)
 
+    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Any, Memory]:
+        return payload, answer.memory
+
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
-    forward = {"train": once, "collect": once, "loss": (components if component_layer == WHOLE else 1) + 2 * once}
-    check = enough_rows_for(components=components)
-    made = Algorithm("pfedem", init, {"train": train}, round, serve, by_mixture, adapt, check=check)
-    made = setup.added_to(beside.added_to(made), cohort)
-    trained = beside.trained(partial(split_samples, local, components))
-    return with_cohort(made, cohort, task, local, forward=forward, trained=trained)
+    forward = {"train": once, "collect": once, "loss": components + 2 * once}
+    works, check, traits = {"train": train}, enough_rows_for(components=components), Traits(models="mixture")
+    made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, as_served, check, traits=traits)
+    made = setup.added_to(made, cohort)
+    return with_cohort(made, cohort, task, local, forward=forward, trained=partial(split_samples, local, components))
+
+
+ENTRY = Entry(
+    "pfedem", pfedem, "K models and Gaussians down, updates of some up", "mixture", keeps="nothing, or its shares",
+    helps=("groups", "meaning", "holdings", "nothing"),
+    safe=Safe(
+        options={
+            "gaussian_init": KMeansPlusPlus(), "update": Certainty(a0=0.3), "normalize_by": "members",
+            "inference": "posterior",
+        },
+        usual={"features": PCA()},
+        transforms=(Anchored(),),
+    ),
+)  # fmt: skip
