@@ -173,14 +173,11 @@ def fedem(
         told, _ = blend_branches(task, payload, x, pi)
         return Prediction(told, pi.argmax(1), pi)
 
-    def as_served(payload: Weights, memory: Memory, answer: Answer) -> tuple[Weights, Memory]:
-        return payload, answer.memory
-
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     models = components if component_layer == WHOLE else 1
     works = {"train": train} | ({"weigh": weigh} if normalize_by == "everyone" else {})
     traits = Traits(models="mixture", refuses={"shared": "component_layer says in which layer its components differ"})
-    made = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, as_served, traits=traits)
+    made = Algorithm("fedem", init, works, round, shared_weights, by_mixture, adapt, traits=traits)
     forward = {"train": models, "weigh": 0, "loss": 2 * models}
     return with_cohort(made, cohort, task, local, forward=forward, trained=lambda rows: models * local.samples(rows))
 

@@ -226,15 +226,12 @@ def fedgmm(
         told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
         return Prediction(told, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Any, Memory]:
-        return payload, answer.memory
-
     # Learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     once = int(not isinstance(features, PCA))
     forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
     serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
     works, traits = {"train": train}, Traits(models="mixture")
-    made = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, as_served, check, traits=traits)
+    made = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
     made = setup.added_to(made, cohort)
     return with_cohort(
         made, cohort, task, local, forward=forward, trained=lambda rows: components * local.samples(rows)

@@ -39,7 +39,7 @@ Choices:
     - paper: `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1. "posterior" weights
       models by the sample's own posterior. All ways are reported.
     - ours: the split is that of the last E-step, after the M-steps of the previous ones.
-    - ours: a client begins with the global shares, or with `keep_mixture` with its last ones.
+    - paper: a client begins with the global shares in each round.
     - ours: a component without samples anywhere keeps its model, its Gaussian and a share of 1e-3, so that it can
       come back.
     - paper: Eq. 3 averages over K, which only scales the learning rate.
@@ -59,7 +59,7 @@ from torch import Tensor
 
 from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, ModelCount, Positive, StepCount
+from fedtide.core.config_types import ModelCount, Positive, StepCount
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -96,6 +96,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
 
 LEAST_SHARE = 1e-3
+"""Share of a component without samples."""
 
 Inference = Literal["posterior", "uniform", "client", "global"]
 """Weights of the models at inference: the sample's posterior, under global or uniform shares; the client's shares; or
@@ -127,7 +128,6 @@ def pfedem(
     em_steps: StepCount = 1,
     update: Update = Overwrite(),
     normalize_by: Divisor = "participants",
-    keep_mixture: Flag = False,
     inference: Inference = "global",
     var_floor: Positive = 1e-3,
     server: Server = SGD(),
@@ -148,13 +148,11 @@ def pfedem(
         em_steps: EM steps of a client in a round.
         update: step sizes of the global Gaussians.
         normalize_by: divisor of a model's update: samples of its distribution ("members"), or all ("participants").
-        keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
     """
     whole = with_branches(task, WHOLE, components)
     setup = GaussianSetup(gaussian_init, task, features, components)
-    extract = setup.extract
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -167,10 +165,9 @@ def pfedem(
         var = floor_variances(state.spread, var_floor)
         return {"models": list(state.weights), "mu": state.mu, "var": var, "pi": state.pi}
 
-    def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def em(payload: Any, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
-        mu, var = payload["mu"], payload["var"]
-        pi = memory["pi"] if keep_mixture and memory is not None else payload["pi"]
+        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
         for step in range(em_steps):
             gamma, joints = posteriors(z, mu, floor_variances(var, var_floor) if step else var, pi)  # Eq. 8
             mu, var, pi = fit_gaussians(z, gamma, mu, var)  # Eq. 9 to 11
@@ -180,19 +177,16 @@ def pfedem(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        models = payload["models"]
-        gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
+        gamma, joints, (mu, var, pi) = em(payload, setup.extract(payload["models"][0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
-        kept = {"pi": pi} if keep_mixture or inference == "client" else None
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
-            rows = component == k
-            n_k = int(rows.sum())
-            trained = yield Train(task, local, models[k], shard.pick(rows), moment, rng)
+            own = shard.pick(component == k)
+            n_k = len(own)
+            trained = yield Train(task, local, payload["models"][k], own, moment, rng)
             if trained.steps:  # a single sample with BatchNorm makes none
-                share = n_k / n if normalize_by == "members" else 1.0
-                deltas[k] = Weighted(detached(trained.delta), weight * share)
+                deltas[k] = Weighted(detached(trained.delta), weight * (n_k / n if normalize_by == "members" else 1.0))
                 losses, done = losses + n_k * trained.loss, done + n_k
             gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * (n_k / n))
         if not deltas:
@@ -203,8 +197,8 @@ def pfedem(
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
         } | mixture_notes(gamma, joints)
-        updates, notes = {k: part.value for k, part in deltas.items()}, Notes(component=component)
-        return Answer(total, memory=kept, notes=notes, update=updates)
+        kept, update = {"pi": pi} if inference == "client" else None, {k: part.value for k, part in deltas.items()}
+        return Answer(total, memory=kept, notes=Notes(component=component), update=update)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, reply = take_part(cohort, fleet, state, rng, serve, broadcast(state))
@@ -221,52 +215,37 @@ def pfedem(
                 var[k] += steps[k] * (found["var"] - var[k])
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
-        facts = {**{name: got[name] for name in ("loss", "entropy", "log_likelihood")}, "pi": pi}
-        return replace(state, mu=mu, spread=var, pi=pi), facts
+        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
+        return replace(state, mu=mu, spread=var, pi=pi), {**facts, "pi": pi}
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Estimate the client's shares from its current samples; no labels are needed."""
         if not len(shard):
             return None
-        _, _, (_, _, pi) = em(payload, memory, extract(payload["models"][0], shard.x))
-        return Answer({}, memory={"pi": pi})
+        return Answer({}, memory={"pi": em(payload, setup.extract(payload["models"][0], shard.x))[2][2]})
 
-    def weigh(payload: Any, memories: Any, z: Tensor, owner: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Return the shares of the models for each row, those of other ways to infer by name, and log-densities."""
-        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
+    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        models, mu, var, pi = payload["models"], payload["mu"], payload["var"], payload["pi"]
+        z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         even_gamma = posteriors(z, mu, var, even)[0]
         others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(z), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
-        return shares, others, joints.logsumexp(1)
-
-    def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = payload["models"]
-        shares, others, density = weigh(payload, memories, extract(models[0], x), owner)
         told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others if components > 1 else None)
-        return Prediction(told, shares.argmax(1), shares, labels, density)
-
-    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Any, Memory]:
-        return payload, answer.memory
+        return Prediction(told, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
     works, check, traits = {"train": train}, enough_rows_for(components=components), Traits(models="mixture")
-    made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, as_served, check, traits=traits)
-    made = setup.added_to(made, cohort)
-    return with_cohort(made, cohort, task, local, forward=forward, trained=partial(split_samples, local, components))
+    made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
+    trained = partial(split_samples, local, components)
+    return with_cohort(setup.added_to(made, cohort), cohort, task, local, forward=forward, trained=trained)
 
 
 ENTRY = Entry(
     "pfedem", pfedem, "K models and Gaussians down, updates of some up", "mixture", keeps="nothing, or its shares",
     helps=("groups", "meaning", "holdings", "nothing"),
-    safe=Safe(
-        options={
-            "gaussian_init": KMeansPlusPlus(), "update": Certainty(a0=0.3), "normalize_by": "members",
-            "inference": "posterior",
-        },
-        usual={"features": PCA()},
-        transforms=(Anchored(),),
-    ),
+    safe=Safe({"gaussian_init": KMeansPlusPlus(), "update": Certainty(a0=0.3), "inference": "posterior",
+               "normalize_by": "members"}, {"features": PCA()}, (Anchored(),)),
 )  # fmt: skip

@@ -535,7 +535,8 @@ class Algorithm(Generic[S]):
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalize); nothing flows back.
         as_served: (payload of "train", memory, answer) -> (payload, memory) with which `predict` tells what the client
-            would have predicted when it was asked; None for no prediction. Without it both are as they are.
+            would have predicted when it was asked; None for no prediction. Without it the payload is as it is, and the
+            memory what the client keeps now.
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
         others: by name, algorithms that use the same state otherwise, each judged as a method of its own; of them only
             `adapt`, `predict` and `traits.own_expert` count.

@@ -145,7 +145,8 @@ class Anchored:
         def weigh(payload: Received, memory: Memory, answer: Answer, shard: Shard) -> Weighted | None:
             """Weigh the anchor on a client's validation samples, beside what the method would have predicted."""
             given, val = algorithm.as_served, shard.val
-            served = (payload.method, memory) if given is None else given(payload.method, memory, answer)
+            kept = memory if answer.memory is None else answer.memory
+            served = (payload.method, kept) if given is None else given(payload.method, memory, answer)
             if served is None or val is None or not len(val):
                 return None
             own = algorithm.predict(served[0], [served[1]], val.x, torch.zeros(len(val), dtype=torch.int64)).told
