@@ -1,7 +1,8 @@
 """Fielding: clusters that follow drift; drifted clients move, and large drift re-clusters all clients.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv 2024
-(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A.
+(2411.01580), Algorithms 1 to 3, section 2; Algorithm 4 of appendix A. With nothing but its name it plays Algorithms 1
+to 3 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -11,75 +12,65 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 | `tau` | largest movement of a center, as a fraction of theta |
 | `M` | participants of a round in total |
 
-    drifted clients report r_i;  each moves to argmin_k dist(r_i, c_k), centers held fixed            Algorithm 2
-    c_k' = mean of its members' r_i
-    if max_k dist(c_k', c_k) >= tau * theta:  cluster all r_i anew (Algorithm 3), K by the silhouette;
+    for each client that drifted, which reports r_i:                                                  Algorithm 2
+        it moves to argmin_k dist(r_i, c_k), and the centers of the clusters that it left and joined are recomputed
+    if max_k dist(c_k now, c_k before) >= tau * theta:  cluster all r_i anew (Algorithm 3), K by the silhouette;
                                               w_k = mean over members of the model that each had
-    else                                      c_k = c_k'
     M / K participants of each cluster train w_k; FedAvg within the cluster                           Algorithm 1
 
 When to use it: clients are of a few kinds and change, some all the time, many at once now and then, and can report
 their kind by a small vector. Label distributions detect label shift, embeddings input shift; if the meaning of labels
-changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gradient"] }` detects both.
+changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gradient"] }` detects both. If the server
+must not see single clients, use fielding-by-sums.
 
 Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering: a client joins
 the nearest cluster at its first report and stays; centers follow those that join. `tau = inf` alone moves clients and
-never re-clusters. Algorithm 4, the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }` with
-`reassign = "all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and if two
-clients of one cluster are too far apart, k-center clustering starts over.
+never re-clusters. Algorithm 4, the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }`
+with `reassign = "all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and
+if two clients of one cluster are too far apart, k-center clustering starts over.
 
 Choices:
-    No code was found. A client reports if its representation is more than `drift_eps` away from its last report; no
-    model is sent for that unless gradients are taken at the global one. A center without members stays where it is and
-    counts neither for moves nor for the threshold. With a single cluster the next drift event always re-clusters.
-    `drift_baseline = "last-event"` measures the movement of centers in this drift event alone, as in the paper, so that
-    slow drift never triggers; "last-clustering" measures it since the last clustering. Models, running statistics and
-    the optimizer's moments are mixed in proportion to the members' previous clusters. If a cluster is smaller than its
-    share, all its members train, and the others get the rest. What M / K leaves over goes to the largest clusters, in
-    every round: with fewer participants than clusters the smaller ones never train. That is `cohort = "uniform"`; the
-    default takes the clients that the shift sends, whatever their cluster. Clients have equal weights within
-    a cluster, as in the pseudo-code. A client that never reported trains with the largest cluster and is not counted as
-    its member; before evaluation it finds its cluster by its own representation, as held-out clients do. With
-    `trigger = "learned"` all reachable clients receive their cluster's model in every round and report its accuracy on
-    their validation samples: a question that costs bytes, and as many seconds as a forward pass over the training
-    samples. Under k-center clustering, too, centers are means of members, participants are drawn without replacement,
-    and each takes one or more steps of local training. Algorithm 4 has a given threshold; here it is the adaptive one
-    of appendix F.2. How far centers moved and theta are lengths: roots of distances that grow with the square, as those
-    of embeddings and gradients. A third of a mean squared distance would be 58 % of the way between two centers, and a
-    mass event moves them by about half. The length of combined representations is the sum of their lengths, each in its
-    own unit.
-    With one cluster participants are those that FedAvg with the same cohort has; with several, first as many of them as
-    each cluster's share allows. With `reporters = "participants"` they are drawn before they move. `cohort = "nearest"`
-    takes distances (its own `distance`) to the mean report of a cluster's reachable members.
+    - paper: centers are recomputed after each move, as line 3 of Algorithm 2 has it, in the order of clients'
+      numbers. The text of section 2.2 holds them fixed until all have moved, so that no order matters.
+    - ours: no code was found. A client reports if its representation is more than `drift_eps` away from its last
+      report. No model is sent for that, unless gradients are taken at the global one.
+    - ours: a center without members stays where it is, and counts neither for moves nor for the threshold. With a
+      single cluster the next drift event always re-clusters.
+    - paper: `drift_baseline = "last-event"` measures the movement of centers in this drift event alone, so slow drift
+      never triggers; "last-clustering" measures it since the last clustering.
+    - ours: running statistics and the optimizer's moments are mixed as models are, in proportion to the members'
+      previous clusters.
+    - ours: if a cluster is smaller than its share, all its members train, and the others get the rest. What M / K
+      leaves over goes to the largest clusters, in every round: with fewer participants than clusters the smaller ones
+      never train.
+    - paper: with `cohort = "uniform"` each cluster has M / K participants. With "arrivals" it has those of its
+      clients that the shift sends.
+    - paper: clients have equal weights within a cluster, as in the pseudo-code.
+    - ours: a client that never reported trains with the largest cluster and is not counted as its member. Before
+      evaluation it finds its cluster by its own representation, as held-out clients do.
+    - ours: with `trigger = "learned"` all reachable clients receive their cluster's model in every round and report
+      its accuracy on their validation samples. That costs bytes, and as many seconds as a forward pass over the
+      training samples. "gain" is ours, too.
+    - ours: under k-center clustering, too, centers are means of members, participants are drawn without replacement,
+      and each takes one or more steps of local training. Algorithm 4 has a given threshold; here it is the adaptive
+      one of appendix F.2.
+    - ours: how far centers moved and theta are lengths: roots of distances that grow with the square, as those of
+      embeddings and gradients. The length of combined representations is the sum of their lengths, each in its own
+      unit.
+    - ours: with one cluster participants are those that FedAvg with the same cohort has; with several, first as many
+      of them as each cluster's share allows. With `reporters = "participants"` they are drawn before they move.
+      `cohort = "nearest"` takes distances to the mean report of a cluster's reachable members.
+    - ours: combined representations are compared by the sum of the distances of their parts, each in units of its
+      mean between two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide
+      whether it drifted, because it does not know these units.
+    - paper: with `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along
+      the result.
+    - ours: the server's computation takes time on a clock of devices if `reassign_seconds` and `clustering_seconds`
+      are set. The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for
+      each client.
 
-    Our own: `trigger = "gain"`; `cluster_layer`; `pooling` (see `fedtide.multi.pooling`), by which clusters that are
-    alike train one model; `min_silhouette` of k-means, below which there is one cluster; and `cohort = "arrivals"`, as
-    pooling needs two participants in some cluster to learn how much chance does, and M / K of each may never give it.
-    The paper's form is `pooling = false`, `clustering = "k-means"`, `cohort = "uniform"`: where clients are of no kinds
-    its clusters lose to one model, as each has few samples. In ten small settings over five seeds it lost up to 12.0
-    points to the best single model and gained up to 13.1, there with arrivals; the default lost 0.1 at most and gained
-    up to 16.2 (recipe never-worse).
-
-    If `cluster_layer` is not "*" clusters share all other layers. These move by the mean update of all clusters, in
-    which that of a cluster counts for all of its members, whatever the cohort, times the mean weight of those that
-    answered. With "none" all train one model, as in Table 3, where clusters are made by gradients of a global
-    model and none trains.
-
-    Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
-    two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
-    drifted, as it does not know these units.
-
-    `reveal = "nothing"` is our own, too: clients find their clusters themselves, and the server sees sums alone. Then a
-    client gets all K models, participants are drawn whatever their cluster, silhouettes and "gain" are of distances
-    from centers, and clusters have `fewest` members (`fedtide.algorithms.fielding_by_sums`). With ten
-    participants of forty clients, drawn by "uniform", a third of up to ten clusters has none, which costs accuracy;
-    with `cohort = "in-turn"` both are level (0.0 ± 0.4 points over four worlds and five seeds, recipe
-    fielding-by-sums). Two sums may differ by one client, whose representation is then their difference: only noise
-    hides that.
-
-    With `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along the result.
-    Computation of the server takes time on a clock of devices if `reassign_seconds` and `clustering_seconds` are set.
-    The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for each client.
+The safe form has one cluster if the best silhouette is below 0.15, pools updates, and takes the participants that
+arrive unless another cohort is given (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -92,26 +83,35 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.algorithms.fielding_by_sums import Nothing, Reports, Reveal, fielding_by_sums
-from fedtide.algorithms.fielding_by_sums import State as StateOfSums
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.algorithms.qfedavg import FairTraining, fair_totals
-from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Flag, NonNegative, Spelled
+from fedtide.cohorts import Arrivals, Cohort, Uniform
+from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Timed, Weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Shard,
+    Slot,
+    Timed,
+    Traits,
+    Weights,
+)
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
-from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
-    NOTHING,
     accuracy_question,
-    check_layer,
+    as_served_in_cluster,
     mean_over_slots,
     mix_clusters,
     mix_models,
@@ -120,10 +120,9 @@ from fedtide.multi.clusters import (
     serve_clusters,
     train_clusters,
 )
-from fedtide.multi.pooling import Evidence
 from fedtide.multi.representation import Labels, Representation, report_question
 from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
-from fedtide.parts.distance import Distance, means
+from fedtide.parts.distance import Distance, between, means, renormalize, unit
 from fedtide.parts.drift import (
     Adaptive,
     FixedFraction,
@@ -135,10 +134,10 @@ from fedtide.parts.drift import (
     has_val,
     heterogeneity,
     mixing_matrix,
-    move_to_nearest,
     theta,
 )
 from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Pooled
 
 Triggers = Annotated[FixedFraction | Gain | Adaptive | Learned, Field(discriminator="kind")]
 
@@ -150,7 +149,7 @@ class State:
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
     first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
     clustering. trigger, cohort: their memos. silhouette: the largest mean silhouette of the last clustering, None if
-    its number of clusters was no choice. evidence: of `pooling`.
+    its number of clusters was no choice.
     """
 
     weights: tuple[Weights, ...]
@@ -163,7 +162,6 @@ class State:
     trigger: Any = None
     cohort: Any = None
     silhouette: float | None = None
-    evidence: Evidence | None = None
 
     @property
     def known(self) -> Tensor:
@@ -187,22 +185,18 @@ def fielding(
     local: LocalTrainer = LocalTrainer(),
     representation: Representation = Labels(),
     trigger: Annotated[Triggers, Spelled] = FixedFraction(),
-    clustering: Annotated[Clusterer, Spelled] = KMeans(min_silhouette=0.15),
-    cluster_layer: str = WHOLE,
-    pooling: Flag = True,
+    clustering: Annotated[Clusterer, Spelled] = KMeans(),
     reassign: Literal["drifted", "all"] = "drifted",
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
     drift_eps: NonNegative = 0.0,
-    mu: Pull = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
-    cohort: Cohort = Arrivals(),
+    cohort: Cohort = Uniform(),
     weighting: Weighting = "uniform",
     reassign_seconds: NonNegative = 0.0,
     clustering_seconds: NonNegative = 0.0,
-    reveal: Reveal = Reports(),
-) -> Algorithm[State] | Algorithm[StateOfSums]:
+) -> Algorithm[State]:
     """Clustered federated learning that follows drift.
 
     Sends a cluster's model down and its update up in sums; the server sees the representation of every client that
@@ -212,58 +206,37 @@ def fielding(
         task: model and loss; `example` set, for label distributions.
         representation: representation that clients report, and its distance.
         trigger: condition for re-clustering all clients.
-        clustering: clustering method; "k-center" is for a given number of clusters, and "k-means" by name, the paper's,
-            finds clusters in any case.
-        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models;
-            "none" trains one model for all, beside which clusters are made.
-        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then also
-            send the squared length of their update in each layer. "false" is the paper, and needed with `q`.
+        clustering: clustering method; "k-center" is for a given number of clusters.
         reassign: clients that move at a drift event: those that "drifted", or "all".
         reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
             "once", at its first report.
         drift_baseline: start of the measured movement of centers.
         drift_eps: distance from the last report above which a representation is reported again.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-        cohort: selection of participants; "arrivals" are taken whatever their cluster, of others equally many of each
-            cluster; the paper has "uniform".
+        cohort: selection of participants: "arrivals" are taken whatever their cluster, of others equally many of each
+            cluster.
         reassign_seconds: server seconds for each client that may move, on a clock of devices.
         clustering_seconds: server seconds for each client in a re-clustering.
-        reveal: what the server sees of a client: its "representation", whenever it drifts; or "nothing", with which
-            clients find their clusters themselves and only sums are sent (see `fedtide.algorithms.fielding_by_sums`).
 
     Raises:
         FedtideError: medians represent clusters of representations other than label distributions.
     """
     if clustering.center == "median" and representation.kind != "labels":
-        raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
-    if pooling and q:
-        raise refused("pooling", True, f"false with q = {q:g}, whose mean is none of updates")
-    if cluster_layer != NOTHING:
-        check_layer(task, cluster_layer, "cluster_layer")
-    term, totals = proximal(mu), fair_totals if q else None
-    train = Training(task, local, weighting, term, squares=pooling)
-    if q:
-        train = FairTraining(task, local, weighting, term, q=q)
-    if isinstance(reveal, Nothing):
-        return fielding_by_sums(
-            task, local, train, totals, representation, trigger, clustering, cluster_layer, pooling, reassign,
-            reporters, drift_baseline, drift_eps, server, cohort, reassign_seconds, clustering_seconds, reveal,
-        )  # fmt: skip
-    represent = representation.of(task)
-    average = partial(
-        train_clusters, server=server, cohort=cohort, own_layer=cluster_layer, pooling=pooling, totals=totals
-    )
+        raise refused("clustering.center", "median", "'mean', because only label distributions have medians")
+    train = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
+    represent, totals = representation.of(task), fair_totals if q else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
-        reported, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
-        state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
-                      representation.distance_of(task), trigger.start(), cohort.init_unasked(fleet))  # fmt: skip
+        none, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
+        state = State(
+            weights=(weights,), server=(server.init(weights),), reported=none, cluster=unknown, centers=none[:1],
+            baseline=none[:1], distance=representation.distance_of(task), trigger=trigger.start(),
+            cohort=cohort.init_unasked(fleet),
+        )  # fmt: skip
         state, drifted = heard(state, fleet, fleet.reachable)
-        if not len(drifted):
-            return state
         # Algorithm 1, line 1.
-        return adopt(state, cluster_reports(state, clustering, rng.at("cluster")), cluster_layer)
+        return recluster(state, cluster_reports(state, clustering, rng.at("cluster"))) if len(drifted) else state
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
@@ -285,11 +258,14 @@ def fielding(
         may = fleet.reachable if participants is None else participants
         if reporters == "once" and (len(state.weights) > 1 or clustering.k_max == 1):
             may = may[state.cluster[may] < 0]
-        state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
+        state, facts = follow_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
         clients = pick_participants(state, fleet, rng) if participants is None else participants
-        members = torch.bincount(state.trains_with, minlength=len(state.weights))
-        # Algorithm 1, lines 10 to 15. In shared layers a cluster counts for all of its members, whatever the cohort.
-        state, reply, trained = average(fleet, state, clients, state.trains_with[clients], members=members)
+        # Algorithm 1, lines 10 to 15.
+        cluster = state.trains_with[clients]
+        sizes = torch.bincount(state.trains_with, minlength=len(state.weights))
+        state, reply, trained = train_clusters(
+            fleet, state, clients, cluster, server, cohort, totals=totals, sizes=sizes
+        )
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
@@ -297,18 +273,18 @@ def fielding(
             state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 
-    def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
-        """Handle drift (Algorithm 2): reports, moves and, if these are not enough, a clustering of all clients."""
+    def follow_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+        """Let clients report drift, and handle it; one cluster is divided by any drift, if the trigger says so."""
         state, drifted = heard(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
             if len(state.weights) == 1 and clustering.k_max > 1 and trigger.splits_one:
+                state = recluster(state, cluster_reports(state, clustering, rng))
                 state = replace(state, trigger=trigger.after(state.trigger, True))
-                state = adopt(state, cluster_reports(state, clustering, rng), cluster_layer)
                 facts["reclustered"] = int(len(state.weights) > 1)
             else:
-                state, facts = reassign_clients(state, movers, clustering, trigger, drift_baseline, rng, cluster_layer)
+                state, facts = handle_drift(state, movers, clustering, trigger, drift_baseline, rng)
             if facts["reclustered"]:
                 state = replace(state, cohort=cohort.renewed(state.cohort))
             facts["drifted"] = len(drifted)
@@ -333,17 +309,20 @@ def fielding(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centers" not in payload or not len(shard.labels):
             return None
-        vector, first = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
-        own = move_to_nearest(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
-        return Answer({}, memory={"found": own[0]})
+        filled = payload["filled"].nonzero()[:, 0]
+        far = between(represent(payload["at"], shard)[None], payload["centers"][filled], payload["distance"])
+        return Answer({}, memory={"found": filled[far[0].argmin()]})
 
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
-    made = Algorithm(
-        "fielding", init, {"report": report, "train": train, "val": accuracy_question(task)}, round, serve,
-        predict_by_cluster(task), adapt, ("representation",), check=has_val(trigger),
+    traits = Traits(
+        reveals=("representation",), models="clusters",
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
     )  # fmt: skip
+    works, predict = {"report": report, "train": train, "val": accuracy_question(task)}, predict_by_cluster(task)
+    made = Algorithm(
+        "fielding", init, works, round, serve, predict, adapt, as_served_in_cluster, has_val(trigger), traits=traits
+    )
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 
@@ -358,28 +337,57 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
     return replace(state, reported=reported.index_copy(0, clients, reports), cluster=cluster)
 
 
-def reassign_clients(
-    state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng, layer: str = WHOLE
+def handle_drift(
+    state: State, drifted: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
-    """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
-    distance = state.distance
-    label = move_to_nearest(state.reported, state.cluster, movers, state.centers, distance, state.members > 0)  # line 2
-    moved = (state.cluster >= 0) & (label != state.cluster)
-    known, reported = label >= 0, state.reported[label >= 0]
-    filled = torch.bincount(label[known], minlength=len(state.weights)) > 0
-    centers = means(reported, label[known], len(filled), state.centers, distance, clustering.center)  # line 3
+    """Handle drift (Algorithm 2): clients move to the closest centers; all are clustered anew if the trigger fires.
+
+    Args:
+        state: the state, with the reports of the clients that drifted.
+        drifted: (n,) these clients, in ascending order.
+        clustering: clusters all clients (Algorithm 3).
+        trigger: tells whether centers moved too far.
+        baseline: since when movements are measured: "last-event" or "last-clustering".
+        rng: the key of the clustering.
+    """
+    label, centers, distance = state.cluster.clone(), state.centers.clone(), state.distance
+    x, reported, known = unit(state.reported) if distance == "cosine" else state.reported, state.reported, label >= 0
+    sums = torch.zeros(len(centers), x.shape[1], dtype=torch.float64).index_add_(0, label[known], x[known].double())
+    counts = torch.bincount(label[known], minlength=len(centers))
+    for i in drifted.tolist():  # line 1
+        there = counts.nonzero()[:, 0]
+        old, new = int(label[i]), int(there[between(reported[i : i + 1], centers[there], distance).argmin()])  # line 2
+        label[i] = new
+        for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):  # line 3
+            sums[k] += change * x[i]
+            counts[k] += change
+        for k in {old, new} - {-1}:
+            if clustering.center == "median":
+                centers = means(reported[label >= 0], label[label >= 0], len(centers), centers, distance, "median")
+            elif counts[k]:
+                centers[k] = renormalize((sums[k] / counts[k])[None], distance, "mean", centers[k : k + 1])[0]
+    moved, known, filled = (state.cluster >= 0) & (label != state.cluster), label >= 0, counts > 0
+    # The same centers without the rounding of sums from which reports were taken out.
+    centers = means(reported[known], label[known], len(centers), state.centers, distance, clustering.center)
     since = state.centers if baseline == "last-event" else state.baseline
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))
-    event = event_of(since, centers, filled, reported, label[known], distance, lambda: anew().label)
+    event = event_of(since, centers, filled, reported[known], label[known], distance, lambda: anew().label)
     fired = clustering.k_max > 1 and trigger.fires(state.trigger, event)  # lines 4 and 5
     state = replace(state, trigger=trigger.after(state.trigger, fired))
-    return adopt(state, anew(), layer) if fired else state, {
-        "moved": int(moved.sum()),
-        "reclustered": int(fired),
-        "theta": theta(centers, filled, distance),
-        "way": float(center_moves(since, centers, distance)[filled].max()),
-    }
+    facts = {"moved": int(moved.sum()), "reclustered": int(fired), "theta": theta(centers, filled, distance)}
+    facts["way"] = float(center_moves(since, centers, distance)[filled].max())
+    return recluster(state, anew()) if fired else state, facts  # lines 6 to 10
+
+
+def recluster(state: State, found: Clustering) -> State:
+    """Make new clusters (Algorithm 2, lines 6 to 10): the model of each is the mean of its members' old models."""
+    known = state.known
+    share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
+    silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
+    label = state.cluster.index_copy(0, known, found.label)
+    state = replace(mix_clusters(state, share), cluster=label, silhouette=silhouette)
+    return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)
 
 
 def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering:
@@ -387,11 +395,9 @@ def cluster_reports(state: State, clustering: Clusterer, rng: Rng) -> Clustering
     return clustering.fit(state.reported[state.known], state.distance, rng)
 
 
-def adopt(state: State, found: Clustering, layer: str = WHOLE) -> State:
-    """Adopt a clustering (Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
-    known = state.known
-    share = mixing_matrix(state.cluster[known], found.label, len(state.weights), found.k)
-    silhouette = found.silhouette.get(found.k, max(found.silhouette.values(), default=None))
-    label = state.cluster.index_copy(0, known, found.label)
-    state = replace(mix_clusters(state, share, layer), cluster=label, silhouette=silhouette)
-    return replace(state, centers=found.centers, baseline=found.centers, distance=found.distance)
+ENTRY = Entry(
+    "fielding", fielding, "a cluster's model down, its update up", "clustered", reveals=("representation",),
+    keeps="its last report", helps=("labels", "groups", "drift"),
+    exempt={"newcomers": "registered clients that have said nothing count as members of the largest cluster"},
+    safe=Safe({"clustering": KMeans(min_silhouette=0.15)}, {"cohort": Arrivals()}, (Pooled(),)),
+)  # fmt: skip

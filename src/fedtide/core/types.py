@@ -379,13 +379,16 @@ class AskOptions(TypedDict, total=False):
         slots: how many slots there are, needed when the payload does not say.
         reveal: names in `Answer.rows` that the server wants to see per client.
         passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
-            `Algorithm.compute_cost` says.
+            `Traits.compute_cost` says.
+        sizes: (slots,) how many clients the participants of each slot stand for; None means themselves. Transforms
+            weigh slots by it, and a fleet has no use for it.
     """
 
     slot: Slot | None
     slots: int | None
     reveal: Sequence[str]
     passes: float | None
+    sizes: Tensor | None
 
 
 class TimedOptions(AskOptions, total=False):

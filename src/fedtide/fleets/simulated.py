@@ -244,8 +244,10 @@ class SimulatedFleet:
         deadline: float | None = None,
         began: Tensor | None = None,
         passes: float | None = None,
+        sizes: Tensor | None = None,
     ) -> Reply:
         """Put a question to some clients and return their sums (see `fedtide.core.types.Timed.ask`)."""
+        del sizes  # for transforms
         ask = put(
             question, clients, payload, self.moment, self.queries, slot=slot, slots=slots, reveal=reveal, passes=passes
         )

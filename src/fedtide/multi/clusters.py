@@ -64,6 +64,7 @@ def train_clusters(
     *,
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] | None = None,
+    sizes: Tensor | None = None,
 ) -> tuple[S, Reply, Facts]:
     """Run federated averaging inside each cluster: a round of "train", and a server step of every trained model.
 
@@ -76,6 +77,7 @@ def train_clusters(
         cohort: the cohort that picked `clients`; it learns from the reply.
         reveal: further values revealed per client.
         totals: transforms a cluster's sums (None if it has none) before their mean is taken.
+        sizes: (K,) number of clients in each cluster, for transforms; None: participants count for themselves.
 
     Returns:
         The new state, the reply, and the facts "loss" and "members" (number of clients that trained each model). If no
@@ -83,7 +85,8 @@ def train_clusters(
     """
     slots = len(state.weights)
     models = list(state.weights)
-    state, reply = ask_to_train(cohort, fleet, state, clients, models, slot=cluster, slots=slots, reveal=reveal)
+    bounds = {"slot": cluster, "slots": slots, "sizes": sizes}
+    state, reply = ask_to_train(cohort, fleet, state, clients, models, reveal=reveal, **bounds)
     if reply.total is None:
         return state, reply, {}
     made = reply.total if totals is None else [totals(total) for total in reply.total]
@@ -382,6 +385,11 @@ def serve_clusters(
     slot[known] = model[clients[known]]
     everything = {"models": tuple(models[k] for k in among.tolist()), "numbers": among, "usual": usual, **more}
     return [*served, everything], torch.where(slot < 0, len(models), slot)
+
+
+def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+    """Return what a client would have been served that was asked in the slot of its cluster; see `Algorithm`."""
+    return {"models": (payload,), "usual": 0}, None
 
 
 def find_model(task: Task, on: ChooseOn = "val") -> Work:

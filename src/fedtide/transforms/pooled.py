@@ -58,7 +58,7 @@ from fedtide.core.types import (
 from fedtide.core.weights import layers_of, squared_lengths
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import mean_of_all
-from fedtide.transforms.transform import Through, apply, changed_answer, models_in
+from fedtide.transforms.transform import Through, apply, changed_answer, models_in, shares_of
 
 FADE = 0.8
 """Factor on the evidence of earlier rounds."""
@@ -188,7 +188,7 @@ class Pooled:
                     return reply
                 totals = parts_of(reply.total)
                 sums = [None if part is None else part["delta"] for part in totals]
-                share = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
+                share = shares_of(sums, reply, clients, options)
                 pooled, evidence, kept = pool_updates(totals, mean_of_all(sums, share), share, evidence)
                 facts["apart"] = float(kept[:, share > 0].mean())
                 pool = Pool(evidence, count)

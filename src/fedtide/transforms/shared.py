@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
@@ -44,7 +43,7 @@ from fedtide.learn.steps import Steps, Stepwise
 from fedtide.learn.task import Task
 from fedtide.models.branched import in_layer
 from fedtide.multi.clusters import mean_of_all
-from fedtide.transforms.transform import Through, apply, each_slot, made_with, stepwise
+from fedtide.transforms.transform import Through, apply, each_slot, made_with, shares_of, stepwise
 
 TRUNK, ALL = "trunk", "all"
 """All layers but the last one, and all layers."""
@@ -154,20 +153,20 @@ class Shared:
             return algorithm.as_served(whole(payload), memory, answer)
 
         def round(state: Extended, fleet: Fleet, rng: Rng) -> tuple[Extended, Facts]:
-            trunk, replies = state.own, list[Any]()
+            trunk, moved = state.own, state.own
 
             def asked(clients: Tensor, payload: Payload, **options: Any) -> Reply:
-                reply = fleet.ask("train", clients, each_slot(payload, options, lambda part: sent(part, trunk.weights)),
-                                  **options)  # fmt: skip
-                replies.append(reply.total)
+                nonlocal moved
+                received = each_slot(payload, options, lambda part: sent(part, trunk.weights))
+                reply = fleet.ask("train", clients, received, **options)
+                sums = updates_of(reply.total)
+                if any(one is not None for one in sums):
+                    mean_update = mean_of_all(sums, shares_of(sums, reply, clients, options))
+                    moved = Trunk(*server.step(moved.weights, moved.memo, mean_update))
                 return reply
 
             inner, facts = algorithm.round(state.inner, Through(fleet, asked), rng)  # type: ignore[arg-type]
-            sums = [one for total in replies for one in updates_of(total) if one is not None]
-            if sums:
-                share = torch.tensor([one.weight for one in sums], dtype=torch.float64)
-                trunk = Trunk(*server.step(trunk.weights, trunk.memo, mean_of_all(sums, share)))
-            return Extended(with_trunk(inner, trunk.weights), trunk), facts
+            return Extended(with_trunk(inner, moved.weights), moved), facts
 
         def serve(state: Extended, clients: Tensor) -> tuple[Payload, Slot | None]:
             return algorithm.serve(state.inner, clients)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
 
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Weights, Work
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
 from fedtide.learn.steps import Steps, Stepwise
 
 
@@ -96,6 +99,23 @@ def models_in(payload: Tree) -> list[Weights]:
     if isinstance(payload, Weights):
         return [payload]
     return [model for _, child in children(payload) for model in models_in(child)] if is_node(payload) else []
+
+
+def shares_of(sums: Sequence[Sum | None], reply: Reply, clients: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return what each model's mean update counts for in that of all (K,) float64.
+
+    Args:
+        sums: sums of the updates of each model's members; None if there are none.
+        reply: the reply, from whose clients they are.
+        clients: those that were asked.
+        options: of the question: with "sizes" a slot counts for so many clients.
+    """
+    weight = torch.tensor([0.0 if one is None else one.weight for one in sums], dtype=torch.float64)
+    sizes = options.get("sizes")
+    if sizes is None:
+        return weight
+    answered = options["slot"][torch.isin(clients, reply.clients)]
+    return weight * (sizes / torch.bincount(answered, minlength=len(sums)).clamp(min=1))
 
 
 def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
