@@ -1,7 +1,8 @@
 """Fielding by sums: the server moves, counts and clusters clients without seeing what any of them reports. Our own.
 
-The form of `fielding.py` in which `reveal` is "nothing". Clients get the K centers, find the nearest one themselves and
-send sums: what they count for in each cluster, and nothing that names them.
+After Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, arXiv
+2024. With nothing but its name it plays Fielding by sums alone, which is no paper's. Clients get the K centers, find
+the nearest one themselves and send sums: what they count for in each cluster, and nothing that names them.
 
 | symbol | meaning |
 | --- | --- |
@@ -16,31 +17,34 @@ send sums: what they count for in each cluster, and nothing that names them.
                       w_k = mean over members of the model that each had, by the sum of [k_i = k] [was in l]
     participants train w_k of their own cluster and send the update in the sum of that cluster
 
+When to use it: as Fielding, if the server must see no single client.
+
 Choices:
-    Participants are drawn whatever their cluster, as the server does not know who is in which, so large clusters train
-    with more of them: M of N clients, and not M / K of each. Drawn by `cohort = "uniform"`, many clusters have none in
-    a round, and some for long. With `cohort = "in-turn"` each trains with all of its members in every lap, the first of
-    which begins when clusters are made; that a client takes part tells nothing of its cluster either. It is no default
-    of this form: others gain by it, too, and methods are compared with the same draws. Each gets all K models, and
-    sends one update into one of K sums; only under secure sums is it hidden which. An update's sum is of those who
-    trained that cluster in that round, which may be one client. With `fewest_updates` the server counts participants
-    first, and clusters with fewer share a sum: each steps along their mean update. Draw several times K, or all train
-    as one.
+    - ours: all of it. Fielding's server sees the report of every client that drifted.
+    - ours: participants are drawn whatever their cluster, because the server does not know who is in which. Large
+      clusters train with more of them: M of N clients, and not M / K of each. Drawn by `cohort = "uniform"`, many
+      clusters have none in a round, and some for long. With `cohort = "in-turn"` each trains with all of its members
+      in every lap.
+    - ours: each participant gets all K models, and sends one update into one of K sums; only under secure sums is it
+      hidden which. An update's sum is of those who trained that cluster in that round, which may be one client.
+    - ours: with `fewest_updates` the server counts participants first, and clusters with fewer share a sum: each
+      steps along their mean update. Draw several times K, or all train as one.
+    - ours: all reachable clients answer in every round, drifted or not, with K + 3 numbers; the server stays idle
+      unless some drifted.
+    - ours: a cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
+      others. One without any stays where it is and can be found again, because its members may only be away.
+    - ours: centers are of the clients that can be reached at the moment, and so are new clusters; who was away finds
+      the nearest center when it is back. Reports of others are not kept, so nothing about a client is at the server.
+      What two sums tell that differ by one client only noise hides.
+    - ours: the first centers come of no client: the mean of all is split again and again, along what varies most.
+    - paper: center and model of a cluster follow from its members. The centers are those of all that moved, taken at
+      once.
+    - ours: "gain" compares mean distances from the mean of the others, and the silhouette is of distances from
+      centers, about a quarter larger than that of pairs, so `min_silhouette` is a little less strict. All clients
+      count for it, whatever `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any
+      round, also if none drifted.
 
-    All reachable clients answer in every round, drifted or not, with K + 3 numbers; the server stays idle unless some
-    drifted. A cluster with fewer than `fewest` members is closed: who would be nearest to it takes the nearest of the
-    others. One without any stays where it is and can be found again, as its members may only be away. Centers are of
-    the clients that can be reached at the moment, and so are new clusters; who was away finds the nearest center when
-    it is back. Reports of others are not kept, so nothing about a client is at the server. What two sums tell that
-    differ by one client, one who moved between two steps of Lloyd or went away between two rounds, only noise hides.
-    An evaluation on real clients says which cluster answered, unless a node's rules withhold "choice".
-
-    The first centers come of no client either: the mean of all is split again and again, along what varies most. Center
-    and model of a cluster follow from its members as in `fielding.py`; with given clusters and the same participants
-    the two are equal to rounding. Clients are drawn close to centers and not to each other: "gain" compares mean
-    distances from the mean of the others, and the silhouette is of distances from centers, about a quarter larger than
-    that of pairs, so that `min_silhouette` is a little less strict. All clients count for it, whatever
-    `silhouette_samples` and `fit_samples`. With `reassign = "all"` clients move in any round, also if none drifted.
+The safe form is that of Fielding: one cluster if the best silhouette is below 0.15, and pooled updates.
 """
 
 from __future__ import annotations
@@ -55,8 +59,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts import Cohort
-from fedtide.core.config_types import Count, Spelled, ingredient
+from fedtide.algorithms.entry import Entry, Safe
+from fedtide.algorithms.qfedavg import FairTraining, fair_totals
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -72,13 +78,14 @@ from fedtide.core.types import (
     Shard,
     Slotted,
     Timed,
+    Traits,
     Weighted,
     Weights,
     Work,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
-from fedtide.learn.server import Server
+from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
@@ -86,10 +93,7 @@ from fedtide.multi.clusters import (
     mix_clusters,
     mix_models,
     predict_by_cluster,
-    receive_models,
-    send_models,
     step_models,
-    step_pooled,
 )
 from fedtide.multi.kmeans_by_sums import (
     FoundBySums,
@@ -99,38 +103,14 @@ from fedtide.multi.kmeans_by_sums import (
     nearest,
     summed,
 )
-from fedtide.multi.pooling import Evidence
-from fedtide.multi.representation import Represent, Representation, drifted_from
-from fedtide.parts.clusterer import Clusterer, KMeans
+from fedtide.multi.representation import Labels, Represent, Representation, drifted_from
+from fedtide.parts.clusterer import KMeans
 from fedtide.parts.distance import Distance, between
-from fedtide.parts.drift import Event, Trigger, center_moves, has_val, theta
+from fedtide.parts.drift import Event, FixedFraction, Gain, Learned, center_moves, has_val, theta
+from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Pooled
 
-
-@ingredient
-class Reports:
-    """The server sees the representation of every client that drifted, as in the paper."""
-
-    kind: Literal["representation"] = "representation"
-
-
-@ingredient
-class Nothing:
-    """The server sees sums alone; clients find their clusters themselves.
-
-    Two sums may differ by one client, whose representation is then their difference: only noise hides that.
-
-    Args:
-        fewest: smallest number of clients whose representations are summed; clusters with fewer members are closed.
-        fewest_updates: smallest number of participants whose updates are summed; clusters with fewer in a round are
-            trained together. 1 sums those of each cluster by themselves, as IFCA does.
-    """
-
-    fewest: Count = 3
-    fewest_updates: Count = 1
-    kind: Literal["nothing"] = "nothing"
-
-
-Reveal = Annotated[Annotated[Reports | Nothing, Field(discriminator="kind")], Spelled]
+Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")]
 
 Own = Callable[[Any, Memory, Shard], int]
 """Cluster of a client: (what it needs to find it, its memory, its samples) -> number."""
@@ -143,7 +123,7 @@ class State:
     centers: (K, d) now; baseline: (K, d) at the last clustering; members: (K,) number of clients that were nearest to
     each when they were last counted; made: number of clusterings so far, by which a client knows whether it has heard
     of the last; distance: with the scales of the last clustering. trigger, cohort: their memos. silhouette: of the last
-    clustering, None if its number of clusters was no choice. evidence: of pooling.
+    clustering, None if its number of clusters was no choice.
     """
 
     weights: tuple[Weights, ...]
@@ -156,53 +136,63 @@ class State:
     trigger: Any = None
     cohort: Any = None
     silhouette: float | None = None
-    evidence: Evidence | None = None
 
 
 def fielding_by_sums(
     task: Task,
-    local: LocalTrainer,
-    training: Training,
-    totals: Callable[[Any], Any] | None,
-    representation: Representation,
-    trigger: Trigger,
-    clustering: Clusterer,
-    cluster_layer: str,
-    pooling: bool,
-    reassign: Literal["drifted", "all"],
-    reporters: Literal["reachable", "participants", "once"],
-    drift_baseline: Literal["last-event", "last-clustering"],
-    drift_eps: float,
-    server: Server,
-    cohort: Cohort,
-    reassign_seconds: float,
-    clustering_seconds: float,
-    reveal: Nothing,
+    local: LocalTrainer = LocalTrainer(),
+    representation: Representation = Labels(),
+    trigger: Annotated[Triggers, Spelled] = FixedFraction(),
+    clustering: Annotated[KMeans, Spelled] = KMeans(),
+    reassign: Literal["drifted", "all"] = "drifted",
+    reporters: Literal["reachable", "participants", "once"] = "reachable",
+    drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
+    drift_eps: NonNegative = 0.0,
+    fewest: Count = 3,
+    fewest_updates: Count = 1,
+    q: NonNegative = 0.0,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "uniform",
+    reassign_seconds: NonNegative = 0.0,
+    clustering_seconds: NonNegative = 0.0,
 ) -> Algorithm[State]:
-    """Build Fielding that sees sums alone; the arguments are those of `fielding`, and two that it makes of them.
+    """Clustered federated learning that follows drift, by sums alone.
+
+    Sends all models and centers down, and counts, reports and updates up in sums of a cluster. Two sums may differ by
+    one client, whose representation is then their difference: only noise hides that.
 
     Args:
-        training: local training, of q-FedAvg if wanted.
-        totals: transforms a cluster's sums before their mean is taken; None takes them as they are.
+        task: model and loss; `example` set, for label distributions.
+        representation: representation that clients sum, and its distance.
+        trigger: condition for re-clustering all clients.
+        clustering: k-means by sums; centers are no clients.
+        reassign: clients that move at a drift event: those that "drifted", or "all".
+        reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
+            "once", at its first report.
+        drift_baseline: start of the measured movement of centers.
+        drift_eps: distance from the last report above which a client has drifted.
+        fewest: smallest number of clients whose representations are summed; clusters with fewer members are closed.
+        fewest_updates: smallest number of participants whose updates are summed; clusters with fewer in a round are
+            trained together. 1 sums those of each cluster by themselves, as IFCA does.
+        q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
+        reassign_seconds: server seconds for each client that may move, on a clock of devices.
+        clustering_seconds: server seconds for each client in a re-clustering.
 
     Raises:
-        FedtideError: the trigger or the clustering needs to see clients.
+        FedtideError: the clustering needs to see clients.
     """
-    if trigger.kind == "adaptive":
-        raise refused(
-            "trigger", "adaptive", "'fraction', 'gain' or 'learned' with reveal 'nothing', which sees no pair"
-        )
-    if not isinstance(clustering, KMeans):
-        raise refused("clustering", clustering.kind, "'k-means' with reveal 'nothing', as centers are no clients")
     if clustering.center == "median":
-        raise refused("clustering.center", "median", "'mean' with reveal 'nothing', as it comes of sums")
-    by_means, fewest = clustering, reveal.fewest
-    own = own_cluster(representation.of(task))
+        raise refused("clustering.center", "median", "'mean', because centers come of sums")
+    training = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
+    by_means, totals, own = clustering, fair_totals if q else None, own_cluster(representation.of(task))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.zeros(1, 1, dtype=torch.float64)
-        state = State((weights,), (server.init(weights),), none, none, none[0], 0,
-                      representation.distance_of(task), trigger.start(), cohort.init(fleet))  # fmt: skip
+        state = State(
+            weights=(weights,), server=(server.init(weights),), centers=none, baseline=none, members=none[0], made=0,
+            distance=representation.distance_of(task), trigger=trigger.start(), cohort=cohort.init(fleet),
+        )  # fmt: skip
         state, facts = count_members(state, fleet, fleet.reachable, places(state), anew=True)
         return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
@@ -215,7 +205,7 @@ def fielding_by_sums(
                 "usual": int(state.members.argmax()), "distance": state.distance, "at": model}  # fmt: skip
 
     def adopted(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
-        state, new = adopt(state, fleet, found, places(state), cluster_layer)
+        state, new = adopt(state, fleet, found, places(state))
         return replace(state, cohort=cohort.renewed(state.cohort)) if new else state, new
 
     def find_clusters(state: State, fleet: Fleet, rng: Rng) -> FoundBySums | None:
@@ -278,28 +268,22 @@ def fielding_by_sums(
         slots = share_sums(state, fleet, clients)
         if slots is None:
             return state, {}
-        payload = {"models": send_models(state.weights, cluster_layer), "slots": slots, **places(state)}
+        payload = {"models": list(state.weights), "slots": slots, **places(state)}
         state, reply = ask_to_train(cohort, fleet, state, clients, payload)
         if reply.total is None:
             return state, {}
-        loss, members = {"loss": mean(reply.total)["loss"]}, reply.total["members"].value
-        sums = [_of_slot(reply.total, int(slot), totals) if members[k] else None for k, slot in enumerate(slots)]
-        # What a cluster's sum counts for in that of all, where it is in several.
-        each = members / torch.zeros_like(members).index_add(0, slots, members)[slots].clamp(min=1)
-        if pooling:
-            state, more = step_pooled(state, server, sums, cluster_layer, each)
-            return state, {**loss, **more}
+        sums = [_of_slot(reply.total, int(slot), totals) for slot in slots]
         deltas = [None if one is None else one["delta"] for one in sums]
-        return step_models(state, server, deltas, own_layer=cluster_layer, each=each), loss
+        return step_models(state, server, deltas), {"loss": mean(reply.total)["loss"]}
 
     def share_sums(state: State, fleet: Fleet, clients: Tensor) -> Tensor | None:
         """Return the sum (K,) that each cluster's participants send their updates into; None if there are too few."""
         slots = torch.arange(len(state.weights))
-        if reveal.fewest_updates == 1:
+        if fewest_updates == 1:
             return slots
         reply = fleet.ask("present", clients, places(state)) if len(clients) else None
-        return None if reply is None or reply.total is None else join_small(reply.total["present"].value,
-                                                                            reveal.fewest_updates)  # fmt: skip
+        counted = None if reply is None else reply.total
+        return None if counted is None else join_small(counted["present"].value, fewest_updates)
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, **places(state)}, None
@@ -310,16 +294,14 @@ def fielding_by_sums(
         return Answer({}, memory={"found": own(payload, memory, shard)})
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        models = receive_models(payload["models"])
+        models = payload["models"]
         k = own(payload, memory, shard)
         answer = training(models[k], None, shard, moment, rng)
         if answer is None:
             return None
         slot = int(payload["slots"][k])
         slotted = {name: Slotted({slot: leaf}, len(models)) for name, leaf in answer.total.items() if name != "loss"}
-        members = Weighted(F.one_hot(torch.tensor(k), len(models)).double())
-        total = {**slotted, "loss": answer.total["loss"], "members": members}
-        notes = Notes(branch=torch.tensor(k))
+        total, notes = {**slotted, "loss": answer.total["loss"]}, Notes(branch=torch.tensor(k))
         assert isinstance(answer.update, Weights)
         return Answer(total, answer.rows, notes=notes, update={k: answer.update})
 
@@ -328,12 +310,15 @@ def fielding_by_sums(
     def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         return right(payload["models"][own(payload, memory, shard)], memory, shard, moment, rng)
 
+    def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
+        return {**payload, "usual": answer.notes.branch if answer.notes else 0}, None
+
     asked = cluster_questions(task, representation, own, reassign, drift_eps)
-    passes = 3 * representation.passes
+    works, predict, traits = {**asked, "train": train, "val": val}, predict_by_cluster(task), Traits(models="clusters")
     made = Algorithm(
-        "fielding", init, {**asked, "train": train, "val": val}, round, serve, predict_by_cluster(task), adapt,
-        check=has_val(trigger),
-    )  # fmt: skip
+        "fielding-by-sums", init, works, round, serve, predict, adapt, as_served, has_val(trigger), traits=traits
+    )
+    passes = 3 * representation.passes
     forward = {**dict.fromkeys(asked, 0.0), "move": passes, "train": training.forward_passes, "loss": 1 + passes}
     return with_cohort(made, cohort, task, local, forward=forward)
 
@@ -464,7 +449,7 @@ def update_centers(state: State, fleet: Fleet, where: Any, fewest: int) -> tuple
     return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
 
 
-def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Any, layer: str) -> tuple[State, int]:
+def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Any) -> tuple[State, int]:
     """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
     if found is None:
         return state, 0
@@ -477,7 +462,7 @@ def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Any, lay
     rows = torch.where(share.sum(1, keepdim=True) > 0, share, share.sum(0))
     silhouette = found.silhouette.get(len(centers), max(found.silhouette.values(), default=None))
     return replace(
-        mix_clusters(state, rows, layer), centers=centers, baseline=centers, members=share.sum(1),
+        mix_clusters(state, rows), centers=centers, baseline=centers, members=share.sum(1),
         made=made, distance=found.distance, silhouette=silhouette,
     ), 1  # fmt: skip
 
@@ -513,3 +498,11 @@ def _spreads(found: FoundBySums | None) -> tuple[float, float]:
 
 def _no_pairs(delta: float) -> bool:
     raise refused("trigger", "adaptive", "one that needs no pair of clients")
+
+
+ENTRY = Entry(
+    "fielding-by-sums", fielding_by_sums, "K models and centers down, one update and counts up", "clustered",
+    tells="two sums may differ by one client, whose representation is then their difference",
+    keeps="its last report", helps=("labels", "groups", "drift"),
+    safe=Safe({"clustering": KMeans(min_silhouette=0.15)}, transforms=(Pooled(),)),
+)  # fmt: skip
