@@ -1,7 +1,7 @@
 """Auxo: clusters that split where the updates of their participants fall in two; clients only train.
 
-Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*, SoCC
-2023, in the simplified form needed for comparisons with other methods. Its cohorts are called clusters here.
+Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*,
+SoCC 2023, in the simplified form needed for comparisons with other methods. Its cohorts are called clusters here.
 
 | symbol | meaning |
 | --- | --- |
@@ -25,22 +25,25 @@ When to use it: many clients of which few participate at a time, groups that wan
 training may be asked of a client. A client that does not participate is not moved, however its data change.
 
 Choices:
-    A cluster knows a client if the client has a reward above 1 there and was labeled or rewarded by it. Re-assignment
-    touches participants only. When a cluster splits, members with evidence for a side go with it; others stay.
-    Before a split by evidence the released code requires 100 times the number of participants as clients, which most
-    populations do not have, so it ships with fixed rounds, at which it splits even if a side is empty; ours does not.
-    The code gathers evidence for sides until one round after the last of these rounds; ours always does. With several
-    clusters the code does not split if fewer than two participants are known; ours may. Exploration in the code decays
-    each time a client is looked at; ours with rounds. If only one side has labels, the quarter of the participants
-    nearest to the first of them gets its label, as in the code.
-    The experiment's cohort selects participants, so clusters train the clients that come to them, not equal numbers.
-    Clients are weighted by samples. Before evaluation, a client that was never asked takes the cluster whose model has
-    the lowest loss on its labeled samples; one without samples takes the largest cluster.
-    With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update of all
-    participants; sketches are of whole updates. `pooling`, ours and on, draws the updates of clusters that are alike
-    together (`fedtide.multi.pooling`); `pooling = false` is the paper. In ten small settings over five seeds the
-    paper's form lost up to 8.2 points to the best single model and gained nothing, the default lost 0.4 at most and
-    gained 1.1 at most (recipe never-worse).
+    - ours: a cluster knows a client if the client has a reward above 1 there and was labeled or rewarded by it.
+      Re-assignment touches participants only. When a cluster splits, members with evidence for a side go with it;
+      others stay.
+    - ours: before a split by evidence the released code requires 100 times the number of participants as clients,
+      which most populations do not have. So it ships with fixed rounds, at which it splits even if a side is empty;
+      ours does not.
+    - ours: evidence for sides is always gathered; the released code stops one round after the last of its fixed
+      rounds.
+    - ours: with several clusters a cluster may split if fewer than two participants are known; in the released code
+      it does not.
+    - ours: exploration decays with rounds; in the released code each time a client is looked at.
+    - released code: if only one side has labels, the quarter of the participants nearest to the first of them gets
+      its label.
+    - ours: the experiment's cohort selects participants, so clusters train the clients that come to them, not equal
+      numbers. Clients are weighted by samples.
+    - ours: before evaluation, a client that was never asked takes the cluster whose model has the lowest loss on its
+      labeled samples; one without samples takes the largest cluster.
+
+The safe form pools the updates of clusters that are alike (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -54,24 +57,35 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, ModelCount, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Fraction, ModelCount, Spelled, Whole, ingredient
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Shard,
+    Slot,
+    Traits,
+    Weighted,
+    Weights,
+)
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Pull, proximal
-from fedtide.learn.training import sum_update
-from fedtide.models.branched import WHOLE
-from fedtide.multi.clusters import check_layer, find_model, predict_by_cluster, serve_clusters, train_clusters
-from fedtide.multi.pooling import Evidence
+from fedtide.multi.clusters import as_served_in_cluster, find_model, predict_by_cluster, serve_clusters, train_clusters
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.distance import unit
 from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.transforms import Pooled
 
 REWARD, SHRINKS = 5.0, 0.9
 """Reward of a client at the mean distance; factor on the size required for a split with each cluster."""
@@ -83,7 +97,7 @@ class State:
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
     rewarded; divided: (C,) whether there are sides; rounds: (C,) number of rounds of each cluster;
-    cohort: the cohort's memo. evidence: of `pooling`.
+    cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -94,7 +108,6 @@ class State:
     divided: Tensor
     rounds: Tensor
     cohort: Any = None
-    evidence: Evidence | None = None
 
 
 @ingredient
@@ -140,12 +153,9 @@ def auxo(
     split: Annotated[Split, Spelled] = ByEvidence(),
     min_participants: Count = 5,
     max_clusters: ModelCount = 8,
-    cluster_layer: str = WHOLE,
-    pooling: Flag = True,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
-    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -158,15 +168,10 @@ def auxo(
         split: rule for splits: by evidence, or at given rounds.
         min_participants: participants that a cluster needs for evidence from its round.
         max_clusters: largest number of clusters.
-        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each cluster toward that of all, as far as chance sets them apart; clients then also
-            send the squared length of their update in each layer. "false" is the paper.
         epsilon: probability that a client trains a random cluster's model.
         decay: factor on that probability in every round.
         update_fraction: fraction of the update that is used as sketch, from its end.
     """
-    check_layer(task, cluster_layer, "cluster_layer")
-    term = proximal(mu)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, n = task.init(rng), len(fleet.clients)
@@ -174,17 +179,20 @@ def auxo(
         nothing = torch.zeros(1, dtype=torch.int64)
         sides = torch.full((n, 1, 2), 0.5, dtype=torch.float64)
         never, memo = torch.zeros(n, 1).long(), cohort.init(fleet)
-        return State((weights,), (server.init(weights),), one, sides, never, nothing > 0, nothing, memo)
+        return State(
+            weights=(weights,), server=(server.init(weights),), reward=one, sides=sides, times=never,
+            divided=nothing > 0, rounds=nothing, cohort=memo,
+        )  # fmt: skip
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, term=term)
+        fitted = local(task, task.loss, payload, shard, moment, rng)
         if not fitted.steps:
             return None
         delta = fitted.delta
         update = flat(delta.params)
         end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
-        total = sum_update(delta, client_weight(shard, weighting), squares=pooling)
-        total["loss"] = Weighted(fitted.loss, len(shard))
+        weight = client_weight(shard, weighting)
+        total = {"delta": Weighted(delta, weight), "loss": Weighted(fitted.loss, len(shard))}
         return Answer(total, {"sketch": end}, repeated=("sketch",), update=delta)
 
     def choose_models(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
@@ -202,9 +210,7 @@ def auxo(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         cluster = choose_models(state, clients, rng, fleet.moment.round)
-        state, reply, facts = train_clusters(
-            fleet, state, clients, cluster, server, cohort, own_layer=cluster_layer, pooling=pooling, reveal=("sketch",)
-        )
+        state, reply, facts = train_clusters(fleet, state, clients, cluster, server, cohort, reveal=("sketch",))
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
@@ -220,7 +226,8 @@ def auxo(
         return serve_clusters(state.weights, torch.where(known, state.reward.argmax(1), -1), clients)
 
     predict, adapt = predict_by_cluster(task), find_model(task)
-    made = Algorithm("auxo", init, {"train": train}, round, serve, predict, adapt, reveals=("sketch",))
+    works, traits = {"train": train}, Traits(reveals=("sketch",), models="clusters")
+    made = Algorithm("auxo", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -333,5 +340,12 @@ def split_cluster(state: State, c: int) -> State:
     divided, rounds = (torch.cat([held, held[c : c + 1]]) for held in (state.divided, state.rounds))
     divided[[c, new]] = False
     weights, server = ((*held, held[c]) for held in (state.weights, state.server))
-    evidence = None if state.evidence is None else state.evidence.of_new_clusters()
-    return State(weights, server, reward, sides, times, divided, rounds, state.cohort, evidence)
+    return replace(
+        state, weights=weights, server=server, reward=reward, sides=sides, times=times, divided=divided, rounds=rounds
+    )
+
+
+ENTRY = Entry(
+    "auxo", auxo, "weights of a cluster down, update up", "clustered", reveals=("sketch",), tells="its cluster",
+    helps=("drift",), safe=Safe(transforms=(Pooled(),)),
+)  # fmt: skip

@@ -1,7 +1,8 @@
 """FedDrift: a client whose best model became worse gets a new one; models that fit each other's clients merge.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*, AISTATS 2023,
-Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
+Algorithms 1 (FedDrift-Eager) and 2 (FedDrift). With nothing but its name it plays Algorithm 2 as released, on
+streams.
 
 | symbol | meaning |
 | --- | --- |
@@ -23,34 +24,30 @@ When to use it: concepts come and go at different clients at different times, th
 can answer at the beginning of a step and run every model. A concept that comes back finds its model again.
 
 Choices:
-    The loss of a model is its error rate, as in the released code, or its cross-entropy, as in the paper. A new model
-    begins as the one that its client leaves (the code; for Eager that of the lowest client), or as the run began. It
-    stays apart in the step in which it is made, W = 1. The first loss that clients are compared with is that before any
-    training, as in the code, so a drift between the first two steps goes unnoticed. A new model takes the least
-    recently used of `max_clusters` places; if all are in use, clients stay with their best model.
-    A stream does not give back the samples of earlier steps. With `window = 1` clients train on the samples of the step
-    alone, and models are compared on those. These samples also represent the model that a client had a step ago, if
-    that is worse than its best by at most delta and the client does not leave. A model that no client had then or has
-    now does not merge. With a larger window a client keeps the samples that it trained on in the last `window - 1`
-    steps, and the model of each; it then receives every model in every round.
-    The optimizer of a merged model is reset. Before evaluation, a client that was never asked takes the model with the
-    lowest loss on its labeled samples; one without takes the model that most clients have. With delta = 1 and errors no
-    client ever leaves: one model, trained on the samples of the last `window` steps, which is the paper's baseline
-    "Window". With `cluster_layer` other than "*" models share all other layers, which move by the mean of all updates;
-    new and merged models have them as they are, and their moments.
-    The `anchor` is ours, and `anchor = false` the paper: FedAvg's model beside the others, mixed into what a client's
-    own predicts (`fedtide.multi.anchor`). In ten small settings over five seeds the paper's form lost up to
-    2.0 points to the best single model and gained up to 6.8, anchored it lost none in the mean and gained up to 7.5
-    (recipe never-worse).
-    `pooling`, ours and off, draws the updates of models that are alike together (`fedtide.multi.pooling`): by day and
-    by night it lost what the paper's form had gained.
+    - released code: the loss of a model is its error rate; the paper's is its cross-entropy (`criterion = "loss"`).
+    - released code: a new model begins as the one that its client leaves, for Eager as that of the lowest client; or
+      as the run began.
+    - ours: a new model stays apart in the step in which it is made, W = 1.
+    - released code: the first loss that clients are compared with is that before any training, so a drift between the
+      first two steps goes unnoticed.
+    - ours: a new model takes the least recently used of `max_clusters` places. If all are in use, clients stay with
+      their best model.
+    - ours: a stream does not give back the samples of earlier steps. Clients train on the samples of the step alone,
+      and models are compared on those.
+    - ours: the samples of a step also represent the model that a client had a step ago, if that is worse than its
+      best by at most delta and the client does not leave. A model that no client had then or has now does not merge.
+    - ours: the optimizer of a merged model is reset.
+    - ours: before evaluation, a client that was never asked takes the model with the lowest loss on its labeled
+      samples; one without takes the model that most clients have.
+
+The paper's baseline "Window" is the method `window`. The safe form has an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -58,12 +55,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Cohort, Everyone
-from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, Spelled, ingredient
+from fedtide.core.config_types import Count, ModelCount, NonNegative, Spelled, ingredient
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
-from fedtide.core.sums import merge
-from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -75,41 +71,77 @@ from fedtide.core.types import (
     Reply,
     Shard,
     Slot,
-    Slotted,
-    Weighted,
+    Traits,
     Weights,
     Work,
 )
-from fedtide.learn.device import home
 from fedtide.learn.judging import mean_losses
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.participation import ask_to_train, with_cohort
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Pull, proximal
-from fedtide.learn.training import sum_update
-from fedtide.models.branched import WHOLE
-from fedtide.multi.anchor import Anchor, Anchored, Anchoring
+from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
-    check_layer,
+    as_served_in_cluster,
     errors_of,
     find_model,
     mix_models,
     predict_by_cluster,
-    receive_models,
     replace_at,
-    send_models,
     serve_clusters,
-    share_layers,
-    step_models,
-    step_pooled,
+    train_clusters,
 )
-from fedtide.multi.pooling import Evidence
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Anchored
 
 Criterion = Literal["error", "loss"]
 """Loss of a model: its error rate, or its mean cross-entropy."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places for models (K,): whether each has one, the last step in which it had a client, how many (client, step)
+    pairs it had, and whether its model was made in this step."""
+
+    in_use: Tensor
+    used: Tensor
+    pairs: Tensor
+    fresh: Tensor
+
+    @property
+    def there(self) -> Tensor:
+        """Places in use."""
+        return self.in_use.nonzero().flatten()
+
+    def free(self, model: Tensor, step: int) -> int | None:
+        """Return the least recently used place; None if all are in use in this step.
+
+        Args:
+            model: (registered,) the place of each client's model.
+            step: now.
+        """
+        held = torch.bincount(model, minlength=len(self.used)) > 0
+        last = torch.where(held, step, self.used).masked_fill(~self.in_use, -1)
+        k = int(last.argmin())
+        return None if last[k] == step else k
+
+    def with_new(self, k: int, step: int) -> Places:
+        """Return the places with a new model in place k."""
+        at = torch.tensor([k])
+        return Places(
+            self.in_use.index_fill(0, at, True),
+            self.used.index_fill(0, at, step),
+            self.pairs.index_fill(0, at, 0.0),
+            self.fresh.index_fill(0, at, True),
+        )
+
+    def merged(self, group: Sequence[int]) -> Places:
+        """Return the places with the models of a group in the first of them."""
+        first, gone = group[0], torch.tensor(group[1:])
+        used, pairs = self.used.clone(), self.pairs.clone()
+        used[first], pairs[first] = self.used[list(group)].max(), self.pairs[list(group)].sum()
+        used[gone], pairs[gone] = 0, 0.0
+        return replace(self, in_use=self.in_use.index_fill(0, gone, False), used=used, pairs=pairs)
 
 
 @dataclass(frozen=True)
@@ -118,10 +150,6 @@ class State:
 
     step: the last time step that began, -1 before the first. model: (registered,) the place of each client's model.
     judged: (registered,) mask of clients that have judged models, least: (registered,) the loss of their best one.
-    in_use: (K,) mask of places that have a model, used: (K,) the last step in which it had a client, pairs: (K,) its
-    number of (client, step) pairs, number: (K,) its number among all models ever made. place: (made,) the current place
-    of each of those, or of the model it was merged into; -1 if it is gone. anchor: the model of all samples, if any.
-    cohort: the cohort's memo. evidence: of `pooling`.
     """
 
     weights: tuple[Weights, ...]
@@ -131,28 +159,8 @@ class State:
     model: Tensor = field(metadata=per_client(new=lambda state: int(torch.bincount(state.model).argmax())))
     judged: Tensor = field(metadata=per_client(new=False))
     least: Tensor = field(metadata=per_client(new=0.0))
-    in_use: Tensor
-    used: Tensor
-    pairs: Tensor
-    number: Tensor
-    place: Tensor
-    anchor: Anchor | None = None
+    places: Places
     cohort: Any = None
-    evidence: Evidence | None = None
-
-    @property
-    def there(self) -> Tensor:
-        """Places in use."""
-        return self.in_use.nonzero().flatten()
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Samples that a client keeps, with their step and the number of their model among all ever made."""
-
-    step: int
-    number: int
-    rows: Shard
 
 
 @ingredient
@@ -185,12 +193,7 @@ def feddrift(
     delta: NonNegative = 0.1,
     criterion: Criterion = "error",
     max_clusters: ModelCount = 10,
-    cluster_layer: str = WHOLE,
-    pooling: Flag = False,
     init_new_from: Literal["previous", "start"] = "previous",
-    window: Count = 1,
-    mu: Pull = 0.0,
-    anchor: Anchored = True,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
@@ -205,140 +208,69 @@ def feddrift(
         delta: increase of a client's loss since the last step above which it leaves; an error rate, or nats.
         criterion: loss of a model: "error" (the released code) or "loss" (the paper).
         max_clusters: largest number of models at a time; each uses the memory of a model, whether used or not.
-        cluster_layer: the only layer in which the models differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each model toward that of all, as far as chance sets them apart; clients then also
-            send the squared length of their update in each layer. "false" is the paper.
         init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
-        window: number of steps whose samples count, including the current one; above 1, clients keep samples.
     """
-    check_layer(task, cluster_layer, "cluster_layer")
-    term = proximal(mu)
-    beside, predict = Anchoring(anchor, task, local, server, weighting, term=term), predict_by_cluster(task)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start, registered = task.init(rng), len(fleet.clients)
-        memos, none = tuple(server.init(start) for _ in range(max_clusters)), torch.zeros(registered, dtype=torch.int64)
-        zeros, in_use = torch.zeros(max_clusters, dtype=torch.int64), torch.arange(max_clusters) == 0
-        return State((start,) * max_clusters, memos, start, -1, none, none > 0, none.double(), in_use, zeros,
-                     zeros.double(), zeros, zeros[:1], beside.start(rng), cohort.init(fleet))  # fmt: skip
+        none, zero = torch.zeros(registered, dtype=torch.int64), torch.zeros(max_clusters, dtype=torch.int64)
+        places = Places(torch.arange(max_clusters) == 0, zero, zero.double(), zero > 0)
+        return State(
+            weights=(start,) * max_clusters, server=tuple(server.init(start) for _ in range(max_clusters)), start=start,
+            step=-1, model=none, judged=none > 0, least=none.double(), places=places, cohort=cohort.init(fleet),
+        )  # fmt: skip
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Return the loss of each model on the client's samples, and sums over kept samples by their model."""
+        """Return the loss of each model on the client's samples."""
         if not len(shard):
             return None
-        models = receive_models(payload["models"])
-        bad = model_losses(task, models, shard, criterion)
-        rows = {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)}
-        if window == 1:
-            return Answer({}, rows)
-        held = torch.zeros(max_clusters, dtype=torch.float64)
-        sums = torch.zeros(len(bad), max_clusters, dtype=torch.float64)
-        for j, past in kept_rows(memory, payload["place"], payload["step"], window).items():
-            held[j] = len(past)
-            sums[:, j] = len(past) * model_losses(task, models, past, criterion)
-        return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
-
-    @Stepwise
-    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
-        own, received = payload["own"], receive_models(list(payload["models"].values()))
-        models = dict(zip(payload["models"], received, strict=True))
-        mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
-        mine[own] = merge_shards([shard, *([mine[own]] if own in mine else [])])
-        judged = {**payload, "models": [models[own]], "usual": 0}
-        more = yield from beside.train(predict, judged, None, shard, moment, rng)
-        parts, updates, losses, seen = {}, {}, 0.0, 0
-        for k in sorted(mine):
-            key = rng if k == own else rng.at("model", k)
-            fitted = yield Train(task, local, models[k], mine[k], moment, key, term)
-            if fitted.steps:
-                updates[k] = fitted.delta if len(mine) == 1 else detached(fitted.delta)
-                parts[k] = Weighted(updates[k], client_weight(mine[k], weighting))
-                losses, seen = losses + fitted.loss * len(mine[k]), seen + len(mine[k])
-        if not parts:
-            return None
-        total: dict[str, Any] = {"delta": Slotted(parts, max_clusters), "loss": Weighted(losses / seen, seen), **more}
-        if pooling:
-            told = {k: sum_update(part.value, part.weight, squares=True) for k, part in parts.items()}
-            for name in ("squares", "weight"):
-                total[name] = Slotted({k: each[name] for k, each in told.items()}, max_clusters)
-        if window == 1 or not len(shard):
-            return Answer(total, update=updates)
-        kept = with_kept(memory, payload["step"], int(payload["number"]), shard, window)
-        return Answer(total, memory={"kept": kept}, update=updates)
-
-    def sent(state: State) -> list[Payload]:
-        """Return the payload for the clients of each place: their model, or with a window all models in use."""
-        there, places, more = state.there.tolist(), range(max_clusters), beside.sent(state)
-        if window == 1:
-            return [{"models": {k: state.weights[k]}, "own": k, **more} if k in there else {} for k in places]
-        models = dict(zip(there, send_models([state.weights[k] for k in there], cluster_layer), strict=True))
-        everything = {"models": models, "step": state.step, "place": state.place, **more}
-        return [{**everything, "own": k, "number": state.number[k]} if k in there else {} for k in places]
+        bad = model_losses(task, payload["models"], shard, criterion)
+        return Answer({}, {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         step, facts = fleet.moment.round // rounds_per_step, dict[str, Any]()
         if step > state.step:
             state, facts = begin_step(state, fleet, step)
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        state, reply = ask_to_train(cohort, fleet, state, clients, sent(state), slot=state.model[clients])
-        facts["models"] = len(state.there)
-        if reply.total is None:
-            return state, facts
-        total = reduce(merge, [total for total in reply.total if total is not None])
-        members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
-        facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
-        state, weighed = beside.step(state, total)
-        facts |= weighed
-        if not pooling:
-            return step_models(state, server, total["delta"], own_layer=cluster_layer), facts
-        each = [
-            None if total["delta"][k] is None else {name: total[name][k] for name in ("delta", "squares", "weight")}
-            for k in range(max_clusters)
-        ]
-        state, apart = step_pooled(state, server, each, cluster_layer)
-        return state, facts | apart
+        state, _, trained = train_clusters(fleet, state, clients, state.model[clients], server, cohort)
+        return state, {**facts, "models": len(state.places.there), **trained}
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
-        there = state.there
-        models = send_models([state.weights[k] for k in there.tolist()], cluster_layer)
-        payload = {"models": models, "place": state.place, "step": step}
+        there = state.places.there
+        payload = {"models": [state.weights[k] for k in there.tolist()]}
         reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
         if not len(reply.clients):
             return state, {}
-        made, before = len(state.place), state.model[reply.clients]
+        before = state.model[reply.clients]
         state, left = with_best(state, reply, there, step, delta)
         leavers = reply.clients[left]
         for each in [leavers] if isinstance(variant, Eager) else leavers.split(1):
-            state = with_new(state, each, init_new_from, server, cluster_layer)
-        one_each = torch.ones(len(reply.clients), dtype=torch.float64)
-        state = replace(state, pairs=state.pairs.index_add(0, state.model[reply.clients], one_each))
+            state = with_new(state, each, init_new_from, server)
+        pairs = torch.bincount(state.model[reply.clients], minlength=max_clusters)
+        new, state = (
+            int(state.places.fresh.sum()),
+            replace(state, places=replace(state.places, pairs=state.places.pairs + pairs)),
+        )
         groups: list[list[int]] = []
         if isinstance(variant, Isolate):
-            mine = state.model[reply.clients][:, None] == there
-            if window == 1:
-                mine |= still_good(reply, before, left, there, delta)
-            groups = groups_to_merge(
-                reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
-            )
-        for places in groups:
-            state = merge_models(state, places, server, cluster_layer)
-        gone = sum(len(places) - 1 for places in groups)
-        if state.evidence is not None and (len(state.place) > made or gone):
-            state = replace(state, evidence=state.evidence.of_new_clusters())
-        return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
+            mine = (state.model[reply.clients][:, None] == there) | still_good(reply, before, left, there, delta)
+            cut = delta if variant.merge is None else variant.merge
+            groups = groups_to_merge(reply, mine, there, ~state.places.fresh[there], cut)
+        for group in groups:
+            state = merge_models(state, group, server)
+        return state, {"left": int(left.sum()), "new": new, "merged": sum(len(group) - 1 for group in groups)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         model = torch.where(state.judged, state.model, -1)
-        served, slot = serve_clusters(state.weights, model, clients, state.there)
-        return [{**each, **beside.sent(state)} for each in served], slot
+        return serve_clusters(state.weights, model, clients, state.places.there)
 
-    works: dict[str, Work] = {"train": train, "judge": judge}
-    reveals = ("bad", "rows")
-    made = Algorithm("feddrift", init, works, round, serve, predict, find_model(task), reveals)
-    # On a clock it costs what it would without kept samples.
-    return with_cohort(beside.added_to(made), cohort, task, local, adapt=False, trained=beside.trained())
+    works: dict[str, Work] = {"train": Training(task, local, weighting), "judge": judge}
+    predict, traits = predict_by_cluster(task), Traits(reveals=("bad", "rows"), models="clusters")
+    made = Algorithm(
+        "feddrift", init, works, round, serve, predict, find_model(task), as_served_in_cluster, traits=traits
+    )
+    return with_cohort(made, cohort, task, local, adapt=False)
 
 
 def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
@@ -346,30 +278,6 @@ def model_losses(task: Task, models: Sequence[Weights], shard: Shard, criterion:
     if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
     return torch.stack([errors_of(task, weights, shard).mean() for weights in models])
-
-
-def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int, Shard]:
-    """Return the samples that a client keeps from the last `window - 1` steps, by the place of their model."""
-    found: dict[int, list[Shard]] = {}
-    for kept in memory["kept"] if memory else ():
-        k = int(place[kept.number])
-        if step - window < kept.step < step and k >= 0:
-            found.setdefault(k, []).insert(0, kept.rows)
-    return {k: merge_shards(shards) for k, shards in found.items()}
-
-
-def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
-    """Return the samples that a client keeps from now on: those of recent steps, and those of this step."""
-    before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
-    return (*before, Kept(step, number, replace(shard, x=home(shard.x), fetch_val=None)))
-
-
-def merge_shards(shards: Sequence[Shard]) -> Shard:
-    """Concatenate samples of several shards; a sample in several of them comes from the first."""
-    first, *rest = shards
-    for more in rest:
-        first = first.joined(more.pick(~torch.isin(more.ids, first.ids)))
-    return first
 
 
 def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float) -> tuple[State, Tensor]:
@@ -389,7 +297,11 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
         model=state.model.index_copy(0, clients, there[best]),
         judged=state.judged.index_fill(0, clients, True),
         least=state.least.index_copy(0, clients, now),
-        used=state.used.index_fill(0, there[best], step),
+        places=replace(
+            state.places,
+            used=state.places.used.index_fill(0, there[best], step),
+            fresh=torch.zeros_like(state.places.fresh),
+        ),
     ), left  # fmt: skip
 
 
@@ -399,28 +311,18 @@ def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta:
     return (before[:, None] == there) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
 
 
-def with_new(state: State, clients: Tensor, init_new_from: str, server: Server, layer: str = WHOLE) -> State:
+def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
     """Make a new model for some clients, in the least recently used place; unchanged if all are in use."""
-    held = torch.bincount(state.model, minlength=len(state.used)) > 0
-    last = torch.where(held, state.step, state.used).masked_fill(~state.in_use, -1)
-    k = int(last.argmin())
-    if not len(clients) or last[k] == state.step:
+    k = state.places.free(state.model, state.step) if len(clients) else None
+    if k is None:
         return state
     begun = state.start if init_new_from == "start" else state.weights[int(state.model[clients[0]])]
-    _, begun = share_layers([state.weights[k], begun], layer)
-    _, memo = share_layers([state.server[k], server.init(begun)], layer)
-    at = torch.tensor([k])
-    place = torch.cat([torch.where(state.place == k, -1, state.place), at])
     return replace(
         state,
         weights=replace_at(state.weights, k, begun),
-        server=replace_at(state.server, k, memo),
+        server=replace_at(state.server, k, server.init(begun)),
         model=state.model.index_fill(0, clients, k),
-        in_use=state.in_use.index_fill(0, at, True),
-        used=state.used.index_fill(0, at, state.step),
-        number=state.number.index_fill(0, at, len(state.place)),
-        pairs=state.pairs.index_fill(0, at, 0.0),
-        place=place,
+        places=state.places.with_new(k, state.step),
     )
 
 
@@ -435,24 +337,20 @@ def groups_to_merge(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut:
         cut: delta'.
     """
     compared = old.nonzero().flatten()
-    losses, known = cross_losses(reply, mine, there, compared)
+    losses, known = cross_losses(reply, mine, compared)
     return [there[compared[known[group]]].tolist() for group in linked_groups(losses, cut)]
 
 
-def cross_losses(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+def cross_losses(reply: Reply, mine: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each model on all samples of each model (n, n), and which of `old` have samples (n,).
 
     Args:
-        reply: the reply to "judge", for the models at `there`.
+        reply: the reply to "judge", for the models at U places.
         mine: (clients, U) bool, whether a client's samples of the step represent a model.
-        there: (U,) places.
-        old: positions in `there` of the models to compare.
+        old: positions among these of the models to compare.
     """
     held = mine[:, old].double() * reply.rows["rows"][:, None]
     sums, rows = reply.rows["bad"].double()[:, old].T @ held, held.sum(0)
-    if reply.total:
-        past = reply.total["past"].value
-        sums, rows = sums + past["bad"][old][:, there[old]], rows + past["rows"][there[old]]
     known = (rows >= 1).nonzero().flatten()  # numbers of samples are what clients say: a quotient stays finite
     return sums[known][:, known] / rows[known], known
 
@@ -482,20 +380,18 @@ def linked_groups(losses: Tensor, cut: float) -> list[Tensor]:
     return [group for group in groups if len(group) > 1]
 
 
-def merge_models(state: State, places: Sequence[int], server: Server, layer: str = WHOLE) -> State:
+def merge_models(state: State, group: Sequence[int], server: Server) -> State:
     """Merge the models of some places into the first of them: their mean, weighted by pairs."""
-    first, *rest = places
-    made = mix_models([state.weights[k] for k in places], state.pairs[list(places)])
-    _, start = share_layers([made, state.start], layer)
-    _, *reset = share_layers([state.server[first], server.init(made), server.init(start)], layer)
-    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, reset[0])
-    used, pairs, gone = state.used.clone(), state.pairs.clone(), torch.tensor(rest)
-    used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
-    used[gone], pairs[gone] = 0, 0.0
+    first, *rest = group
+    made = mix_models([state.weights[k] for k in group], state.places.pairs[list(group)])
+    weights, memos = replace_at(state.weights, first, made), replace_at(state.server, first, server.init(made))
     for k in rest:
-        weights, memos = replace_at(weights, k, start), replace_at(memos, k, reset[1])
-    model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
-    in_use = state.in_use.index_fill(0, gone, False)
-    return replace(
-        state, weights=weights, server=memos, in_use=in_use, used=used, pairs=pairs, model=model, place=place
-    )
+        weights, memos = replace_at(weights, k, state.start), replace_at(memos, k, server.init(state.start))
+    model = torch.where(torch.isin(state.model, torch.tensor(rest)), first, state.model)
+    return replace(state, weights=weights, server=memos, model=model, places=state.places.merged(group))
+
+
+ENTRY = Entry(
+    "feddrift", feddrift, "its model down, update up; each step all models down, errors up", "clustered",
+    tells="its model", reveals=("bad", "rows"), helps=("groups", "drift"), safe=Safe(transforms=(Anchored(),)),
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """FlexCFL: groups by the directions of a pre-training from the same weights; clients with label shift are regrouped.
 
 Duan, Liu, Ji, Wu, Liang, Chen, Tan, Ren: *Flexible Clustered Federated Learning for Client-Level Data Distribution
-Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021).
+Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021). With nothing but its name it plays the method as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -23,22 +23,25 @@ When to use it: a known number of groups that want different models, and single 
 are made only once, so they stop fitting if a drift changes what the groups are.
 
 Choices:
-    All reachable clients check for a label shift by themselves in every round, and report its size. The released code
-    applies a distance between samples to label counts, which is that of the sorted shares; its threshold of 0.2 n_i / C
-    corresponds to our 0.2. Cosines to directions come from the updates' inner products, with the same result as from
-    the directions; k-means is the best of ten starts, and groups are numbered by their lowest member. Members of the
-    cold start have equal weights, also in running statistics. With `group_init = "same"` all groups begin at w0. A
-    group that k-means leaves empty always does: it has no direction, and gets clients that turn away from all others.
-    The cold start asks reachable clients before round 0, and again while fewer than m answer; until then no client
-    trains. The step between groups moves parameters only. With `mu` clients train as in FedProx, also in pre-training.
-    Before evaluation, a client that was never grouped finds its group by its own pre-training; one without samples
-    takes the largest group. `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups
-    it gives FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which
-    are sent before round 0. With `cluster_layer` other than "*" groups share all other layers, which move by the mean
-    update of all participants, and begin with that of all clients of the cold start. `pooling`, ours and on, draws the
-    updates of groups that are alike together (`fedtide.multi.pooling`); `pooling = false` is the paper. In ten
-    small settings over five seeds the paper's form lost up to 5.3 points to the best single model and gained up to
-    12.6, the default lost 0.5 at most and gained up to 19.3 (recipe never-worse).
+    - ours: all reachable clients check for a label shift by themselves in every round, and report its size. The
+      released code applies a distance between samples to label counts, which is that of the sorted shares; its
+      threshold of 0.2 n_i / C corresponds to our 0.2.
+    - ours: cosines to directions come from the updates' inner products, with the same result as from the directions.
+      k-means is the best of ten starts, and groups are numbered by their lowest member.
+    - ours: members of the cold start have equal weights, also in running statistics. With `group_init = "same"` all
+      groups begin at w0.
+    - ours: a group that k-means leaves empty always does: it has no direction, and gets clients that turn away from
+      all others.
+    - ours: the cold start asks reachable clients before round 0, and again while fewer than m answer; until then no
+      client trains.
+    - released code: the step between groups moves parameters only.
+    - ours: before evaluation, a client that was never grouped finds its group by its own pre-training; one without
+      samples takes the largest group.
+    - ours: `clusters = "silhouette"` is for the paper on Fielding, which does not say how many groups it gives
+      FlexCFL: as many as Fielding begins with, by the same clustering of all clients' label distributions, which are
+      sent before round 0.
+
+The safe form pools the updates of groups that are alike (docs/never-worse.md).
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedtide.algorithms.entry import Entry, Safe
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, ModelCount, NonNegative, StepCount
+from fedtide.core.config_types import Count, ModelCount, NonNegative, StepCount
 from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng, draw_some
 from fedtide.core.types import (
@@ -68,6 +72,7 @@ from fedtide.core.types import (
     Reply,
     Shard,
     Slot,
+    Traits,
     Weights,
     Work,
 )
@@ -76,22 +81,19 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import label_question, with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
-from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
-from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
+    as_served_in_cluster,
     at_most_registered,
-    check_layer,
     mix_models,
     predict_by_cluster,
     serve_clusters,
-    share_layers,
     train_clusters,
 )
-from fedtide.multi.pooling import Evidence
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.clusterer import KMeans
 from fedtide.parts.weighting import Weighting
+from fedtide.transforms import Pooled
 
 PART = 1 << 16
 """Parameters per block of inner products."""
@@ -102,7 +104,7 @@ class State:
     """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
     group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
-    the cohort's memo. evidence: of `pooling`.
+    the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -111,7 +113,6 @@ class State:
     group: Tensor = field(metadata=per_client(new=-1))
     directions: Tensor
     cohort: Any = None
-    evidence: Evidence | None = None
 
 
 def flexcfl(
@@ -123,9 +124,6 @@ def flexcfl(
     migrate: NonNegative | None = 0.2,
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
-    cluster_layer: str = WHOLE,
-    pooling: Flag = True,
-    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -143,12 +141,7 @@ def flexcfl(
         migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
-        cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
-        pooling: draw the update of each group toward that of all, as far as chance sets them apart; clients then also
-            send the squared length of their update in each layer. "false" is the paper.
     """
-    check_layer(task, cluster_layer, "cluster_layer")
-    term = proximal(mu)
     first = replace(local, epochs=None, local_steps=pretrain)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -158,7 +151,10 @@ def flexcfl(
         ungrouped = torch.full((len(fleet.clients),), -1)
         still = torch.zeros(count, flat(start.params).numel(), dtype=flat(start.params).dtype)
         memos = tuple(map(server.init, models))
-        return cold_start(State(models, memos, start, ungrouped, still, cohort.init(fleet)), fleet, rng)
+        state = State(
+            weights=models, server=memos, start=start, group=ungrouped, directions=still, cohort=cohort.init(fleet)
+        )
+        return cold_start(state, fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; unchanged if fewer than m answer."""
@@ -169,14 +165,11 @@ def flexcfl(
             return state
         parameters = state.directions.shape[1]
         member = groups_of(parameters_of(reply, parameters), count, rng.at("groups"))
-        all_of_them, *pulls = [
-            mean_update(reply.rows["update"], at) for at in (member >= 0, *(member == g for g in range(count)))
-        ]
-        made = [state.start] * count
-        if group_init == "trained":
-            _, *made = share_layers([move_clients(state.start, pull) for pull in (all_of_them, *pulls)], cluster_layer)
+        pulls = [mean_update(reply.rows["update"], member == g) for g in range(count)]
+        trained = group_init == "trained"
+        made = tuple(move_clients(state.start, pull) if trained else state.start for pull in pulls)
         group, directions = state.group.index_copy(0, reply.clients, member), torch.stack(pulls)[:, :parameters]
-        return State(tuple(made), tuple(map(server.init, made)), state.start, group, directions, state.cohort)
+        return replace(state, weights=made, server=tuple(map(server.init, made)), group=group, directions=directions)
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
         """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
@@ -194,7 +187,7 @@ def flexcfl(
         return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = first(task, task.loss, payload, shard, moment, rng, term=term)
+        fitted = first(task, task.loss, payload, shard, moment, rng)
         if not fitted.steps:
             return None
         update = flat(fitted.delta.params | fitted.delta.buffers)
@@ -216,9 +209,7 @@ def flexcfl(
         state = migration(state, fleet, clients)
         grouped = clients[state.group[clients] >= 0]
         group = state.group[grouped]
-        state, reply, facts = train_clusters(
-            fleet, state, grouped, group, server, cohort, own_layer=cluster_layer, pooling=pooling
-        )
+        state, reply, facts = train_clusters(fleet, state, grouped, group, server, cohort)
         if reply.total is not None:
             state = replace(state, weights=inter_group(state.weights, eta_g))
         return state, {
@@ -234,7 +225,7 @@ def flexcfl(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "start" not in payload or not len(shard):
             return None
-        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), term=term)
+        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"))
         if not fitted.steps:
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
@@ -242,7 +233,7 @@ def flexcfl(
     works: dict[str, Work] = {
         "cold": cold,
         "shifted": shifted,
-        "train": Training(task, local, weighting, term, squares=pooling),
+        "train": Training(task, local, weighting),
     }
     reveals = ("update",) if migrate is None else ("update", "shifted")
     if clusters == "silhouette":
@@ -252,11 +243,9 @@ def flexcfl(
         known = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
         return known.get(question, torch.zeros_like)(rows)
 
-    made = Algorithm(
-        "flexcfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals, compute_cost=cost,
-        unless_changed=("shifted",),
-        check=at_most_registered(clusters) if isinstance(clusters, int) else None,
-    )  # fmt: skip
+    traits = Traits(reveals=reveals, models="clusters", compute_cost=cost, unless_changed=("shifted",))
+    check, predict = at_most_registered(clusters) if isinstance(clusters, int) else None, predict_by_cluster(task)
+    made = Algorithm("flexcfl", init, works, round, serve, predict, adapt, as_served_in_cluster, check, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -334,3 +323,10 @@ def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
     shares = torch.tensor(pulls, dtype=torch.float64).expand(len(models), -1).clone().fill_diagonal_(1.0)
     params = [mix_models([model.params for model in models], share) for share in shares]
     return tuple(Weights(mixed, model.buffers) for mixed, model in zip(params, models, strict=True))
+
+
+ENTRY = Entry(
+    "flexcfl", flexcfl, "weights of a group down, update up", "clustered", reveals=("update", "shifted"),
+    tells="its group", keeps="its label shares of then", helps=("labels", "groups", "drift"),
+    safe=Safe(transforms=(Pooled(),)),
+)  # fmt: skip

@@ -1,7 +1,8 @@
 """Oracle: one model for each true group, which no server can know; a bound for comparisons.
 
-The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*, AISTATS
-2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
+The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*,
+AISTATS 2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
+With nothing but its name it plays that bound.
 
 | symbol | meaning |
 | --- | --- |
@@ -15,38 +16,35 @@ When to use it: to measure the best result that clustering could reach. It runs 
 those of the shift, such as the domain or the labels that a client has now.
 
 Choices:
-    A group that appears later, as at a mass event, begins with the mean of the models that its registered clients had,
-    with equal weights, as in Fielding, or with the first model if it has none; its optimizer is reset. A group keeps
-    its model while it is empty. Held-out clients' groups are known too. Knowing the groups costs no bytes or seconds.
-    With `mu` clients train as in FedProx. With `cluster_layer` other than "*" groups share all other layers, which move
-    by the mean update of all participants; a new group has them as they are, and their moments.
+    - ours: a group that appears later, as at a mass event, begins with the mean of the models that its registered
+      clients had, with equal weights, or with the first model if it has none. Its optimizer is reset.
+    - ours: a group keeps its model while it is empty. Held-out clients' groups are known too.
+    - ours: knowing the groups costs no bytes or seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
+from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Traits, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
-from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
-    check_layer,
+    as_served_in_cluster,
     mix_models,
     predict_by_cluster,
     serve_clusters,
-    share_layers,
     train_clusters,
 )
 from fedtide.parts.weighting import Weighting
@@ -65,8 +63,6 @@ class State:
 def oracle(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    cluster_layer: str = WHOLE,
-    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -74,34 +70,31 @@ def oracle(
     """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.
-
-    Args:
-        cluster_layer: the only layer in which the models of groups differ, for example "head"; "*" for whole models.
     """
-    check_layer(task, cluster_layer, "cluster_layer")
-    term = proximal(mu)
 
     def init(fleet: Simulation, rng: Rng) -> State:
         start, group = task.init(rng), fleet.true_groups
         models = (start,) * (int(group.max()) + 1)
-        return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
+        memos = tuple(map(server.init, models))
+        return State(weights=models, server=memos, group=group, cohort=cohort.init(fleet))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
-        state = regroup(state, fleet.true_groups, server, len(fleet.clients), cluster_layer)
+        state = regroup(state, fleet.true_groups, server, len(fleet.clients))
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         group = state.group[clients]
-        state, _, facts = train_clusters(fleet, state, clients, group, server, cohort, own_layer=cluster_layer)
+        state, _, facts = train_clusters(fleet, state, clients, group, server, cohort)
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return serve_clusters(state.weights, state.group, clients)
 
-    works, predict = {"train": Training(task, local, weighting, term)}, predict_by_cluster(task)
-    made = Algorithm("oracle", init, works, round, serve, predict, reveals=("true_groups",))
+    works, predict = {"train": Training(task, local, weighting)}, predict_by_cluster(task)
+    traits = Traits(reveals=("true_groups",), models="clusters")
+    made = Algorithm("oracle", init, works, round, serve, predict, None, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local)
 
 
-def regroup(state: State, group: Tensor, server: Server, registered: int, layer: str = WHOLE) -> State:
+def regroup(state: State, group: Tensor, server: Server, registered: int) -> State:
     """Update the group of every client, and make a model for every new group.
 
     Args:
@@ -110,11 +103,16 @@ def regroup(state: State, group: Tensor, server: Server, registered: int, layer:
         server: makes the memo of a new model.
         registered: number of clients, from the first on, whose models make a new one: the others are unknown before
             evaluation.
-        layer: the only layer in which the models differ; "*" means all.
     """
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)
     for k in range(known, int(group.max()) + 1):
         share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
         weights.append(mix_models(state.weights, share) if share.sum() else weights[0])
-        memos.append(share_layers([memos[0], server.init(weights[-1])], layer)[1])
-    return State(tuple(weights), tuple(memos), group, state.cohort)
+        memos.append(server.init(weights[-1]))
+    return replace(state, weights=tuple(weights), server=tuple(memos), group=group)
+
+
+ENTRY = Entry(
+    "oracle", oracle, "weights of its true group down, update up", "clustered", reveals=("true_groups",),
+    exempt={"deployed": "only a simulation knows the true groups"},
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""Window: one global model, trained on the samples of the last time steps.
+
+A baseline of Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*,
+AISTATS 2023, section 5. With nothing but its name it plays FedAvg on the samples of the last two steps.
+
+When to use it: data drift for good, and one model serves all. A short window forgets what is no longer true.
+
+Choices:
+    - paper: a step has `rounds_per_step` rounds, and a client trains on the samples of the last `window` steps.
+    - ours: a client keeps the samples of earlier steps itself, because a stream does not give them back. The samples
+      of a step are those that it last trained on in that step. One that it holds again counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fedtide.algorithms.entry import Entry
+from fedtide.algorithms.fedavg import State
+from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.config_types import Count
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Weights,
+    shared_weights,
+)
+from fedtide.learn.device import home
+from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import take_part, with_cohort
+from fedtide.learn.server import SGD, Server, step_server
+from fedtide.learn.steps import Steps, Stepwise
+from fedtide.learn.task import Task
+from fedtide.learn.training import Training
+from fedtide.parts.weighting import Weighting
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Samples that a client keeps, with their step."""
+
+    step: int
+    rows: Shard
+
+
+def window(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    window: Count = 2,
+    rounds_per_step: Count = 10,
+    server: Server = SGD(),
+    cohort: Cohort = Everyone(),
+    weighting: Weighting = "samples",
+) -> Algorithm[State]:
+    """Federated averaging on the samples of the last steps.
+
+    Sends the weights down and the update up; clients keep the samples of recent steps.
+
+    Args:
+        window: number of steps whose samples count, including the current one.
+        rounds_per_step: rounds of a time step.
+    """
+    training = Training(task, local, weighting)
+
+    @Stepwise
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
+        step = moment.round // rounds_per_step
+        past = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
+        rows = merge_shards([shard, *(kept.rows for kept in reversed(past))])
+        answer = yield from training.start(payload, None, rows, moment, rng)
+        if answer is None or not len(shard):
+            return answer
+        kept = Kept(step, replace(shard, x=home(shard.x), fetch_val=None))
+        return replace(answer, memory={"kept": (*past, kept)})
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights=weights, server=server.init(weights), cohort=cohort.init(fleet))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state, reply = take_part(cohort, fleet, state, rng, shared_weights, state.weights)
+        return step_server(state, server, mean(reply.total))
+
+    made: Algorithm[Any] = Algorithm("window", init, {"train": train}, round, shared_weights, task.predict)
+    return with_cohort(made, cohort, task, local)
+
+
+def merge_shards(shards: Sequence[Shard]) -> Shard:
+    """Concatenate samples of several shards; a sample in several of them comes from the first."""
+    first, *rest = shards
+    for more in rest:
+        first = first.joined(more.pick(~torch.isin(more.ids, first.ids)))
+    return first
+
+
+ENTRY = Entry("window", window, "weights down, update up", "global", keeps="the rows of recent steps", helps=("drift",))
