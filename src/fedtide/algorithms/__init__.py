@@ -27,10 +27,7 @@ __all__ = ["REGISTRY", "Entry", "Safe", "preset"]
 def _entries() -> Iterator[Entry]:
     """Find the entries at the end of this package's files."""
     for found in iter_modules(__path__):
-        try:  # WIP: files that are not converted yet
-            module = import_module(f"{__name__}.{found.name}")
-        except ImportError:
-            continue
+        module = import_module(f"{__name__}.{found.name}")
         yield from getattr(module, "ENTRIES", ())
         if hasattr(module, "ENTRY"):
             yield module.ENTRY

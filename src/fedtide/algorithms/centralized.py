@@ -1,20 +1,23 @@
 """Centralized: one model trained on the samples of all clients in one place. No federation, and a bound above FedAvg.
+With nothing but its name it plays that bound.
 
 When to use it: as a baseline, to see what is lost because data stay where they are.
 
 Choices:
-    A round is local training on the samples of all reachable clients together, shuffled: with `epochs` as many passes
-    over all data, with `local_steps` as many steps as one client of a federation would take. It costs no time on the
-    simulated clock and no messages. Only a simulation has the samples; on a fleet of real clients it is refused.
+    - ours: a round is local training on the samples of all reachable clients together, shuffled: with `epochs` as
+      many passes over all data, with `local_steps` as many steps as one client of a federation would take.
+    - ours: it costs no time on the simulated clock and no messages. Only a simulation has the samples; on a fleet of
+      real clients it is refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedtide.algorithms.entry import Entry
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.core.types import Algorithm, Facts, Simulation, Weights, shared_weights
+from fedtide.core.types import Algorithm, Facts, Simulation, Traits, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 
@@ -33,10 +36,21 @@ def centralized(task: Task, local: LocalTrainer = LocalTrainer()) -> Algorithm[S
     """
 
     def init(fleet: Simulation, rng: Rng) -> State:
-        return State(task.init(rng))
+        return State(weights=task.init(rng))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
         fitted = local(task, task.loss, state.weights, fleet.all_rows, fleet.moment, rng)
         return (State(detached(fitted.weights)), {"loss": fitted.loss}) if fitted.steps else (state, {})
 
-    return Algorithm("centralized", init, {}, round, shared_weights, task.predict, reveals=("all_rows",))
+    traits = Traits(models="none", reveals=("all_rows",))
+    return Algorithm("centralized", init, {}, round, shared_weights, task.predict, traits=traits)
+
+
+ENTRY = Entry(
+    "centralized", centralized, "nothing", "baseline", reveals=("all_rows",),
+    exempt={
+        "dropouts": "it asks no client, so that none can be absent",
+        "deployed": "no server has the rows of its clients",
+        "degenerate": "rows that break training break it for all, as there is no answer to refuse",
+    },
+)  # fmt: skip

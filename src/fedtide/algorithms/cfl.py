@@ -1,7 +1,8 @@
 """CFL: one model until it is stationary, then recursive splits where clients pull in opposite directions.
 
 Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
-Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3.
+Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3. With nothing but its name it plays these as printed, with thresholds
+that follow the updates.
 
 | symbol | meaning |
 | --- | --- |
@@ -19,21 +20,23 @@ When to use it: groups want models that contradict each other, all clients can p
 the server may see single updates. A split is never undone.
 
 Choices:
-    Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
-    two thresholds are absolute in the paper and depend on the size of the network and on local training. The defaults
-    are ours: a tenth of the cluster's largest mean update so far, and six times that. With plain steps at a fixed rate
-    no mean gets there, and there is one model; thresholds of one's own then lie between the norms that a run without
-    splits records (`mean_update`, `largest_update`). In the paper `gamma` bounds the
-    difference of gradients within a group, which cannot be known: 0.1, as in other code, requires little, and if
-    clients have few samples the noise of their updates alone can split a group; 0.7 and more requires sides that turn
-    away from each other. There is no split before round `split_after`, nor of two clients or fewer, as in the released
-    code. Clients have equal weights, as in that code; the paper weights them by samples.
-    With partial participation the updates of the last `update_ttl` rounds represent their clients. A client without one
-    when its cluster is split is placed when it next participates: by an update at the weights of the split, on the side
-    with the closer mean direction (the paper: the closest member). A client that was never asked is placed in the same
-    way before evaluation; one without samples takes the model that most clients have. The code as it was released is
-    `cfl-released`. With `cluster_layer` other than "*" clusters share all other layers, which move by the mean update
-    of all participants and keep that step at a split; norms and cosines are of whole updates.
+    - paper: single linkage on the cosines is the exact optimum of the bipartition; the released code has complete
+      linkage.
+    - ours: the two thresholds are absolute in the paper and depend on the size of the network and on local training.
+      By default they are a tenth of the cluster's largest mean update so far, and six times that. With plain steps at
+      a fixed rate no mean gets there, and there is one model. Thresholds of one's own then lie between the norms that
+      a run without splits records (`mean_update`, `largest_update`).
+    - ours: in the paper `gamma` bounds the difference of gradients within a group, which cannot be known. 0.1, as in
+      other code, requires little; if clients have few samples the noise of their updates alone can split a group. 0.7
+      and more requires sides that turn away from each other.
+    - released code: there is no split before round `split_after`, nor of two clients or fewer.
+    - released code: clients have equal weights; the paper weights them by samples.
+    - ours: with partial participation the updates of the last `update_ttl` rounds represent their clients. A client
+      without one when its cluster is split is placed when it next participates: by an update at the weights of the
+      split, on the side with the closer mean direction (the paper: the closest member).
+    - ours: a client that was never asked is placed in the same way before evaluation; one without samples takes the
+      model that most clients have.
+    - ours: the released code takes places within a cluster for clients, a fault that is not played here.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, Fraction, NonNegative, Whole
 from fedtide.core.ids import per_client
@@ -61,6 +65,7 @@ from fedtide.core.types import (
     Reply,
     Shard,
     Slot,
+    Traits,
     Weighted,
     Weights,
     Work,
@@ -70,13 +75,11 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import WHOLE
 from fedtide.multi.clusters import (
-    check_layer,
+    as_served_in_cluster,
     predict_by_cluster,
     replace_at,
     serve_clusters,
-    share_layers,
     train_clusters,
 )
 from fedtide.parts.cluster import Linkage, cosines, halves
@@ -138,7 +141,6 @@ def cfl(
     gamma: Fraction = 0.1,
     split_after: Whole = 20,
     linkage: Linkage = "single",
-    cluster_layer: str = WHOLE,
     update_ttl: Count = 10,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
@@ -154,17 +156,18 @@ def cfl(
         gamma: required separation of the two sides: 0 for none, 0.7 for a right angle, 1 for opposite directions.
         split_after: number of initial rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
-        cluster_layer: the only layer in which the models of clusters differ, for example "head"; "*" for whole models.
         update_ttl: rounds that an update represents its client.
     """
-    check_layer(task, cluster_layer, "cluster_layer")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, first = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
         recent = Recent(none, flat(weights.params)[None][:0], none.double(), none)
         largest = torch.zeros(1, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), first, first, largest, (), recent, cohort.init(fleet))
+        return State(
+            weights=(weights,), server=(server.init(weights),), model=first, placed=first, largest=largest, splits=(),
+            recent=recent, cohort=cohort.init(fleet),
+        )  # fmt: skip
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
@@ -175,7 +178,7 @@ def cfl(
         before = place_clients(state, fleet, clients)
         cluster = before.model[clients]
         state, reply, facts = train_clusters(
-            fleet, before, clients, cluster, server, cohort, own_layer=cluster_layer, reveal=("update", "weight")
+            fleet, before, clients, cluster, server, cohort, reveal=("update", "weight")
         )
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
@@ -203,7 +206,7 @@ def cfl(
         """Split a cluster in two; unchanged if the sides are too close, or with two clients or fewer.
 
         The step of the whole cluster is undone: each half steps from the weights in `before`, along the mean update of
-        its own clients. Shared layers keep the step of the round.
+        its own clients.
         """
         clients, updates = updates_of(state, k)
         second = sides_of(updates, linkage, gamma)
@@ -215,8 +218,6 @@ def cfl(
             weights, memo = before.weights[k], before.server[k]
             if delta is not None:
                 weights, memo = server.step(weights, memo, delta)
-            _, weights = share_layers([state.weights[k], weights], cluster_layer)
-            _, memo = share_layers([state.server[k], memo], cluster_layer)
             state = replace(
                 state, weights=replace_at(state.weights, half, weights), server=replace_at(state.server, half, memo)
             )
@@ -239,12 +240,15 @@ def cfl(
                 k = made.other
         return Answer({}, memory={"found": torch.tensor(k)})
 
-    reveals, works = ("update", "weight"), {"train": reveal_update(task, local, weighting), "place": place}
-    made = Algorithm(
-        "cfl", init, works, round, serve, predict_by_cluster(task), adapt, reveals,
+    works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
+    traits = Traits(
+        reveals=("update", "weight"), models="clusters",
+        refuses={"pooled": "each half of a split steps along its own mean"},
         # A client that is placed trains for it.
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),
     )  # fmt: skip
+    predict = predict_by_cluster(task)
+    made = Algorithm("cfl", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)
 
 
@@ -360,7 +364,9 @@ def make_halves(state: State, before: State, k: int, clients: Tensor, updates: T
     splits = (*state.splits, Split(k, other, before.weights[k], sides))
     # Updates of members belong to weights that both halves now leave.
     recent = state.recent.without((state.model == k)[state.recent.clients])
-    return State(weights, server, model, placed, largest, splits, recent, state.cohort)
+    return replace(
+        state, weights=weights, server=server, model=model, placed=placed, largest=largest, splits=splits, recent=recent
+    )
 
 
 def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | None:
@@ -372,3 +378,6 @@ def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | N
     return Weights(
         shaped(weighted_mean(reply.rows["update"][at], reply.rows["weight"][at]), delta.params), delta.buffers
     )
+
+
+ENTRY = Entry("cfl", cfl, "weights of a cluster down, update up", "clustered", reveals=("update", "weight"))

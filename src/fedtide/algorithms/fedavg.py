@@ -13,8 +13,8 @@ Data*, AISTATS 2017, Algorithm 1. With nothing but its name it plays Algorithm 1
 When to use it: always, first. It is the baseline for everything else, and hard to beat when clients are alike.
 
 Choices:
-    - ours: the mean is over the clients that answered; the paper's `n` over all clients is wrong if only some
-      take part.
+    - ours: the mean is over the clients that answered; the paper's `n` over all clients is wrong if only some take
+      part.
     - paper: clients are weighted by their samples; `weighting = "uniform"` weights them equally.
     - paper: `server` steps along the mean update; SGD with rate 1, the default, makes the mean the next model.
     - ours: the shift sends a round's clients (`cohort`); the paper draws them uniformly.

@@ -1,7 +1,7 @@
 """FedBuff: asynchronous training; the server steps whenever a buffer of answers is full.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: *Federated Learning with Buffered Asynchronous Aggregation*,
-AISTATS 2022, Algorithm 1.
+AISTATS 2022, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed, round by round.
 
 | symbol | meaning |
 | --- | --- |
@@ -12,24 +12,22 @@ AISTATS 2022, Algorithm 1.
 | `s(tau)` | factor on a stale update, `(1 + tau) ** -damping` |
 | `Delta_i` | client i's weights after local training, minus those that it was sent |
 
-When to use it: devices of very different speeds, where a round would wait for the slowest. It only matters with a clock
-of devices (`devices.kind`). If the concurrency is not above the buffer size it is FedAvg.
+When to use it: devices of very different speeds, where a round would wait for the slowest. It only matters with a
+clock of devices (`devices.kind`). If the concurrency is not above the buffer size it is FedAvg.
 
 Choices:
-    A round is a server step. It lasts until K of the clients in flight have answered; the others continue into the next
-    round. Places are filled after a step and not, as in the paper, whenever an answer comes: a client that began before
-    the step would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and
-    far more if K is close to M_c; at K = M_c no client is ever late, and it is FedAvg.
-
-    A client trains on the samples that it holds when its answer comes, shuffled by the key of that round and at that
-    round's learning rate. A client that has begun answers even if it is asleep by then.
-
-    The update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform", the paper's) or a client's samples:
-    the listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead
-    of only down-weighting its stale members.
-
-    A client that drops out is noticed when its answer is due. A client that has not answered for `max_staleness` rounds
-    is given up, so the server keeps the models of at most that many rounds. The paper leaves both open.
+    - ours: a round is a server step. It lasts until K of the clients in flight have answered; the others continue
+      into the next round.
+    - ours: places are filled after a step; in the paper whenever an answer comes. A client that began before the step
+      would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and far
+      more if K is close to M_c. At K = M_c no client is ever late, and it is FedAvg.
+    - ours: a client trains on the samples that it holds when its answer comes, shuffled by the key of that round and
+      at that round's learning rate. A client that has begun answers even if it is asleep by then.
+    - paper: the update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform") or a client's samples. The
+      listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead
+      of only down-weighting its stale members.
+    - ours: a client that drops out is noticed when its answer is due. A client that has not answered for
+      `max_staleness` rounds is given up, so the server keeps the models of at most that many rounds.
 """
 
 from __future__ import annotations
@@ -41,18 +39,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge, scaled
 from fedtide.core.trees import Tree
-from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Weights, shared_weights
+from fedtide.core.types import Algorithm, Facts, Fleet, Moment, Timed, Traits, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
 from fedtide.learn.server import SGD, Server, step_server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Pull, proximal
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
@@ -100,7 +98,6 @@ def fedbuff(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     buffer: Count = 5,
-    mu: Pull = 0.0,
     damping: NonNegative = 0.5,
     max_staleness: Count = 50,
     server: Server = SGD(),
@@ -125,7 +122,10 @@ def fedbuff(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, none = task.init(rng), torch.empty(0, dtype=torch.int64)
         flight = Flight(none, none, none, torch.empty(0, dtype=torch.float64))
-        return State(weights, server.init(weights), 0, flight, none, (), cohort.init(fleet))
+        return State(
+            weights=weights, server=server.init(weights), step=0, flight=flight, numbers=none, older=(),
+            cohort=cohort.init(fleet),
+        )  # fmt: skip
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: clients fill the free places and begin with w^t.
@@ -156,12 +156,12 @@ def fedbuff(
         flight = flight.pick(~done & ~given_up)
         return land(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
-    works = {"train": Training(task, local, weighting, proximal(mu))}
-    made = Algorithm(
-        "fedbuff", init, works, round, shared_weights, task.predict,
+    works = {"train": Training(task, local, weighting)}
+    traits = Traits(
         unmaskable="its sums go by the age of the model that clients began from, and one of an age has a sum alone",
         unprivate="a client may answer in the rounds of several models, and no budget plans these",
-    )  # fmt: skip
+    )
+    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, traits=traits)
     return with_cohort(made, cohort, task, local)
 
 
@@ -182,3 +182,9 @@ def land(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -
     kept = torch.isin(numbers, flight.step) & (numbers != state.step)
     older = tuple(model for model, keep in zip(models, kept.tolist(), strict=True) if keep)
     return replace(state, flight=flight, numbers=numbers[kept], older=older)
+
+
+ENTRY = Entry(
+    "fedbuff", fedbuff, "weights down, update up; the server steps when K have answered", "global",
+    tells="sums for each age of the model that they began from",
+)  # fmt: skip

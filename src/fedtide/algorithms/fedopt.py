@@ -1,4 +1,7 @@
-"""FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with another server optimizer (`fedtide.learn.server`)."""
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with another server optimizer (`fedtide.learn.server`).
+
+With nothing but their names they play Algorithm 2 of *Adaptive Federated Optimization*, and FedAvgM its own paper.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """FedSGD: one global model by averaging the gradients of clients.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks from Decentralized
-Data*, AISTATS 2017, section 2.
+Data*, AISTATS 2017, section 2. With nothing but its name it plays FedSGD as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -14,9 +14,9 @@ Data*, AISTATS 2017, section 2.
 When to use it: to measure the gain of local steps, and where the exact gradient is wanted.
 
 Choices:
-    Clients send the step, `-eta g_i`, so that server optimizers treat it like an update. Each client sends one gradient
-    over all its samples. It equals FedAvg with one epoch of full-batch plain SGD, but for BatchNorm with more than
-    2,048 samples.
+    - ours: clients send the step, `-eta g_i`, so server optimizers treat it like an update.
+    - paper: each client sends one gradient over all its samples. It equals FedAvg with one epoch of full-batch plain
+      SGD, but for BatchNorm with more than 2,048 samples.
 """
 
 from __future__ import annotations

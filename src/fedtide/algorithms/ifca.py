@@ -14,25 +14,25 @@ With nothing but its name it plays the averaging of Algorithm 1 as printed; its 
     averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
 
 When to use it: clients form a few groups that want different models, the groups are unknown, and every client can
-evaluate all models. All K models are sent to every participant. If groups differ little, or one model is ahead from the
-start, all clients may end up with one model: check the entropy of the choices, and try several starts.
+evaluate all models. All K models are sent to every participant. If groups differ little, or one model is ahead from
+the start, all clients may end up with one model: check the entropy of the choices, and try several starts.
 
 Choices:
     - released code: a model without members is not stepped.
-    - released code: the choice uses plain cross-entropy in evaluation mode; ties go to the first model. A model with a
-      non-finite loss is chosen only if all losses are non-finite (ours).
-    - paper: `variant = "averaging"` trains locally. The paper's gradients are `variant = "gradient"` with
-      `weighting = "uniform"`; their recorded loss is that of training mode.
+    - released code: the choice uses plain cross-entropy in evaluation mode; ties go to the first model. A model with
+      a non-finite loss is chosen only if all losses are non-finite (ours).
+    - paper: `variant = "averaging"` trains locally. The paper's gradients are `variant = "gradient"` with `weighting
+      = "uniform"`; their recorded loss is that of training mode.
     - ours: members are weighted by samples, as in the expert-model paper. The released code averages uniformly
       (`weighting = "uniform"`).
-    - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has none.
-      The released code chooses with the test labels. A client without labeled samples takes the model that most clients
-      have trained so far.
+    - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has
+      none. The released code chooses with the test labels. A client without labeled samples takes the model that most
+      clients have trained so far.
     - ours: `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
       before any training. The paper repeats whole runs, as the seeds of an experiment do.
 
-The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shared", layers = "trunk" }]`. The safe form
-has an anchor (docs/never-worse.md).
+The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shared", layers = "trunk" }]`. The safe
+form has an anchor (docs/never-worse.md).
 """
 
 from __future__ import annotations

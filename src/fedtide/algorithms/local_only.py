@@ -1,14 +1,16 @@
 """Local: each client trains a model of its own, alone. No federation, and the floor under every personalized method.
+With nothing but its name it plays that baseline.
 
 When to use it: as a baseline. A federation that is no better than this is not worth its messages.
 
 Choices:
-    A client trains from scratch with early stopping on its validation samples, once, and again whenever its samples
-    have changed; nothing is sent either way. All reachable clients look for that in every round, so there is no cohort.
-    A client that never takes part, such as a held-out one, trains on its labeled samples before evaluation. One without
-    any is judged by an untrained model.
-    Validation samples by which training stopped cannot judge it. What they judge is the model at the end of the same
-    training, all epochs of it, which the client keeps as well.
+    - ours: a client trains from scratch with early stopping on its validation samples, once, and again whenever its
+      samples have changed; nothing is sent either way. All reachable clients look for that in every round, so there
+      is no cohort.
+    - ours: a client that never takes part, such as a held-out one, trains on its labeled samples before evaluation.
+      One without any is judged by an untrained model.
+    - ours: validation samples by which training stopped cannot judge it. What they judge is the model at the end of
+      the same training, all epochs of it, which the client keeps as well.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.core.config_types import Spelled
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, raw
@@ -33,6 +36,7 @@ from fedtide.core.types import (
     Moment,
     Prediction,
     Shard,
+    Traits,
     Weights,
     shared_weights,
 )
@@ -95,10 +99,8 @@ def local_only(
     def predict(payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         return Prediction(predict_personal(alone, nets, (payload,), 0, memories, x, owner).told)
 
-    return Algorithm(
-        "local", init, {"train": train}, round, shared_weights, predict, adapt=adapt, keeps=2,
-        compute_cost=training_cost(solver, {}),
-    )  # fmt: skip
+    traits = Traits(models="none", keeps=2, compute_cost=training_cost(solver, {}))
+    return Algorithm("local", init, {"train": train}, round, shared_weights, predict, adapt, traits=traits)
 
 
 def checksum(shard: Shard) -> Tensor:
@@ -108,3 +110,13 @@ def checksum(shard: Shard) -> Tensor:
         for part in () if rows is None else (home(rows.x), rows.y, rows.ids):
             found.update(raw(part).numpy().tobytes())
     return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+
+
+ENTRY = Entry(
+    "local", local_only, "nothing", "baseline", tells="nothing",
+    keeps="its model, the one that validation rows judge, and checksums of its rows",
+    exempt={
+        "degenerate": "a client whose rows break its training spoils its own model alone, and nothing is summed",
+        "update": "it starts from nothing that others have trained, so it cannot forget what is theirs",
+    },
+)  # fmt: skip

@@ -2,7 +2,8 @@
 
 Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimizes
 `sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the probability that client i participates, times its samples with
-`weighting = "samples"`. With one epoch of full batches it is the paper's q-FedSGD.
+`weighting = "samples"`. With one epoch of full batches it is the paper's q-FedSGD. With nothing but its name it plays
+Algorithm 2 as released, with q = 1.
 
 | symbol | meaning |
 | --- | --- |
@@ -18,9 +19,11 @@ Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, I
 When to use it: the worst-served clients matter more than the mean. `q = 0` is FedAvg with equal weights.
 
 Choices:
-    `L = 1 / local.lr` with the learning rate before its schedule. Clients are not weighted by their samples, as in the
-    released code (`weighting = "samples"` does). Powers are of `F_i + 1e-10`; at q = 0 the first term of `h_i` is left
-    out. The norm is over trainable parameters in float64; running statistics move by the mean with weights `L * F_i^q`.
+    - paper: `L = 1 / local.lr`, with the learning rate before its schedule (ours).
+    - released code: clients are not weighted by their samples; `weighting = "samples"` does.
+    - released code: powers are of `F_i + 1e-10`. At q = 0 the first term of `h_i` is left out (ours).
+    - ours: the norm is over trainable parameters in float64; running statistics move by the mean with weights `L *
+      F_i^q`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SCAFFOLD: FedAvg whose clients correct every local step for their drift, by control variates.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*,
-ICML 2020, Algorithm 1.
+ICML 2020, Algorithm 1. With nothing but its name it plays Algorithm 1 as printed.
 
 | symbol | meaning |
 | --- | --- |
@@ -22,13 +22,17 @@ time has no variate of its own and is only pulled along `c`; if most participate
 stale direction. It sends twice as much as FedAvg both ways, and needs a smaller local learning rate.
 
 Choices:
-    All variates start at zero, so the first round is FedAvg's with equal weights. (Widely used code starts them from a
-    random network, which pushes every newcomer in a random direction.) Only trainable parameters have variates; running
-    statistics are averaged like an update. Option II is the default, as in the paper's experiments. The mean of updates
-    is uniform, as in the paper; `weighting = "samples"` weights updates by samples, as in NIID-Bench, and never the
-    variates. `eta_g` is the learning rate of `server`. Option II infers a client's mean gradient from its update, which
-    is correct for plain SGD alone: momentum, Adam and clipping are refused. Weight decay is part of the gradient, in
-    both options. Option I takes one more pass, in training mode and without augmentation.
+    - paper: all variates start at zero, so the first round is FedAvg's with equal weights. Widely used code starts
+      them from a random network, which pushes every newcomer in a random direction.
+    - ours: only trainable parameters have variates; running statistics are averaged like an update.
+    - paper: option II is the default, as in the experiments.
+    - paper: the mean of updates is uniform. `weighting = "samples"` weights updates by samples, as in NIID-Bench, and
+      never the variates.
+    - paper: `eta_g` is the learning rate of `server`.
+    - ours: option II infers a client's mean gradient from its update, which is correct for plain SGD alone. Momentum,
+      Adam, clipping and a proximal pull are refused.
+    - ours: weight decay is part of the gradient, in both options. Option I takes one more pass, in training mode and
+      without augmentation.
 """
 
 from __future__ import annotations
@@ -39,11 +43,24 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedtide.algorithms.entry import Entry
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Traits,
+    Weighted,
+    Weights,
+    shared_weights,
+)
 from fedtide.core.weights import add, div, mul, sub, zeros_like
 from fedtide.learn.local import LocalTrainer, clip, plain_sgd
 from fedtide.learn.participation import take_part, with_cohort
@@ -95,7 +112,8 @@ def scaffold(
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         control = zeros_like(weights.params)
-        return State(weights, server.init(weights), control, len(fleet.clients), cohort.init(fleet))
+        memo, joined = server.init(weights), cohort.init(fleet)
+        return State(weights=weights, server=memo, control=control, clients=len(fleet.clients), cohort=joined)
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
@@ -134,7 +152,13 @@ def scaffold(
     # A pass forward and back costs three forward passes.
     forward = {"train": 3 if variant == "I" else 0}
     kept = {"control": math.inf if max_control_norm is None else max_control_norm}
-    made = Algorithm(
-        "scaffold", init, {"train": train}, round, shared_weights, task.predict, keeps=1, kept_as_sent=kept
-    )
+    traits = Traits(keeps=1, kept_as_sent=kept)
+    made = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
     return with_cohort(made, cohort, task, local, forward=forward)
+
+
+ENTRY = Entry(
+    "scaffold", scaffold, "weights and control variate down, updates of both up", "global", helps=("labels",),
+    keeps="its control variate, as large as the weights",
+    exempt={"newcomers": "its control variate is a mean over all registered clients: with fewer it is larger"},
+)  # fmt: skip

@@ -1,18 +1,21 @@
 """SCSGD: the time determines which branch is trained (semi-cyclic SGD on a shared trunk).
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro, Talwar:
-*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro,
+Talwar: *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019. With nothing but its name it plays the baseline as the
+paper describes it.
 
 When to use it: populations take turns abruptly, block by block, and the clock is known.
 
 Choices:
-    `prior = "block"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
-    day peak has the same mixture in both halves, so both branches would see the same data; the default trains the
-    branch with the largest assumed share, as given by FedTEM's prior. In the original each block has a whole model of
-    its own, here with `branch_layer = "*"`, where only the current model is trained; by default the trunk is shared,
-    as in the paper. The other branches are not trained along (lam = 0): the paper smooths labels only for Min Loss,
-    FedTEM and FedTKM. An untrained branch is not stepped, nor do its moments move. At inference the more certain branch
-    predicts.
+    - ours: `prior = "block"` is literal: the first branch in the first half of each period. A smooth shift that
+      begins at its day peak has the same mixture in both halves, so both branches would see the same data. The
+      default trains the branch with the largest assumed share, as given by FedTEM's prior.
+    - paper: the trunk is shared. In the original each block has a whole model of its own, here with `branch_layer =
+      "*"`, where only the current model is trained.
+    - paper: the other branches are not trained along (lam = 0), because the paper smooths labels only for Min Loss,
+      FedTEM and FedTKM.
+    - ours: an untrained branch is not stepped, nor do its moments move.
+    - paper: at inference the more certain branch predicts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Vanilla: FedAdam on a network with K branches whose logits are averaged, in training and at inference.
 
 The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4: as many parameters as FedTEM, but no choice
-of branch. With one branch it is FedAdam.
+of branch. With one branch it is FedAdam. With nothing but its name it plays the baseline as printed.
 
 When to use it: as the baseline of multi-branch methods.
 
 Choices:
-    The mean is taken over logits, as in the released language code, not over probabilities. With `choose_per` the more
-    certain branch answers, as for Min Loss: the paper's Figure 4 lets its baseline choose, too, and finds it worse.
+    - released code: the mean is taken over logits, not over probabilities.
+    - paper: with `choose_per` the more certain branch answers, as for Min Loss. The paper's Figure 4 lets its
+      baseline choose, too, and finds it worse.
 """
 
 from __future__ import annotations

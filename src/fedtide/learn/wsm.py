@@ -27,9 +27,8 @@ class WSM:
     value is never negative, and it equals cross-entropy for a client with equally many samples of each class. With
     `blend = 0`, the thesis, a class that a client does not hold gets no gradient, so training does not push it out of
     the model; with plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
-    term and `blend` reach all classes. The default is ours. In ten small settings over five seeds the thesis's form
-    lost up to 2.0 points to the best single model and gained up to 5.9, the default lost 0.4 at most and gained up to
-    4.2 (recipe never-worse).
+    term and `blend` reach all classes. The default is the thesis; `safe = true` in a method stands for `blend = 0.3`
+    (docs/never-worse.md).
     Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss, so with
     `blend = 0` clients of one class count next to nothing there.
 
@@ -57,7 +56,7 @@ class WSM:
     [0.0, 0.0, 0.0]
     """
 
-    blend: Fraction = 0.3
+    blend: Fraction = 0.0
     val: Flag = False
     kind: Literal["wsm"] = "wsm"
 

@@ -36,6 +36,8 @@ from fedtide.multi.personalization import Personalization
 from fedtide.transforms.anchored import Anchored, Received
 from fedtide.transforms.transform import apply, made_with
 
+KEY = "transforms: 'personalized'.way"
+
 WAYS = ("choice", "fine-tuned", "alone", "ensemble", "mixture", "stacking")
 """Kinds of personalizations."""
 
@@ -81,10 +83,10 @@ class Personalized:
     def __call__(self, algorithm: Algorithm) -> Algorithm:
         """Let clients personalize before they are evaluated."""
         if self.way is None and not self.others:
-            raise refused("transforms: 'personalized'.way", None, "one of " + ", ".join(WAYS))
+            raise refused(KEY, None, "one of " + ", ".join(WAYS))
         nets = Networks(*made_with(algorithm, "task"))
-        made = algorithm if self.way is None else with_way(algorithm, self.way, nets)
-        others = {name: with_way(algorithm, way, nets) for name, way in self.named().items()}
+        made = algorithm if self.way is None else with_way(algorithm, self.way, nets, KEY)
+        others = {name: with_way(algorithm, way, nets, KEY) for name, way in self.named().items()}
         # All are judged by what the algorithm serves; ways read the models in it.
         return replace(made, others={**algorithm.others, **others})
 
@@ -109,22 +111,31 @@ def personalized(algorithm: Algorithm, way: Any = None, others: Sequence[Any] = 
     return apply(algorithm, Personalized(way, tuple(others)))
 
 
-def with_way(algorithm: Algorithm, way: Any, nets: Networks) -> Algorithm:
+def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algorithm:
     """Return an algorithm whose clients personalize in one way.
+
+    Args:
+        algorithm: what it serves are models, or a model.
+        way: the personalization, which is written at `key`.
+        nets: the clients' networks.
+        key: where the way stands, for errors.
 
     Raises:
         FedtideError: it is no personalization, or a network of it does not fit the samples.
     """
     if not isinstance(way, Personalization):
-        raise refused("transforms: 'personalized'.way", type(way).__name__, "one of fedtide.personal, such as Choice()")
+        raise refused(key, type(way).__name__, "one of fedtide.personal, such as Choice()")
     anchored = any(isinstance(before, Anchored) for before in algorithm.transforms)
     if anchored and isinstance(way, Choice):
         # A client alone can hardly tell the better of two models: the anchor is mixed into what it chooses.
         inner = algorithm.plain
         assert inner is not None
-        return apply(replace(with_way(inner, way, nets), plain=None, transforms=()), *algorithm.transforms)
+        return apply(replace(with_way(inner, way, nets, key), plain=None, transforms=()), *algorithm.transforms)
     count = algorithm.options.get("clusters", 1)
-    way.check(nets, (count if isinstance(count, int) else 1) + anchored)
+    try:
+        way.check(nets, (count if isinstance(count, int) else 1) + anchored)
+    except FedtideError as error:
+        raise FedtideError(str(error).replace("personal", key, 1)) from None
     cohort: Any = algorithm.options.get("cohort")
     if "loss" in getattr(cohort, "asks", ()) and not isinstance(way, Choice):
         raise refused(

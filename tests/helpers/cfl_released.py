@@ -38,7 +38,7 @@ from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import NonNegative, Whole
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Weights
+from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Traits, Weights
 from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import ask_to_train, with_cohort
@@ -106,8 +106,8 @@ def cfl_released(
         return list(state.weights), torch.where(known, state.model[clients.clamp(max=len(state.model) - 1)], usual)
 
     train = reveal_update(task, local, "uniform")
-    reveals = ("update", "weight")
-    made = Algorithm("cfl-released", init, {"train": train}, round, serve, predict=task.predict, reveals=reveals)
+    traits = Traits(reveals=("update", "weight"), models="clusters")
+    made = Algorithm("cfl-released", init, {"train": train}, round, serve, task.predict, traits=traits)
     return with_cohort(made, cohort, task, local)
 
 
