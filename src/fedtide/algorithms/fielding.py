@@ -103,6 +103,7 @@ from fedtide.core.types import (
     Timed,
     Traits,
     Weights,
+    Work,
 )
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
@@ -319,9 +320,18 @@ def fielding(
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
     )  # fmt: skip
-    works, predict = {"report": report, "train": train, "val": accuracy_question(task)}, predict_by_cluster(task)
+    works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
     made = Algorithm(
-        "fielding", init, works, round, serve, predict, adapt, as_served_in_cluster, has_val(trigger), traits=traits
+        "fielding",
+        init,
+        works,
+        round,
+        serve,
+        predict_by_cluster(task),
+        adapt,
+        as_served_in_cluster,
+        has_val(trigger),
+        traits=traits,
     )
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)

@@ -158,8 +158,8 @@ def pfedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components)
         mu, var = setup.initial(models[0], rng)
-        mixture = {"mu": mu, "spread": var, "pi": even, "collected": Collected.nothing()}
-        return State(weights=models, server=tuple(map(server.init, models)), **mixture, cohort=cohort.init(fleet))
+        memos, none, joined = tuple(map(server.init, models)), Collected.nothing(), cohort.init(fleet)
+        return State(weights=models, server=memos, mu=mu, spread=var, pi=even, collected=none, cohort=joined)
 
     def broadcast(state: State) -> dict[str, Any]:
         var = floor_variances(state.spread, var_floor)

@@ -371,7 +371,7 @@ class Holdings(Protocol):
         """Return some rows as a model sees them, and the number of classes of all."""
 
 
-class AskOptions(TypedDict, total=False):
+class QuestionOptions(TypedDict, total=False):
     """Options of a question.
 
     Args:
@@ -380,14 +380,22 @@ class AskOptions(TypedDict, total=False):
         reveal: names in `Answer.rows` that the server wants to see per client.
         passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
             `Traits.compute_cost` says.
-        sizes: (slots,) how many clients the participants of each slot stand for; None means themselves. Transforms
-            weigh slots by it, and a fleet has no use for it.
     """
 
     slot: Slot | None
     slots: int | None
     reveal: Sequence[str]
     passes: float | None
+
+
+class AskOptions(QuestionOptions, total=False):
+    """Options of a question, and what transforms are told with it.
+
+    Args:
+        sizes: (slots,) how many clients the participants of each slot stand for; None means themselves. A fleet has no
+            use for it.
+    """
+
     sizes: Tensor | None
 
 

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, AskOptions, Cost, Moment, Payload, Reply, Scores, Shard
+from fedtide.core.types import Answer, QuestionOptions, Cost, Moment, Payload, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier
 from fedtide.fleets.heard import LOST, Heard, Post
@@ -267,7 +267,8 @@ class RemoteFleet:
         first: int | None = None,
         deadline: float | None = None,
         began: Tensor | None = None,
-        **options: Unpack[AskOptions],
+        sizes: Tensor | None = None,
+        **options: Unpack[QuestionOptions],
     ) -> Reply:
         """Put a question to some clients and return the sums of those that answer in time.
 
@@ -275,7 +276,7 @@ class RemoteFleet:
         are asked after by a later ask. A client does the work when it is asked: with the rows, the key and the moment
         of that round, whenever its answer is counted.
         """
-        options.pop("sizes", None)  # for transforms
+        del sizes  # for transforms
         began = None if began is None else began[clients.argsort()]
         ask = put(question, clients, payload, self.moment, self.queries, **options)
         check(ask, len(self._node), self.reveals)
