@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tomllib
@@ -147,7 +148,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
     if above == "method" and which is None and len(rest) > 1 and not _is_key(rest[0], items):
         raise FedtideError(f"{full}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
     for item in items if which is None else [items[which]]:
-        assign(item, rest, value, above)
+        assign(item, rest, copy.deepcopy(value), above)  # a later key may change it for one of them
 
 
 def _is_key(word: str, methods: list[Any]) -> bool:
