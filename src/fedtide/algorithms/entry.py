@@ -97,6 +97,7 @@ def preset(
     made.__module__ = module or kind.__module__
     made.__name__ = made.__qualname__ = name
     made.__signature__ = signature  # type: ignore[attr-defined]
+    made.changed = tuple(defaults)  # type: ignore[attr-defined]
     return made
 
 

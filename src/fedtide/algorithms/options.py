@@ -44,7 +44,7 @@ def options_of(make: Callable[..., Algorithm], name: str, *, required: bool = Tr
         if _is_choice(kind):
             spelled = _whole if kind == Cohort else by_kind
             kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
-        elif is_dataclass(default):
+        elif key in getattr(make, "changed", ()):  # a preset's: what is not given stays as the preset has it
             kind = Annotated[kind, BeforeValidator(partial(on_default, default))]
         fields[key] = (kind, default)
     return create_model(f"options of {name}", __base__=Strict, **fields)

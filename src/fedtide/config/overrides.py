@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.algorithms.options import as_cohort
-from fedtide.config.schema import Method, as_stop_at, is_own, options_model
+from fedtide.config.schema import Method, as_stop_at, form_of, is_own, options_model
 from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError, nearest, refused
 from fedtide.data.groups import by_what
@@ -142,13 +142,32 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
     names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
     which, rest = located(path, names)
-    full = f"{above}.{'.'.join(path)}"
+    for other in (bare, full) if which is None and above == "method" else ():  # "IFCA" and "IFCA (safe)"
+        which, rest = located(path, [other(str(name), item) for name, item in zip(names, items, strict=True)])
+        if which is not None:
+            break
+    where = f"{above}.{'.'.join(path)}"
     if not rest:
-        raise FedtideError(f"{full}: that is a whole table; name one of its keys, '{full}.<key>'")
+        raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
     if above == "method" and which is None and len(rest) > 1 and not _is_key(rest[0], items):
-        raise FedtideError(f"{full}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
+        raise FedtideError(f"{where}: no method is called '{rest[0]}'; {nearest(rest[0], list(map(str, names)))}")
     for item in items if which is None else [items[which]]:
         assign(item, rest, copy.deepcopy(value), above)  # a later key may change it for one of them
+
+
+def full(name: str, method: Mapping[str, Any]) -> str:
+    """Return a method's name with what is ours in it behind, as records have it.
+
+    >>> full("IFCA", {"safe": True}), full("IFCA (safe)", {"safe": True}), bare("IFCA (safe)", {"safe": True})
+    ('IFCA (safe)', 'IFCA (safe)', 'IFCA')
+    """
+    form = form_of(method)
+    return name if name.endswith(form) else name + form
+
+
+def bare(name: str, method: Mapping[str, Any]) -> str:
+    """Return a method's name as it was written, without what is ours in it."""
+    return name.removesuffix(form_of(method))
 
 
 def _is_key(word: str, methods: list[Any]) -> bool:

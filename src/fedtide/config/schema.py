@@ -6,12 +6,12 @@ key. Unknown keys are errors with a suggestion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from os.path import isfile
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.options import options_of
@@ -150,6 +150,22 @@ class Method(Strict):
         """Return the method under the name of one of its other uses, which personalizes in a way of its own."""
         form = self._form([each.label for each in self.transforms if not isinstance(each, Personalized)])
         return self.model_copy(update={"name": f"{self.bare}, {other}{form}"})
+
+
+TRANSFORMS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[AnyTransform, ...])
+
+
+def form_of(method: Mapping[str, Any]) -> str:
+    """Return what is ours in a method that is written in a file, as it stands behind its name; "" if it is not right.
+
+    >>> form_of({"transforms": ["anchored", {"kind": "shared", "layers": "trunk"}]}), form_of({"transforms": 3})
+    (' (anchored, shared trunk)', '')
+    """
+    try:
+        transforms = TRANSFORMS.validate_python(tuple(method.get("transforms", ())))
+        return Method(name="x", algorithm="x", safe=method.get("safe") is True, transforms=transforms).form
+    except (TypeError, ValidationError):
+        return ""
 
 
 def _owners(value: Any) -> Any:
