@@ -34,6 +34,7 @@ from fedtide.base import (
     Moment,
     Rng,
     Shard,
+    Traits,
     Weighted,
     Weights,
     mean,
@@ -95,5 +96,5 @@ def ditto(
         return replace(state, weights=ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
 
     predict = ft.personal.by_own_weights(task, "own")
-    made = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, keeps=1)
+    made = Algorithm("ditto", init, {"train": train}, round, shared_weights, predict, traits=Traits(keeps=1))
     return with_cohort(made, cohort, task, local)

@@ -17,6 +17,7 @@ from fedtide.core.types import (
     Shard,
     Slotted,
     Sum,
+    Traits,
     Weighted,
     Weights,
     shared_weights,
@@ -27,5 +28,5 @@ from fedtide.learn.training import Training
 
 __all__ = [
     "Algorithm", "Answer", "Fleet", "Losses", "Moment", "Prediction", "Reply", "Rng", "Shard", "Slotted", "Steps",
-    "Stepwise", "Sum", "Train", "Training", "Weighted", "Weights", "mean", "shared_weights", "with_cohort",
+    "Stepwise", "Sum", "Train", "Training", "Traits", "Weighted", "Weights", "mean", "shared_weights", "with_cohort",
 ]  # fmt: skip

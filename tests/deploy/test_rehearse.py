@@ -23,9 +23,9 @@ LOCAL = {"lr": 0.1, "batch_size": 8}
 METHODS = {
     "fedavg": {},
     "scaffold": {},
-    "ifca": {"clusters": 2, "anchor": False},
+    "ifca": {"clusters": 2},
     "fielding": {},
-    "fedtem": {"prior": {"kind": "linear", "period": 4}, "anchor": False},
+    "fedtem": {"prior": {"kind": "linear", "period": 4}},
     "pfedem": {"features": "network"},
 }
 
@@ -43,7 +43,7 @@ def test_deployed_is_simulated(tmp_path, name):
 
 
 def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
-    method = {"name": "ifca", "algorithm": "ifca", "cohort": 5, "local": LOCAL, "clusters": 2, "anchor": False}
+    method = {"name": "ifca", "algorithm": "ifca", "cohort": 5, "local": LOCAL, "clusters": 2}
     experiment = read(hospitals(tmp_path, method=[method], wire={"secure": True, "fewest": 3}))
     site = make_site(experiment, "ifca", Roster.of("berlin,lyon:2,oslo:2"), tmp_path / "site", None, "study.toml")
     said = io.StringIO()

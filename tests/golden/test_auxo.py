@@ -32,7 +32,7 @@ PLAIN = {"epsilon": 0.0, "min_participants": 2}
 def states(targets, took, start=1.0, seed=0, **options):
     """The state, the facts and what was asked in each round, of which each has these participants."""
     options = {**PLAIN, "cohort": By(lambda rng, fleet: torch.tensor(took[fleet.moment.round])), **options}
-    algorithm = auxo(TASK, HALF, pooling=False, **options)
+    algorithm = auxo(TASK, HALF, **options)
     fleet = fleet_of(algorithm, [[y] for y in targets])
     state = replace(algorithm.init(fleet, Rng(0)), weights=(at(start),))
     for number in range(len(took)):
@@ -197,7 +197,7 @@ def test_a_negative_reward_takes_the_evidence_for_sides_away():
 def test_a_client_that_was_never_asked_takes_the_model_that_fits():
     *_, (state, *_) = states([0, 4, 0, 4, 0, 4], [[0, 1, 2, 3]], split=AtRounds((1,)))
     now = Moment(1, 2, 0.0)
-    algorithm = auxo(TASK, HALF, pooling=False)
+    algorithm = auxo(TASK, HALF)
     served, slot = algorithm.serve(state, torch.tensor([0, 1, 4, 9]))
     assert slot.tolist() == [0, 1, 2, 2]
     assert len(served[2]["models"]) == 2
@@ -210,5 +210,5 @@ def test_a_client_that_was_never_asked_takes_the_model_that_fits():
 def test_who_was_never_asked_does_not_count_for_the_usual_model():
     """Of eight clients three take part, two of them in the second cluster; the first row is in the first."""
     *_, (state, *_) = states([0, 4, 4, 0, 0, 0, 0, 0], [[0, 1, 2]], split=AtRounds((1,)))
-    served, slot = auxo(TASK, HALF, pooling=False).serve(state, torch.arange(4))
+    served, slot = auxo(TASK, HALF).serve(state, torch.arange(4))
     assert (slot.tolist(), served[2]["usual"]) == ([0, 1, 1, 2], 1)

@@ -54,7 +54,7 @@ def concepts(names: str, before: int = 0):
 
 
 def played(*stages: str, **options):
-    algorithm = feddrift(TASK, TURN, anchor=False, **{"rounds_per_step": 1, "delta": 0.1, **options})
+    algorithm = feddrift(TASK, TURN, **{"rounds_per_step": 1, "delta": 0.1, **options})
     # Every stage has samples of its own, so that rows of the past are other rows.
     return list(rounds(algorithm, [concepts(names, 100 * number) for number, names in enumerate(stages)]))
 
@@ -115,7 +115,7 @@ def test_eager_has_one_new_model_for_all_and_does_not_merge():
 def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
     """Without a step of training to speak of, it is the one or the other."""
     for fresh in ("previous", "start"):
-        algorithm = feddrift(TASK, TURN, anchor=False, rounds_per_step=1, init_new_from=fresh)
+        algorithm = feddrift(TASK, TURN, rounds_per_step=1, init_new_from=fresh)
         (*_, (before, _, _)) = rounds(algorithm, [concepts("AA")] * 2)
         after = with_new(before, torch.tensor([1]), fresh, SGD())
         wanted = before.weights[0] if fresh == "previous" else before.start
@@ -143,7 +143,7 @@ def test_there_are_never_more_models_than_allowed_and_that_used_longest_ago_make
     *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", max_clusters=2)
     assert (facts["left"], facts["new"], state.model.tolist()) == (2, 1, [0, 0, 1, 0])
     # Both models are in use: nobody gets a third. Later nobody has had model 1 for a step, and it makes room.
-    algorithm = feddrift(TASK, TURN, anchor=False, max_clusters=2)
+    algorithm = feddrift(TASK, TURN, max_clusters=2)
     state = replace(begun(algorithm, concepts("AA"))[0], step=0)
     state = with_new(state, torch.tensor([0]), "start", SGD())
     assert with_new(state, torch.tensor([1]), "start", SGD()) is state
@@ -175,7 +175,7 @@ def test_linkage_is_complete_and_a_distance_of_just_the_cut_merges():
 
 def test_what_merges_is_the_mean_by_pairs():
     """Models 0, 2 and 8 with 3, 1 and 4 pairs: (0 * 3 + 2 + 8 * 4) / 8 = 4.25, in the first place."""
-    state, *_ = begun(feddrift(TASK, TURN, anchor=False, max_clusters=4), concepts("AAA"))
+    state, *_ = begun(feddrift(TASK, TURN, max_clusters=4), concepts("AAA"))
     weights = tuple(type(state.start)({"weight": torch.full((2, 1), v).double()}) for v in (0.0, 2.0, 7.0, 8.0))
     state = replace(
         state,
@@ -209,7 +209,7 @@ def test_clients_without_rows_do_not_answer_and_keep_their_model():
 
 
 def test_whoever_never_answered_takes_what_fits_its_rows():
-    algorithm = feddrift(TASK, TURN, anchor=False, rounds_per_step=1)
+    algorithm = feddrift(TASK, TURN, rounds_per_step=1)
     stages = [concepts("AAAA."), concepts("AAAA."), concepts("AABB.")]
     *_, (state, _, fleet) = rounds(algorithm, stages)
     served, slot = algorithm.serve(state, torch.tensor([0, 2, 3, 4, 77]))
@@ -273,12 +273,12 @@ def test_who_never_leaves_with_a_window_is_fedavg_on_the_rows_of_the_window():
         )
         for s in range(4)
     ]
-    *_, (ours, _, _) = rounds(feddrift(TASK, TURN, anchor=False, rounds_per_step=1, delta=1.0, window=2), one)
+    *_, (ours, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0, window=2), one)
     *_, (theirs, _, _) = rounds(fedavg(TASK, TURN, cohort=Everyone()), both)
     torch.testing.assert_close(
         ours.weights[0].params["weight"], theirs.weights.params["weight"], rtol=1e-12, atol=1e-12
     )
-    *_, (short, _, _) = rounds(feddrift(TASK, TURN, anchor=False, rounds_per_step=1, delta=1.0), one)
+    *_, (short, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0), one)
     assert (short.weights[0].params["weight"] - ours.weights[0].params["weight"]).abs().max() > 1e-3
 
 
@@ -301,7 +301,7 @@ def test_rows_that_are_held_again_count_once():
 
 def test_the_moment_is_not_needed_to_judge():
     """Judging is a function of rows and models: the same answer at any moment."""
-    algorithm = feddrift(TASK, TURN, anchor=False)
+    algorithm = feddrift(TASK, TURN)
     state, *_ = begun(algorithm, concepts("A"))
     question = {"models": [state.start], "place": state.place, "step": 0}
     shard = Shard(X, A, torch.arange(2))

@@ -85,7 +85,7 @@ def test_the_first_clusters():
     assert state.members.tolist() == [3, 3]
     assert clusters_of(memory) == [1, 1, 1, 0, 0, 0]
     assert state.silhouette == pytest.approx((0.7 + 2 * 11 / 14) / 3)
-    assert algorithm.reveals == ()
+    assert algorithm.traits.reveals == ()
     assert not any(query.ask.reveal for query in fleet.queries)
 
 
@@ -185,7 +185,7 @@ def test_small_clusters_share_a_sum_of_updates():
     for fewest in (1, 2, 3):
         local = LocalTrainer(lr=0.1, batch_size=0)
         algorithm = fielding(
-            TASK, local, clustering=KMeans(k_max=3), cohort=Two(), pooling=False,
+            TASK, local, clustering=KMeans(k_max=3), cohort=Two(),
             reveal=Nothing(2, fewest_updates=fewest),
         )  # fmt: skip
         state, _, fleet = begun(algorithm, people())

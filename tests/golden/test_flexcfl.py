@@ -26,7 +26,7 @@ def one() -> nn.Module:
 
 TASK = Task(one, Half(), torch.float64)
 HALF = LocalTrainer(lr=0.5, batch_size=0)
-TWO = {"local": HALF, "pooling": False, "clusters": 2, "pretrain": 2}
+TWO = {"local": HALF, "clusters": 2, "pretrain": 2}
 
 
 def targets(*ys: int, registered: int | None = None):

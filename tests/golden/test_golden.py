@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,21 +53,21 @@ def test_fedprox():
     Client 0 at 0.5: gradient 0.5 + 1 * (0.5 - 1) = 0, stays; update -0.5. Client 1 at 2.5: gradient (2.5 - 4) +
     (2.5 - 1) = 0, stays; update 1.5. Mean (-0.5 + 4.5) / 4 = 1, w = 2. (Both sit at (b + mu w) / (1 + mu).)
     """
-    assert value(after(fedprox(TASK, TWO, mu=1.0, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedprox(TASK, replace(TWO, proximal=1.0), cohort=EVERYONE), State(at(1.0), None))) == 2.0
 
 
 def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
     """With mu = 3 client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and 0.75, mean (-0.25 + 2.25)/4."""
     many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
-    assert value(after(fedprox(TASK, many, mu=3.0, cohort=EVERYONE), State(at(1.0), None))) == pytest.approx(
-        1.5, abs=1e-9
-    )
+    assert value(
+        after(fedprox(TASK, replace(many, proximal=3.0), cohort=EVERYONE), State(at(1.0), None))
+    ) == pytest.approx(1.5, abs=1e-9)
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 15.0, 1000.0])
 def test_the_first_step_of_fedprox_knows_no_pull(mu):
     """Where training starts v = w, whatever mu: the single step is FedAvg's."""
-    assert value(after(fedprox(TASK, ONE, mu=mu, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedprox(TASK, replace(ONE, proximal=mu), cohort=EVERYONE), State(at(1.0), None))) == 2.0
 
 
 def test_a_strong_pull_keeps_clients_near_what_they_received():
@@ -76,7 +77,8 @@ def test_a_strong_pull_keeps_clients_near_what_they_received():
     """
     many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
     pulled, free = (
-        value(after(fedprox(TASK, many, mu=mu, cohort=EVERYONE), State(at(1.0), None))) for mu in (15.0, 0.0)
+        value(after(fedprox(TASK, replace(many, proximal=mu), cohort=EVERYONE), State(at(1.0), None)))
+        for mu in (15.0, 0.0)
     )
     assert pulled == pytest.approx(1.125, abs=1e-9)
     assert free == pytest.approx(3.0, abs=1e-6)

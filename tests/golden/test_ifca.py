@@ -47,13 +47,13 @@ def model(*weights: float) -> Weights:
 def moved(start, who=None, **options) -> list[list[float]]:
     """The weights of every model after one round of everybody."""
     state = State(tuple(start), (None,) * len(start), torch.zeros(len(start), dtype=torch.float64))
-    algorithm = ifca(TASK, STEP, clusters=len(start), cohort=Everyone(), anchor=False, **options)
+    algorithm = ifca(TASK, STEP, clusters=len(start), cohort=Everyone(), **options)
     made = after(algorithm, state, who=who or population())
     return [each.params["weight"].flatten().tolist() for each in made.weights]
 
 
 TWO = (model(LOG3, 0), model(0, LOG3))
-GRADIENT = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
+GRADIENT = {"variant": "gradient", "weighting": "uniform"}
 
 
 def test_averaging_moves_each_model_by_the_mean_of_those_who_chose_it():
@@ -136,7 +136,7 @@ def test_two_opposite_regressions_are_recovered(variant):
     starts = [torch.tensor([[0, 0, 0], w], dtype=torch.float64) for w in ([0.2, 0.2, 0.2], [-0.2, 0.1, 0.5])]
     state = State(tuple(Weights({"weight": w}) for w in starts), (None, None), torch.zeros(2, dtype=torch.float64))
     local = LocalTrainer(lr=1.0, batch_size=0, epochs=2)
-    algorithm = ifca(task, local, variant=variant, cohort=Everyone(), anchor=False)
+    algorithm = ifca(task, local, variant=variant, cohort=Everyone())
     made = after(algorithm, state, rounds=60, who=who)
     for s, each in zip((1, -1), made.weights, strict=True):
         weight = each.params["weight"]

@@ -132,7 +132,7 @@ def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhyth
 def test_a_naive_fedem_agrees_to_1e_8(branches):
     """Networks after every round, and the blends of all clients at the end."""
     memory = MemoryStore(None)
-    run, _ = run_of("fedem", {"anchor": False, "components": branches}, memory)
+    run, _ = run_of("fedem", {"components": branches}, memory)
     net = Net(as_numpy(run.steps[0].received.weights.params))
     optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
     blends: dict[int, np.ndarray] = {}

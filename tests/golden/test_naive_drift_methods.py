@@ -114,7 +114,7 @@ def naive_flexcfl(start, held, m, steps, limit):
 
 def test_flexcfl():
     held = stages(CONCEPTS)
-    algorithm = flexcfl(TASK, LOCAL, pooling=False, clusters=3, pretrain=6, cohort=Everyone())
+    algorithm = flexcfl(TASK, LOCAL, clusters=3, pretrain=6, cohort=Everyone())
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
     moved, seen = 0, []
@@ -204,7 +204,6 @@ def test_feddrift(eager):
         rounds_per_step=EVERY,
         delta=0.1,
         max_clusters=12,
-        anchor=False,
     )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
@@ -297,7 +296,6 @@ def test_auxo():
     algorithm = auxo(
         TASK,
         LOCAL,
-        pooling=False,
         split=AtRounds((3, 12)),
         min_participants=2,
         epsilon=0.0,

@@ -53,7 +53,6 @@ CASES = {
 def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
     model, local = CASES[case]
     options = {
-        "anchor": False,
         "components": K,
         "component_layer": "*",
         "local": {"lr": 0.1, **local},

@@ -203,6 +203,7 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
         "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
         **case,
         "prior": prior,
+        "consistent_only": case.get("consistent_only", True),
         "update": {"kind": "certainty", "a0": A0} if case["update"] == "certainty" else "overwrite",
         "lam": LAM,
         "eps": EPS,

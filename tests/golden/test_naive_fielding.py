@@ -89,7 +89,6 @@ def algorithm_of(play: Play, representation, reveal=Reports()):
         trigger=FixedFraction(tau=play.tau),
         drift_baseline=play.reference,
         clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
-        pooling=False,
         mu=play.mu,
         server=server,
         cohort=Uniform(play.ask),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -81,8 +83,8 @@ def test_twenty_rounds(variant, mu):
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
-    alike = {"normalize_by": "participants", "weighting": "uniform"} if variant == "gradient" else {}
-    algorithm = ifca(task, local, clusters=K, variant=variant, mu=mu, cohort=Everyone(), anchor=False, **alike)
+    alike = {"weighting": "uniform"} if variant == "gradient" else {}
+    algorithm = ifca(task, replace(local, proximal=mu), clusters=K, variant=variant, cohort=Everyone(), **alike)
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
     state = State(models, (None,) * K, torch.zeros(K, dtype=torch.float64))

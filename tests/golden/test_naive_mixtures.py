@@ -86,7 +86,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     a0 = {"a0": 0.3} if update == "certainty" else {}
     run, space = run_of(
         "pfedem",
-        {"anchor": False, "local": local, "update": {"kind": update, **a0}, "normalize_by": divide},
+        {"local": local, "update": {"kind": update, **a0}, "normalize_by": divide},
         model,
         MemoryStore(None),
     )
@@ -156,13 +156,13 @@ def predicted(run, rows, blends):
 @cache
 def pfedem_run():
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
-    return run_of("pfedem", {"anchor": False, "local": local}, "linear", MemoryStore(None))
+    return run_of("pfedem", {"local": local}, "linear", MemoryStore(None))
 
 
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "client", "global"])
 def test_naive_predictions_of_pfedem_agree(inference):
     run, space = pfedem_run()
-    infers = experiment_of("pfedem", {"anchor": False, "inference": inference}, "linear")
+    infers = experiment_of("pfedem", {"inference": inference}, "linear")
     run = replace(run, host=host_of(infers, infers.method[0], 0, MemoryStore(None)))
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)

@@ -24,9 +24,9 @@ def params(weights):
 
 
 def test_a_client_alone_is_the_local_expert_of_adaptive_expert_models():
-    """The model is the one that `personal = "alone"` makes with the same key: training is the same."""
+    """The model is the one that `transforms = ["alone"]` makes with the same key: training is the same."""
     alone = played(toy("local", {"solver": FEW}, shift=STILL), rounds=1)
-    aem = played(toy("aem", {"anchor": False, "personal": {"kind": "alone", "solver": FEW}}, shift=STILL), rounds=1)
+    aem = played(toy("aem", {"transforms": [{"kind": "alone", "solver": FEW}]}, shift=STILL), rounds=1)
     for client in alone.host.population.clients.tolist():
         shard, now = alone.host.population.shard(client, Moment(0, 6)), Moment(0, 6)
         ours = alone.host.algorithm.works["train"]({}, None, shard, now, Rng(client)).memory["own"]

@@ -96,10 +96,10 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
 
 def test_the_truth_is_for_those_who_say_that_they_look_at_it():
     host = played(toy("fedavg"), rounds=1).host
-    fleet = SimulatedFleet(host.population, LocalEngine(host), reveals=host.algorithm.reveals)
+    fleet = SimulatedFleet(host.population, LocalEngine(host), reveals=host.algorithm.traits.reveals)
     with pytest.raises(FedtideError, match="which only a simulation knows; allowed: sums only"):
         _ = fleet.true_groups
-    assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("true_groups",)
+    assert played(toy("oracle"), rounds=1).host.algorithm.traits.reveals == ("true_groups",)
 
 
 def test_it_is_better_than_one_model_where_groups_contradict_each_other():

@@ -174,7 +174,7 @@ CLUSTERED = {
     },
     "oracle": SHARED,
     "ifca": SHARED,
-    "flexcfl": {**SHARED, "pooling": False, "clusters": 3, "pretrain": 5, "migrate": None},
+    "flexcfl": {**SHARED, "clusters": 3, "pretrain": 5, "migrate": None},
     "auxo": {
         **SHARED,
         "pooling": False,

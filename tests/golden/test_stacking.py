@@ -109,7 +109,7 @@ def test_a_model_that_says_nothing_finite_gets_no_weight():
 
 def test_weights_of_a_federations_clients_sum_to_their_rows():
     way = {"kind": "stacking", "solver": FEW, "tuning": FEW, "model": "linear"}
-    run = played(toy("aem", {"anchor": False, "clusters": 3, "drop_unused": False, "personal": way}), rounds=2)
+    run = played(toy("aem", {"clusters": 3, "drop_unused": False, "transforms": [way]}), rounds=2)
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(run.state, clients)
     scores = run.fleet.score(payload, clients)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.ids import per_client
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Weighted, Weights
+from fedtide.core.types import Algorithm, Answer, Traits, Weighted, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
@@ -87,5 +87,11 @@ def fielding(
         return list(state.weights), torch.where(clients < len(state.cluster), state.cluster[known], 0)
 
     return Algorithm(
-        "fielding", init, {"report": report, "train": train}, round, serve, task.predict, reveals=("labels",)
+        "fielding",
+        init,
+        {"report": report, "train": train},
+        round,
+        serve,
+        task.predict,
+        traits=Traits(reveals=("labels",)),
     )

@@ -40,7 +40,7 @@ def holding(clients: Held, *, classes: int, before: int = 0, registered: int | N
 def begun(algorithm: Algorithm, first: Population) -> tuple[Any, MemoryStore, SimulatedFleet]:
     """The first state, with what clients keep and the fleet that was asked."""
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(first, LocalEngine(Host(algorithm, first, 0, memory)), reveals=algorithm.reveals)
+    fleet = SimulatedFleet(first, LocalEngine(Host(algorithm, first, 0, memory)), reveals=algorithm.traits.reveals)
     fleet.begin(Moment(-1, 1, 0.0))
     return algorithm.init(fleet, Rng(0).at(-1, "server")), memory, fleet
 
@@ -50,7 +50,7 @@ def rounds(algorithm: Algorithm, stages: Sequence[Population]) -> Iterator[tuple
     state, memory, _ = begun(algorithm, stages[0])
     for number, who in enumerate(stages):
         engine = LocalEngine(Host(algorithm, who, 0, memory))
-        fleet = SimulatedFleet(who, engine, reveals=algorithm.reveals)
+        fleet = SimulatedFleet(who, engine, reveals=algorithm.traits.reveals)
         fleet.begin(Moment(number, len(stages), 0.0))
         state, facts = algorithm.round(state, fleet, Rng(0).at(number, "server"))
         yield state, facts, fleet

@@ -36,6 +36,6 @@ def test_every_kind_plays_and_what_the_server_sees_is_declared(name, thorough):
         if kind != "everyone":
             assert all(len(asked.clients) <= 3 for asked in trained), kind
         made = run.host.algorithm
-        assert {"utility"} <= set(made.reveals) if kind == "oort" else "utility" not in made.reveals
+        assert {"utility"} <= set(made.traits.reveals) if kind == "oort" else "utility" not in made.traits.reveals
         assert ("loss" in made.works) == (kind == "power-of-choice")
         codec.to_bytes(run.state)

@@ -91,7 +91,7 @@ def kept(name, folder, *, rounds: int, options=None) -> tuple[Played, list]:
     memory = MemoryStore(folder, small=0)
     host = host_of(experiment, experiment.method[0], 0, memory)
     fleet = SimulatedFleet(
-        host.population, LocalEngine(host), reveals=host.algorithm.reveals, replayable=range(experiment.rounds)
+        host.population, LocalEngine(host), reveals=host.algorithm.traits.reveals, replayable=range(experiment.rounds)
     )
     replies, asked = [], fleet.ask
 

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Version
 from fedtide.core.reveals import SHOWN
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, QuestionOptions, Cost, Moment, Payload, Reply, Scores, Shard
+from fedtide.core.types import Answer, Cost, Moment, Payload, QuestionOptions, Reply, Scores, Shard
 from fedtide.fleets.ask import Ask, BlockResult, Query, ScoreOptions, check, put, put_scoring
 from fedtide.fleets.carrier import Carrier
 from fedtide.fleets.heard import LOST, Heard, Post

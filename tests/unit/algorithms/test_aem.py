@@ -43,7 +43,7 @@ def test_exploration_falls_as_its_kind_says(kind, round, expected):
 def test_explorers_take_every_model_alike():
     """Chi-square of 40 rounds of eight clients over three models, 99.9 % quantile at two degrees of freedom."""
     options = {"clusters": 3, "exploration": {"epsilon": 1.0}, "cohort": "everyone"}
-    run = played(toy("aem", {"anchor": False, **options}, shift={"who": {"kind": "always"}}, rounds=40))
+    run = played(toy("aem", {**options}, shift={"who": {"kind": "always"}}, rounds=40))
     counts = sum((step.facts["members"] for step in run.steps), torch.zeros(3))
     expected = counts.sum() / 3
     assert float(((counts - expected) ** 2 / expected).sum()) < 13.8
@@ -55,7 +55,7 @@ def test_explorers_take_every_model_alike():
 def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsilon):
     """One: always it. Two, explored: all alike, by chi-square of 30 rounds of eight (99.9 %, one degree of freedom)."""
     options = {"clusters": 3, "exploration": {"epsilon": epsilon}, "cohort": "everyone"}
-    run = played(toy("aem", {"anchor": False, **options}, shift={"who": {"kind": "always"}}), rounds=1)
+    run = played(toy("aem", {**options}, shift={"who": {"kind": "always"}}), rounds=1)
     now, algorithm = replace(run.state, active=torch.tensor(active)), run.host.algorithm
     counts = torch.zeros(3, dtype=torch.float64)
     drawn = bool(epsilon) and sum(active) == 2
@@ -76,7 +76,7 @@ def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
     ours = played(
         toy(
             "aem",
-            {"anchor": False, "local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "personal": way},
+            {"local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "personal": way},
             precision="fp64",
         )
     )
@@ -139,7 +139,7 @@ def test_frozen_models_are_not_sent_and_do_not_move():
         "cohort": "everyone",
     }
     local = {"lr": 2.0, "batch_size": 4, "epochs": 3}
-    run = played(toy("aem", {"anchor": False, **options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
+    run = played(toy("aem", {**options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
     active = [int(step.facts["active"]) for step in run.steps]
     assert active == sorted(active, reverse=True)
     assert active[0] == 3
@@ -154,7 +154,7 @@ def test_frozen_models_stay_in_use_though_nobody_can_choose_them(monkeypatch):
     """Two models freeze at once, and the third goes on for longer than a model stays in use that nobody chooses."""
     monkeypatch.setattr(import_module("fedtide.algorithms.aem"), "IN_USE", 3)
     options = {"clusters": 3, "exploration": {"epsilon": 0.5}, "freeze": {"patience": 1, "check_every": 1}}
-    options |= {"anchor": False, "cohort": "everyone", "local": {"lr": 0.3, "batch_size": 4, "epochs": 1}}
+    options |= {"cohort": "everyone", "local": {"lr": 0.3, "batch_size": 4, "epochs": 1}}
     run = played(toy("aem", options, shift={"who": {"kind": "always"}}, rounds=8))
     chosen = [step.state.chosen for step in run.steps]
     alone = next(t for t, step in enumerate(run.steps) if step.state.active.sum() == 1)
@@ -174,13 +174,13 @@ def test_early_stopping_costs_fewer_bytes():
     stops = {**options, "freeze": {"patience": 1, "check_every": 1}}
     sent = []
     for each in (options, stops):
-        run = played(toy("aem", {"anchor": False, **each}, shift={"who": {"kind": "always"}}, rounds=12))
+        run = played(toy("aem", {**each}, shift={"who": {"kind": "always"}}, rounds=12))
         sent.append(run.fleet.queries[-1].cost.down if run.fleet.queries else 0)
     assert sent[1] < sent[0]
 
 
 def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
-    run = played(toy("aem", {"anchor": False, "clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
+    run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
     used = (run.state.chosen > 0).nonzero().flatten().tolist()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
     assert payload["numbers"].tolist() == used
@@ -189,16 +189,14 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     state = replace(run.state, chosen=torch.tensor([50.0, 3, 9]), last=torch.tensor([10.0, 11, 20]))
     payload, _ = run.host.algorithm.serve(state, run.host.population.clients)
     assert (payload["numbers"].tolist(), int(payload["usual"])) == ([1, 2], 1)
-    every = played(
-        toy("aem", {"anchor": False, "clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=3
-    )
+    every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
     assert payload["numbers"].tolist() == [0, 1, 2]
 
 
 def test_every_client_is_predicted_in_its_own_way():
     """Rows of clients that kept something and of one that did not, in any order, are as if predicted alone."""
-    run = played(toy("aem", {"anchor": False, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}), rounds=2)
+    run = played(toy("aem", {"personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}), rounds=2)
     algorithm, population = run.host.algorithm, run.host.population
     payload, _ = algorithm.serve(run.state, population.clients)
     kept = [
@@ -229,7 +227,7 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
 
 def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
     run = played(
-        toy("aem", {"anchor": False, "clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}),
+        toy("aem", {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}),
         rounds=1,
     )
     payload = {"models": run.state.weights[1:], "numbers": torch.tensor([1, 2]), "usual": torch.tensor(1)}
@@ -240,15 +238,15 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"personal: found '\w*Mixture', allowed: one of fedtide\.personal"):
-        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.shift.DomainMixture(), anchor=False)
+        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.shift.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
-            preflight(toy("aem", {"anchor": False, "personal": {"kind": way, "model": "lenet5"}}))
+            preflight(toy("aem", {"personal": {"kind": way, "model": "lenet5"}}))
         with pytest.raises(FedtideError, match="does not fit rows"):
             preflight(
                 toy(
                     "aem",
-                    {"anchor": False, "personal": {"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}},
+                    {"personal": {"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}},
                 )
             )
 
@@ -256,9 +254,9 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
     way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
     with pytest.raises(FedtideError, match=r"'toy'\.personal\.solver\.batch_size: found 1"):
-        preflight(toy("aem", {"anchor": False, "personal": way}))
+        preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
-        preflight(toy("aem", {"anchor": False, "personal": {"kind": "mixture", "gate": "lenet5"}}))
+        preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))
 
 
 def narrow(shape, classes) -> nn.Module:
@@ -268,31 +266,27 @@ def narrow(shape, classes) -> nn.Module:
 
 def test_no_client_is_trained_to_tell_a_loss():
     with pytest.raises(FedtideError, match=r"'toy'\.personal: found 'fine-tuned', allowed: 'choice' with a cohort"):
-        preflight(
-            toy(
-                "aem", {"anchor": False, "personal": {"kind": "fine-tuned", "solver": FEW}, "cohort": "power-of-choice"}
-            )
-        )
+        preflight(toy("aem", {"personal": {"kind": "fine-tuned", "solver": FEW}, "cohort": "power-of-choice"}))
 
 
 @pytest.mark.parametrize("personal", ["choice", "ensemble", "alone"])
 def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
     solver = {} if personal == "choice" else {"solver": FEW}
-    run = played(toy("aem", {"anchor": False, "personal": {"kind": personal, **solver}}), rounds=1)
+    run = played(toy("aem", {"personal": {"kind": personal, **solver}}), rounds=1)
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(run.state, clients)
-    assert run.host.algorithm.own_expert is False
+    assert run.host.algorithm.traits.own_expert is False
     assert run.fleet.score(payload, clients).weights is None
 
 
 @pytest.mark.parametrize("tune", [True, False])
 def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
     options = {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW, "tune": tune}}
-    run = played(toy("aem", {"anchor": False, **options}), rounds=2)
+    run = played(toy("aem", {**options}), rounds=2)
     clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, _ = run.host.algorithm.serve(run.state, clients)
     scores = run.fleet.score(payload, clients)
-    assert run.host.algorithm.own_expert
+    assert run.host.algorithm.traits.own_expert
     assert scores.weights.shape == (len(clients), 4)
     torch.testing.assert_close(scores.weights.sum(1), scores.rows)
     # Held-out clients have no labeled rows, and so neither expert nor gate.
@@ -310,14 +304,14 @@ def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):
     with pytest.raises(FedtideError, match=said) as raised:
-        preflight(toy("aem", {"anchor": False, **options}))
+        preflight(toy("aem", {**options}))
     assert "\n" not in str(raised.value)
 
 
 def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_training():
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     ours = played(toy("aem", {"local": local, "clusters": 3, "anchor": True}), rounds=4)
-    plain = played(toy("aem", {"anchor": False, "local": local, "clusters": 3}), rounds=4)
+    plain = played(toy("aem", {"local": local, "clusters": 3}), rounds=4)
     theirs = played(toy("fedavg", {"local": local}), rounds=4)
     for name, value in theirs.state.weights.params.items():
         assert torch.equal(ours.state.anchor.weights.params[name], value)

@@ -169,7 +169,7 @@ def test_two_far_blobs_are_the_branches_of_their_groups():
 def test_rounds_of_collecting_are_no_rounds(tmp_path):
     """Nothing is trained in them and they are not on record; what they cost is told."""
     shots = {"name": "shots", "algorithm": "t-shot", "shots": 3, "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
-    alone = {**shots, "name": "alone", "algorithm": "min-loss", "anchor": False}
+    alone = {**shots, "name": "alone", "algorithm": "min-loss"}
     del alone["shots"]
     experiment = study(shots, alone, rounds=5)
     numbers = []
@@ -264,9 +264,9 @@ def test_min_loss_chooses_as_plain_losses_say():
 
 def test_min_loss_by_hand_for_one_client():
     """One full-batch step on the chosen branch; without lam the other one gets nothing."""
-    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0, anchor=False)
+    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
     weights, shard = begun(algorithm).weights, rows()
-    answer = trained_by(algorithm, {"weights": weights}, shard)
+    answer = trained_by(algorithm, weights, shard)
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     losses = [float(F.cross_entropy(z, shard.y)) for z in logits]
     k = losses.index(min(losses))
@@ -280,7 +280,7 @@ def test_min_loss_by_hand_for_one_client():
 def test_members_step_as_far_as_if_they_were_alone():
     """Three rows chose branch 1, one chose branch 2; lam = 0."""
     for heads, factors in (("participants", (1.0, 1.0)), ("members", (4 / 3, 4.0))):
-        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD(), anchor=False)
+        algorithm = minloss(task(), lam=0.0, normalize_by=heads, server=SGD())
         state = begun(algorithm)
         delta = Weights({name: torch.ones_like(p) for name, p in state.weights.params.items()})
         shares = torch.tensor([3.0, 1.0], dtype=torch.float64)
@@ -346,7 +346,7 @@ def test_the_more_certain_branch_of_vanilla_may_answer(per):
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
 def test_one_component_is_fedavg_with_the_same_server_optimizer_bit_for_bit(server):
-    ours = played(toy("fedem", {"anchor": False, "components": 1, "server": server}, data=DATA))
+    ours = played(toy("fedem", {"components": 1, "server": server}, data=DATA))
     theirs = played(toy("fedavg", {"server": server}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
@@ -367,7 +367,7 @@ def test_identical_components_stay_identical_and_blends_uniform(server):
     """Losses are the same, so are posteriors, so are steps: nothing ever tells them apart."""
     memory = MemoryStore(None)
     options = {"components": 3, "cohort": {"kind": "everyone"}, "server": server}
-    experiment = toy("fedem", {"anchor": False, **options}, shift={"who": {"kind": "always"}}, precision="fp64")
+    experiment = toy("fedem", {**options}, shift={"who": {"kind": "always"}}, precision="fp64")
     host = host_of(experiment, experiment.method[0], 0, memory)
     first = host.algorithm.init
 
@@ -388,8 +388,8 @@ def test_identical_components_stay_identical_and_blends_uniform(server):
 
 def test_blends_stay_on_the_simplex_and_on_their_clients():
     memory = MemoryStore(None)
-    run = played(toy("fedem", {"anchor": False, "components": 3}, rounds=10), memory=memory)
-    assert run.host.algorithm.reveals == ()
+    run = played(toy("fedem", {"components": 3}, rounds=10), memory=memory)
+    assert run.host.algorithm.traits.reveals == ()
     held = [memory.read(client, (10, 0)) for client in range(8)]
     held = [m["pi"] for m in held if m is not None]
     assert len(held) >= 4
@@ -402,13 +402,13 @@ def test_blends_stay_on_the_simplex_and_on_their_clients():
 
 @pytest.mark.parametrize("constant", [-3.0, 50.0, 1e4])
 def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypatch):
-    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head", anchor=False)
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), components=2, component_layer="head")
     weights, shard = begun(algorithm).weights, rows()
-    plain = trained_by(algorithm, {"weights": weights}, shard)
+    plain = trained_by(algorithm, weights, shard)
     # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
     module = sys.modules["fedtide.algorithms.fedem"]
     monkeypatch.setattr(module, "losses_of", lambda *given: losses_of(*given) + constant)
-    shifted = trained_by(algorithm, {"weights": weights}, shard)
+    shifted = trained_by(algorithm, weights, shard)
     torch.testing.assert_close(plain.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
     for a, b in zip(leaves(plain.total["delta"].value), leaves(shifted.total["delta"].value), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
@@ -429,15 +429,13 @@ def e_step(losses, pi):
 @pytest.mark.parametrize("blend", [None, (0.9, 0.1)])
 def test_posteriors_follow_their_rows_through_shuffles(blend):
     """Three epochs of batches of two, by hand: gradient (1/B) sum_s q_k(s) (p_k(s) - onehot), q from the beginning."""
-    algorithm = fedem(
-        identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), components=2, component_layer="head", anchor=False
-    )
+    algorithm = fedem(identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), components=2, component_layer="head")
     weights = begun(algorithm).weights
     draw = torch.Generator().manual_seed(5)
     x, y = 2 * torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     shard = Shard(x, y, torch.arange(7))
     memory = None if blend is None else {"pi": torch.tensor(blend, dtype=torch.float64)}
-    answer = trained_by(algorithm, {"weights": weights}, shard, memory)
+    answer = trained_by(algorithm, weights, shard, memory)
     w = [weights.params[f"model.head.copies.{k}.weight"].clone() for k in range(2)]
     b = [weights.params[f"model.head.copies.{k}.bias"].clone() for k in range(2)]
     losses = torch.stack([F.cross_entropy(x @ w[k].T + b[k], y, reduction="none") for k in range(2)])
@@ -475,9 +473,9 @@ def test_the_likelihood_does_not_fall_over_adaptation():
     """sum_s log sum_k pi_k exp(-loss_k(s)) over one, two, ... E-steps; nothing flows back."""
     last = -math.inf
     for steps in (1, 2, 5, 20):
-        algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps, anchor=False)
+        algorithm = fedem(task(), components=3, component_layer="head", e_steps=steps)
         weights, shard = begun(algorithm).weights, rows(12)
-        answer = algorithm.adapt({"weights": weights}, None, shard, Moment(0, 10), Rng(0))
+        answer = algorithm.adapt(weights, None, shard, Moment(0, 10), Rng(0))
         losses = branch_losses(logits_and_features(with_branches(task(), "head", 3), weights, shard.x)[0], shard)
         pi = [1 / 3] * 3
         for _ in range(steps):
@@ -499,7 +497,7 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
     }
     local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
-    experiment = toy("fedem", {"anchor": False, **options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
+    experiment = toy("fedem", {**options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     y, train = host.population.rows.y.clone(), host.population.parts["train"]
     for client in range(1, 8, 2):
@@ -514,11 +512,11 @@ def test_clients_that_mean_opposite_things_end_in_a_component_each():
 
 
 def test_a_blend_weighs_probabilities():
-    algorithm = fedem(task(), components=2, component_layer="head", anchor=False)
+    algorithm = fedem(task(), components=2, component_layer="head")
     weights, shard = begun(algorithm).weights, rows(9)
     owner = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 2])
     blends = [{"pi": torch.tensor([0.8, 0.2]).double()}, None, {"pi": torch.tensor([0.0, 1.0]).double()}]
-    made = algorithm.predict({"weights": weights}, blends, shard.x, owner)
+    made = algorithm.predict(weights, blends, shard.x, owner)
     logits, _ = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     pi = torch.tensor([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]).double()[owner]
     expected = (pi.T[:, :, None] * F.softmax(logits, -1)).sum(0)
@@ -528,15 +526,12 @@ def test_a_blend_weighs_probabilities():
 
 
 def test_a_client_without_rows_keeps_the_uniform_blend():
-    algorithm = fedem(task(), components=2, component_layer="head", anchor=False)
+    algorithm = fedem(task(), components=2, component_layer="head")
     weights = begun(algorithm).weights
     empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert trained_by(algorithm, {"weights": weights}, empty) is None
-    assert algorithm.adapt({"weights": weights}, None, empty, Moment(0, 10), Rng(0)) is None
-    assert (
-        algorithm.predict({"weights": weights}, [None], rows(2).x, torch.zeros(2).long()).weights.tolist()
-        == [[0.5, 0.5]] * 2
-    )
+    assert trained_by(algorithm, weights, empty) is None
+    assert algorithm.adapt(weights, None, empty, Moment(0, 10), Rng(0)) is None
+    assert algorithm.predict(weights, [None], rows(2).x, torch.zeros(2).long()).weights.tolist() == [[0.5, 0.5]] * 2
 
 
 # -- which rows decide together ----------------------------------------------------------------------------------------

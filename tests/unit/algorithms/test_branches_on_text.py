@@ -67,7 +67,7 @@ def test_t_shot_is_not_defined_for_text_and_says_so_before_anything_runs(talk):
 def test_padding_does_not_say_which_branch_is_surer(sure):
     """Branch 1 is a little sure of words and of no padding, branch 2 very sure of padding and of no word."""
     task = Task(lambda: Network(4))
-    algorithm = minloss(task, choose_per=sure, anchor=False)
+    algorithm = minloss(task, choose_per=sure)
     weights = with_branches(task, "head", 2).init(Rng(0))
     params = {name: torch.zeros_like(p) for name, p in weights.params.items()}
     params["model.embedding.weight"][1:, 0] = 1.0
@@ -75,5 +75,5 @@ def test_padding_does_not_say_which_branch_is_surer(sure):
     params["model.head.copies.1.weight"][0, 0] = -10.0
     params["model.head.copies.1.bias"][0] = 10.0
     x = torch.tensor([[1, 2, 3, 1, 2], [3, 0, 0, 0, 0]])  # without padding, and one word
-    made = algorithm.predict({"weights": Weights(params)}, [None, None], x, torch.arange(2))
+    made = algorithm.predict(Weights(params), [None, None], x, torch.arange(2))
     assert made.choice.tolist() == [0, 0]

@@ -28,8 +28,8 @@ EFFORTS = [
     ("min-loss", {}, {"train": 60 + 10}),
     ("scsgd", {}, {"train": 60}),
     ("t-shot", {}, {"collect": 0, "train": 60}),
-    ("fedem", {"anchor": False, "components": 3, "component_layer": "head"}, {"weigh": 0, "train": 60 + 10}),
-    ("fedem", {"anchor": False, "components": 3, "component_layer": "*"}, {"train": 3 * (60 + 10)}),
+    ("fedem", {"components": 3, "component_layer": "head"}, {"weigh": 0, "train": 60 + 10}),
+    ("fedem", {"components": 3, "component_layer": "*"}, {"train": 3 * (60 + 10)}),
     (
         "fedgmm pca",
         {"component_layer": "head"},
@@ -38,13 +38,13 @@ EFFORTS = [
     ("fedgmm pca", {"components": 3}, {"train": 3 * (60 + 10)}),
     ("fedgmm", {"components": 2}, {"collect": 10, "train": 2 * (60 + 10) + 10}),
     ("pfedem pca", {}, {"collect": 0, "train": 60}),
-    ("pfedem", {"anchor": False, "components": 3}, {"collect": 10, "train": 60 + 10}),
+    ("pfedem", {"components": 3}, {"collect": 10, "train": 60 + 10}),
     # Each of three models takes one step of ten rows.
     ("pfedem pca", {"components": 3, "local": {"lr": 0.1, "batch_size": 10, "local_steps": 1}}, {"train": 30}),
     ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),
     ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 3 * 10}),
     ("ifca", {"clusters": 3, "n_init": 4}, {"fit": 12 * 10}),
-    ("aem", {"anchor": False, "clusters": 4}, {"train": 60 + 4 * 10}),
+    ("aem", {"clusters": 4}, {"train": 60 + 4 * 10}),
     ("aem", {"clusters": 4}, {"train": 2 * 60 + 4 * 10}),
     ("fedem", {"anchor": True, "components": 3, "component_layer": "head"}, {"train": 2 * 60 + 10}),
     ("fedem", {"anchor": True, "components": 3, "component_layer": "*"}, {"train": 3 * (60 + 10) + 60}),
@@ -53,7 +53,7 @@ EFFORTS = [
     ("flexcfl", {"clusters": "silhouette", "pretrain": 3}, {"labels": 0, "cold": 30, "shifted": 0, "train": 60}),
     ("feddrift", {"max_clusters": 4}, {"judge": 10, "train": 60}),
     ("fielding", {}, {"report": 0, "train": 60}),
-    ("fielding oort", {"pooling": False, "q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
+    ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
     ("fielding gradient", {}, {"report": 30, "train": 60}),
     ("fielding learned", {}, {"val": 10, "train": 60}),
     ("fielding combined", {}, {"report": 30 + 10, "train": 60}),
@@ -67,13 +67,13 @@ EFFORTS = [
             ("fedtkm", {}, 1),
             ("oracle", {}, 1),
             ("ifca", {"clusters": 3}, 3 + 1),
-            ("aem", {"anchor": False, "clusters": 4}, 4 + 1),
-            ("fedem", {"anchor": False, "components": 3, "component_layer": "head"}, 1 + 1),
-            ("fedem", {"anchor": False, "components": 3, "component_layer": "*"}, 3 + 3),
+            ("aem", {"clusters": 4}, 4 + 1),
+            ("fedem", {"components": 3, "component_layer": "head"}, 1 + 1),
+            ("fedem", {"components": 3, "component_layer": "*"}, 3 + 3),
             ("fedgmm pca", {"components": 3}, 3 + 3),
             ("fedgmm", {"components": 2}, 2 * (2 + 1)),
             ("pfedem pca", {"components": 3}, 3),
-            ("pfedem", {"anchor": False, "components": 3}, 1 + 1 + 3),
+            ("pfedem", {"components": 3}, 1 + 1 + 3),
             ("auxo", {}, 1),
             ("cfl", {}, 1),
             ("feddrift", {}, 1),
@@ -89,5 +89,7 @@ def test_effort(name, options, costs):
     experiment = toy(name, {"local": LOCAL, **options})
     method = experiment.method[0]
     algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
-    found = {question: algorithm.compute_cost(question, torch.tensor([30])).double().tolist() for question in costs}
+    found = {
+        question: algorithm.traits.compute_cost(question, torch.tensor([30])).double().tolist() for question in costs
+    }
     assert found == {question: pytest.approx([cost]) for question, cost in costs.items()}

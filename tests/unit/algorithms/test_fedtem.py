@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
-from fedtide.algorithms.fedtem import fedtem
+from fedtide.algorithms.fedtem import Sent, fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
@@ -56,7 +56,7 @@ def rows_of(pt, n=None, mu=None, var=None, odds=None) -> dict[str, torch.Tensor]
 
 def server(prior, **options):
     """The algorithm with plain SGD on the server, and its first state."""
-    algorithm = fedtem(task(), prior=prior, server=SGD(), cohort=Arrivals(4), anchor=False, **options)
+    algorithm = fedtem(task(), prior=prior, server=SGD(), cohort=Arrivals(4), **options)
     return algorithm, begun(algorithm)
 
 
@@ -377,7 +377,7 @@ def test_constant_features_leave_everything_finite(update, level):
         assert len(step.facts["assigned"]) == 2
         assert int(step.facts["assigned"].sum()) == 4
     payload, _ = run.host.algorithm.serve(run.state, host.population.clients)
-    assert (payload["var"] >= 1e-6).all()
+    assert (payload.mixture[1] >= 1e-6).all()
     assert not run.state.var.all()
     made = run.host.algorithm.predict(payload, [None], rows.x[:7], torch.zeros(7, dtype=torch.int64))
     assert all_finite(made.told)
@@ -388,19 +388,21 @@ def test_constant_features_leave_everything_finite(update, level):
 
 def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
     """The work of one client and what it receives."""
-    algorithm = fedtem(task(), LocalTrainer(0.01, batch_size=0), Linear(256), selection=selection, anchor=False)
+    algorithm = fedtem(task(), LocalTrainer(0.01, batch_size=0), Linear(256), selection=selection)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(rows, DIMS, generator=draw, dtype=torch.float64)
     shard = Shard(x, torch.randint(3, (rows,), generator=draw), torch.arange(rows))
-    payload = {
-        "weights": state.weights,
-        "mu": torch.tensor(mu, dtype=torch.float64),
-        "var": torch.full((2, WIDTH), 0.3, dtype=torch.float64),
-        "pi": torch.tensor(pi, dtype=torch.float64),
-    }
+    payload = Sent(
+        state.weights,
+        (
+            torch.tensor(mu, dtype=torch.float64),
+            torch.full((2, WIDTH), 0.3, dtype=torch.float64),
+            torch.tensor(pi, dtype=torch.float64),
+        ),
+    )
     _, z = logits_and_features(with_branches(task(), "head", 2), state.weights, x)
-    own = posteriors(z, payload["mu"], payload["var"], payload["pi"])[0].mean(0)
+    own = posteriors(z, *payload.mixture)[0].mean(0)
     return algorithm.works["train"], payload, shard, z, own
 
 
@@ -430,7 +432,7 @@ def test_components_that_are_alike_are_drawn_as_the_shares_say():
 def test_greedy_takes_the_largest_mean_posterior_and_bayes_that_of_all_rows_together(share):
     for selection in ("greedy", "bayes"):
         work, payload, shard, z, own = client([share, 1 - share], selection=selection)
-        together = clip_shares(payload["pi"]).log() + log_densities(z, payload["mu"], payload["var"]).sum(0)
+        together = clip_shares(payload.mixture[2]).log() + log_densities(z, *payload.mixture[:2]).sum(0)
         expected = own.argmax() if selection == "greedy" else together.argmax()
         assert branch_at(work, payload, shard, Rng(0)) == int(expected)
 
@@ -446,8 +448,8 @@ def test_the_lowest_of_equals():
 
 def test_what_the_server_sees_of_a_client_is_what_is_said():
     run = played(toy("fedtem"), rounds=1)
-    assert run.host.algorithm.reveals == REVEALS
-    assert fedtem(task(), prior=Uniform()).reveals == REVEALS
+    assert run.host.algorithm.traits.reveals == REVEALS
+    assert fedtem(task(), prior=Uniform()).traits.reveals == REVEALS
     assert REGISTRY["fedtem"].keeps == "nothing"
     work, payload, shard, _, _ = client([0.5, 0.5])
     answer = work(payload, None, shard, Moment(0, 10), Rng(0))
@@ -467,10 +469,10 @@ def test_statistics_are_those_of_the_updated_network_under_the_received_mixture(
     work, payload, shard, z_before, _ = client([0.2, 0.8], selection="greedy")
     answer = work(payload, None, shard, Moment(0, 10), Rng(0))
     delta = answer.total["delta"].value
-    weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
+    weights = replace(payload.weights, params={n: p + delta.params[n] for n, p in payload.weights.params.items()})
     _, z = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
     assert not torch.allclose(z, z_before)
-    gamma, joint = posteriors(z, payload["mu"], payload["var"], payload["pi"])
+    gamma, joint = posteriors(z, *payload.mixture)
     torch.testing.assert_close(answer.rows["pi"], gamma.mean(0), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(answer.rows["odds"], joint.mean(0) - joint.mean(0)[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(answer.rows["mu"], z.mean(0), rtol=1e-10, atol=1e-12)
@@ -490,12 +492,12 @@ def test_statistics_are_taken_without_dropout():
         return net
 
     dropping = Task(build, dtype=torch.float64, example=torch.zeros(1, DIMS))
-    algorithm = fedtem(dropping, LocalTrainer(0.1, batch_size=0), Linear(256), anchor=False)
+    algorithm = fedtem(dropping, LocalTrainer(0.1, batch_size=0), Linear(256))
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(7, DIMS, generator=draw, dtype=torch.float64)
     shard = Shard(x, torch.randint(3, (7,), generator=draw), torch.arange(7))
-    payload = {"weights": state.weights, "mu": state.mu, "var": state.var, "pi": state.pi}
+    payload = Sent(state.weights, (state.mu, state.var, state.pi))
     answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
     params = state.weights.params
     trained = {name: p + answer.total["delta"].value.params[name] for name, p in params.items()}
@@ -534,7 +536,7 @@ def test_all_rows_of_an_owner_choose_together_with_uniform_shares():
     state = replace(state, pi=torch.tensor([0.999, 0.001], dtype=torch.float64), mu=levels)
     payload, slot = algorithm.serve(state, torch.arange(3))
     assert slot is None
-    assert payload["pi"].tolist() == [0.5, 0.5]
+    assert payload.mixture[2].tolist() == [0.5, 0.5]
     draw = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(30, DIMS, generator=draw, dtype=torch.float64)
     owner = torch.randint(6, (30,), generator=draw)

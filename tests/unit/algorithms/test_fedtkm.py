@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.fedtkm import Sent, fedtkm
 from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -27,7 +27,7 @@ DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "mi
 
 def server(prior, **options):
     """The algorithm with plain SGD on the server, and its first state."""
-    algorithm = fedtkm(task(), prior=prior, server=SGD(), cohort=Arrivals(4), anchor=False, **options)
+    algorithm = fedtkm(task(), prior=prior, server=SGD(), cohort=Arrivals(4), **options)
     return algorithm, begun(algorithm)
 
 
@@ -48,17 +48,15 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
 
 def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options):
     """Run one client's work and return its answer; also its rows and what it received."""
-    options = {"prior": Linear(256), "anchor": False, **options}
+    options = {"prior": Linear(256), **options}
     algorithm = fedtkm(task(), local or LocalTrainer(0.01, batch_size=0), **options)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, DIMS, generator=draw, dtype=torch.float64)
     shard = Shard(x, torch.randint(3, (count,), generator=draw), torch.arange(count))
-    payload = {
-        "weights": state.weights,
-        "centers": torch.as_tensor(points, dtype=torch.float64),
-        "log_alpha": torch.tensor(log_alpha, dtype=torch.float64),
-    }
+    payload = Sent(
+        state.weights, torch.as_tensor(points, dtype=torch.float64), torch.tensor(log_alpha, dtype=torch.float64)
+    )
     return algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0).at(0, 3, "train")), shard, payload
 
 
@@ -150,7 +148,7 @@ def test_without_a_prior_alpha_stays(prior):
 
 
 def test_a_leaky_alpha_forgets_a_twentieth_of_its_logarithm_in_each_round():
-    algorithm, state = server(Linear(8))
+    algorithm, state = server(Linear(8), alpha=Leaky())
     state = replace(state, log_alpha=torch.tensor([0.0, 0.4], dtype=torch.float64))
     new, _ = after(algorithm, state, [0, 0, 1, 1], round=0)
     assert float(new.log_alpha[1]) == pytest.approx(0.95 * 0.4 + 0.02 * 0.5, abs=1e-15)
@@ -211,21 +209,17 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     x = torch.tensor([[0.0, 1.9], [0.0, 1.9], [0.0, 1.9], [0.0, 9.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 0, 1]), torch.arange(4))
     for distance, expected in (("mean", 0), ("vote", 1)):
-        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance, anchor=False)
+        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance)
         state = begun(algorithm)
-        payload = {"weights": state.weights, "centers": centers, "log_alpha": torch.zeros(2, dtype=torch.float64)}
+        payload = Sent(state.weights, centers, torch.zeros(2, dtype=torch.float64))
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
         assert int(answer.notes.branch) == expected, distance
     # Not squared: distances 3, 3 from the first, 0.5 and 5.4 from the second are nearer to the second in the mean only.
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
     centers = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1]), torch.arange(2))
-    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), anchor=False)
-    payload = {
-        "weights": begun(algorithm).weights,
-        "centers": centers,
-        "log_alpha": torch.tensor([0.0, 0.05], dtype=torch.float64),
-    }
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256))
+    payload = Sent(begun(algorithm).weights, centers, torch.tensor([0.0, 0.05], dtype=torch.float64))
     answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
     means = (3 + 3) / 2, 1.0512710963760241 * (0.5 + 5.5) / 2
     assert int(answer.notes.branch) == (0 if means[0] < means[1] else 1) == 0
@@ -234,8 +228,8 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
     centers = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote", anchor=False)
-    payload = {"weights": begun(algorithm).weights, "centers": centers, "log_alpha": torch.zeros(2).double()}
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote")
+    payload = Sent(begun(algorithm).weights, centers, torch.zeros(2).double())
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -247,14 +241,14 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
 def test_scaling_features_and_centers_leaves_who_is_nearest(distance, factor):
     draw = torch.Generator().manual_seed(4)
     centers = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance, anchor=False)
+    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance)
     weights = begun(algorithm).weights
     log_alpha = torch.tensor([0.0, 0.1], dtype=torch.float64)
     branches = []
     for i in range(20):
         x = torch.rand(40, 2, generator=draw, dtype=torch.float64) + 0.05 * i - 0.5
         shard = Shard(factor * x, torch.arange(40) % 2, torch.arange(40))
-        payload = {"weights": weights, "centers": factor * centers, "log_alpha": log_alpha}
+        payload = Sent(weights, factor * centers, log_alpha)
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
         far = (x[:, None] - centers).square().sum(-1).sqrt() * log_alpha.exp()
         first = far.mean(0) if distance == "mean" else -torch.tensor([(far[:, 0] < far[:, 1]).sum(), 20])
@@ -323,7 +317,7 @@ def test_certain_centers_move_by_their_share_without_a_prior():
 def test_it_runs_on_a_fleet_that_refuses_to_reveal(options):
     experiment = toy("fedtkm", options)
     alone = played(experiment, sums_only=True)
-    assert alone.host.algorithm.reveals == ()
+    assert alone.host.algorithm.traits.reveals == ()
     assert same(alone.state, played(experiment).state)
     answer, _, _ = client([[0.0] * WIDTH] * 2, **options)
     assert answer.rows == {}
@@ -335,9 +329,9 @@ def test_it_runs_on_a_fleet_that_refuses_to_reveal(options):
 def test_what_is_sent_by_hand():
     answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalTrainer(0.1, batch_size=3, epochs=2))
     delta = answer.total["delta"].value
-    weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
+    weights = replace(payload.weights, params={n: p + delta.params[n] for n, p in payload.weights.params.items()})
     _, z = logits_and_features(with_branches(task(), "head", 2), weights, shard.x)
-    far = torch.stack([(z - c).norm(dim=1).mean() for c in payload["centers"]])
+    far = torch.stack([(z - c).norm(dim=1).mean() for c in payload.centers])
     r = [1.0, 0.0] if far[0] < far[1] else [0.0, 1.0]
     total = answer.total
     assert (total["modes"].value.tolist(), total["modes"].weight) == (r, 1.0)
@@ -372,7 +366,7 @@ def test_nobody_answered():
 def test_a_client_without_rows_says_nothing():
     algorithm, state = server(Linear(8))
     empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    payload = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
+    payload = Sent(state.weights, state.centers, state.log_alpha)
     assert algorithm.works["train"](payload, None, empty, Moment(0, 10), Rng(0)) is None
 
 

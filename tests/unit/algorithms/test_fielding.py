@@ -244,7 +244,7 @@ def test_every_cohort_picks_as_many_of_each_cluster(kind):
 
 def test_nearest_takes_the_reports_and_asks_no_client_for_its_labels():
     run, _ = by_labels(0, 0, 1, 1, 2, 2, 0, 1, cohort="nearest")
-    assert run.host.algorithm.reveals == ("representation",)
+    assert run.host.algorithm.traits.reveals == ("representation",)
     assert "labels" not in run.host.algorithm.works
 
 

@@ -18,7 +18,7 @@ TURNS = {"kind": "block-cyclic", "period": 8}
 
 
 def experiment(method: str, prior, **changes):
-    return toy(method, {"prior": prior, "anchor": False}, **{"rounds": 26, "shift": {"who": TURNS}, **changes})
+    return toy(method, {"prior": prior}, **{"rounds": 26, "shift": {"who": TURNS}, **changes})
 
 
 def test_shares_are_read_in_blocks():
@@ -70,7 +70,7 @@ def test_only_sums_are_needed():
 @pytest.mark.parametrize("method", METHODS)
 def test_no_training_moves_a_sketch(method):
     """Three rounds with everyone there: the mean sketch is the same in each, whatever the weights became."""
-    made = toy(method, {"prior": "learned", "anchor": False, "cohort": "everyone"}, shift={"who": "always"})
+    made = toy(method, {"prior": "learned", "cohort": "everyone"}, shift={"who": "always"})
     run = played(made, rounds=3)
     sketches, counts = run.state.prior.sketches, run.state.prior.counts
     assert counts[0] > 1

@@ -74,7 +74,6 @@ def test_a_client_of_pfedem_by_hand():
         LocalTrainer(0.1, local_steps=1, batch_size=0),
         features=Identity(),
         gaussian_init=Random(),
-        anchor=False,
     )
     answer = algorithm.works["train"](
         sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY
@@ -94,7 +93,7 @@ def test_a_client_of_pfedem_by_hand():
 
 def test_a_component_without_rows_keeps_its_model_and_its_gaussian_and_can_come_back():
     options = {"gaussian_init": "random", "features": "network", "components": 2, "update": "overwrite"}
-    experiment = toy("pfedem", {"anchor": False, **options}, model="linear")
+    experiment = toy("pfedem", {**options}, model="linear")
     run = played(experiment, rounds=1)
     state = run.state
     far = replace(state, mu=torch.stack([state.mu[0], torch.full_like(state.mu[0], 1e4)]))
@@ -117,7 +116,6 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
             features=Identity(),
             gaussian_init=Random(),
             normalize_by=divide,
-            anchor=False,
         )
         payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
         answers = [
@@ -140,7 +138,6 @@ def test_the_order_of_a_clients_rows_changes_no_posterior():
         LocalTrainer(0.1, local_steps=1, batch_size=0),
         features=Identity(),
         gaussian_init=Random(),
-        anchor=False,
     )
     payload = sent(algorithm, [0, 4], [1, 2], [0.3, 0.7])
     z = torch.tensor([[0.5], [1.9], [2.1], [5.0]], dtype=torch.float64)
@@ -180,7 +177,7 @@ def tracked(algorithm, options, rounds=40, seed=0, data=BLOBS, shift=CYCLES):
 
 @pytest.mark.parametrize("update", ["certainty", pytest.param("share", marks=pytest.mark.thorough)])
 def test_the_shares_follow_the_schedule(update):
-    _, pi, true = tracked("pfedem", {"anchor": False, "update": moving(update, 0.3)})
+    _, pi, true = tracked("pfedem", {"update": moving(update, 0.3)})
     late = slice(len(true) // 2, None)
     away = min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1))
     assert away < 0.1
@@ -209,7 +206,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
                 "update": moving(update, 0.3), "features": {"kind": "pca", "width": 8},
                 "local": {"lr": 0.1, "batch_size": 20},
             }  # fmt: skip
-            _, pi, true = tracked("pfedem", {"anchor": False, **options}, seed=seed, data=data, shift=shift)
+            _, pi, true = tracked("pfedem", {**options}, seed=seed, data=data, shift=shift)
             late = slice(len(true) // 2, None)
             found.append(min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1)))
         away[update] = np.mean(found)
@@ -217,7 +214,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
 
 
 def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
-    run, _, _ = tracked("pfedem", {"anchor": False, "inference": "client"}, rounds=12)
+    run, _, _ = tracked("pfedem", {"inference": "client"}, rounds=12)
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(run.state, clients)
     x = run.host.population.rows.x[:30]
@@ -233,7 +230,7 @@ def test_a_client_keeps_its_shares_only_where_it_should():
     for own, kept in ((False, False), (True, True)):
         memory = MemoryStore(None)
         options = {"features": "network", "gaussian_init": "random", "keep_mixture": own}
-        played(toy("pfedem", {"anchor": False, **options}, model="linear"), rounds=2, memory=memory)
+        played(toy("pfedem", {**options}, model="linear"), rounds=2, memory=memory)
         held = [memory.read(client, (9, 0)) for client in range(8)]
         assert any(row is not None for row in held) == kept
 
@@ -248,7 +245,7 @@ def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg()
     }
     experiment = toy(
         "pfedem",
-        {"anchor": False, **options},
+        {**options},
         data={"public_samples": 8, **TOY["data"]},
         shift={"who": {"kind": "always"}},
     )
@@ -270,7 +267,6 @@ def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_l
         LocalTrainer(1e-9, local_steps=1, batch_size=0),
         features=Identity(),
         gaussian_init=Random(),
-        anchor=False,
     )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     answer = algorithm.works["train"](payload, None, shard_of([0, 1, 0, 5]), NOW, KEY)
@@ -431,7 +427,6 @@ def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_a
         LocalTrainer(0.1, local_steps=1, batch_size=0),
         features=Identity(),
         gaussian_init=Random(),
-        anchor=False,
     )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     still = algorithm.works["train"](payload, None, shard_of([2, 2, 2]), NOW, KEY)

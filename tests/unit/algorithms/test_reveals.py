@@ -19,11 +19,11 @@ def algorithm_of(name: str):
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_registry_says_what_an_algorithm_shows(name):
-    assert algorithm_of(name).reveals == REGISTRY[name].reveals
+    assert algorithm_of(name).traits.reveals == REGISTRY[name].reveals
 
 
 def test_every_value_that_is_shown_is_in_the_list():
-    shown = {one for name in [*REGISTRY, *VARIANTS] for one in algorithm_of(name).reveals}
+    shown = {one for name in [*REGISTRY, *VARIANTS] for one in algorithm_of(name).traits.reveals}
     # No variant asks for losses, as power of choice does.
     assert shown | {"loss"} == set(SHOWN)
 

@@ -163,7 +163,7 @@ def after(algorithm, state, rows, round):
 @pytest.mark.parametrize(("prior", "beta"), [(Linear(33), 0.99), (EMOnly(), 0.5), (Linear(7), 0.0)])
 def test_shares_of_three_stay_on_the_simplex(prior, beta, thorough):
     """Some rounds have nobody in a mode."""
-    algorithm = fedtem(task(), prior=prior, branches=3, server=SGD(), cohort=Arrivals(5), beta=beta, anchor=False)
+    algorithm = fedtem(task(), prior=prior, branches=3, server=SGD(), cohort=Arrivals(5), beta=beta)
     state, draw = begun(algorithm), torch.Generator().manual_seed(1)
     cohorts = [
         revealed((4 * torch.randn(5, 3, generator=draw, dtype=torch.float64)).softmax(1),
@@ -339,9 +339,7 @@ def test_the_least_of_three_losses_decides():
 
 
 def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(
-        task(), LocalTrainer(0.1, batch_size=2, epochs=2), components=3, component_layer="head", anchor=False
-    )
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2, epochs=2), components=3, component_layer="head")
     weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
     x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()
@@ -375,7 +373,7 @@ def test_three_kinds_of_clients_end_in_a_component_each():
     }
     local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"components": 3, "cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
-    experiment = toy("fedem", {"anchor": False, **options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
+    experiment = toy("fedem", {**options}, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     y, train = host.population.rows.y.clone(), host.population.parts["train"]
     for client in range(9):

@@ -371,7 +371,7 @@ def test_fedavg_learns_what_it_was_shown():
     memo = run.state.cohort
     counts = run.fleet.population.counts(run.fleet.clients, "train")
     assert memo.reward.of.flatten().tolist() == counts.tolist()  # one epoch makes use of all rows
-    assert run.host.algorithm.reveals == ("count", "utility")
+    assert run.host.algorithm.traits.reveals == ("count", "utility")
     last = [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == "train"]
     assert last == [(memo.last == 3).nonzero().flatten().tolist()]
     assert len(last[0]) == 3
@@ -386,7 +386,7 @@ def test_a_solver_with_few_steps_makes_use_of_few_rows():
 
 def test_by_size_asks_once_and_sees_rows_alone():
     run = played(toy("fedavg", {"cohort": "by-size"}, shift=STILL), rounds=2)
-    assert run.host.algorithm.reveals == ("count",)
+    assert run.host.algorithm.traits.reveals == ("count",)
     asks = [query.ask.question for query in run.fleet.queries]
     assert asks == ["train"]
     assert run.state.cohort.of[:, 0].tolist() == run.fleet.population.counts(run.fleet.clients, "train").tolist()

@@ -95,7 +95,7 @@ def test_who_joins_waits():
 def test_in_a_run_each_trains_once_in_a_lap():
     """Of eight, two in each of four rounds: had one trained twice, the others would wait again."""
     run = played(toy("fedavg", {"cohort": {"kind": "in-turn", "clients_per_round": 2}}, shift=STILL), rounds=4)
-    assert run.host.algorithm.reveals == ()
+    assert run.host.algorithm.traits.reveals == ()
     assert not run.state.cohort.waits.any()
 
 

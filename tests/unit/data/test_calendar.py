@@ -221,7 +221,7 @@ def test_a_client_that_has_nothing_yet_is_judged_on_what_it_will_have():
     source = Rows("toy", torch.randn(28, 4), torch.arange(28) % 3, 3, client=owner, client_names=("a", "b"), time=time)
     population = build(source, split=Split(val=0.0), shift=Shift(what=Calendar(begin="1970-01-01"), who=Data()))
     result = simulate(
-        algorithms.aem(Task(lambda: torch.nn.Linear(4, 3)), anchor=False, cohort="everyone"),
+        algorithms.aem(Task(lambda: torch.nn.Linear(4, 3)), cohort="everyone"),
         population,
         rounds=2,
         eval_every=1,

@@ -232,7 +232,7 @@ def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
     method = experiment.method[0]
     assert cohort_size(method, 8) == 3
     algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
-    assert (algorithm.first, algorithm.deadline) == (None, None)
+    assert (algorithm.traits.first, algorithm.traits.deadline) == (None, None)
     list(Run(experiment, method, 0, tmp_path / "toy" / "0").play())
     assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]
 

@@ -106,7 +106,7 @@ def test_its_options_reach_the_reading():
 def test_an_experiment_names_it_by_its_kind():
     data = {"source": "play-roles", "partition": "natural", "split": {"val": 0.0}, "held_out_clients": {"clients": 0}}
     prior = {"kind": "cosine", "period": 4}
-    method = {**A, "algorithm": "fedtem", "anchor": False, "branch_layer": "projection", "prior": prior}
+    method = {**A, "algorithm": "fedtem", "branch_layer": "projection", "prior": prior}
     experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 5}, rounds=1)
     preflight(experiment)
     assert played(experiment).steps

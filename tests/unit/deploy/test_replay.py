@@ -66,7 +66,7 @@ def play(site: Site, place: Path, carrier=NearCarrier, stop=lambda: False) -> in
     algorithm = algorithm_without_rows(site.experiment, site.about.rows)
     roster = {node.name: node.clients for node in site.roster.node}
     fleet = RemoteFleet(
-        carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.reveals, patience=5.0
+        carrier(nodes), roster, Present(site.seed), run=site.digest, reveals=algorithm.traits.reveals, patience=5.0
     )
     run = Run(site.experiment, site.method, site.seed, site.record)
     judge = Judge(algorithm, fleet, views(population_of_files(rows_of(site, place))), site.method.decide_per)

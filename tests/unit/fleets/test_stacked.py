@@ -136,7 +136,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 def test_networks_for_sequences_are_stacked_without_a_warning(algorithm, monkeypatch):
     """An LSTM on sentences, for as many steps as it takes to record them; torch warns of single precision alone."""
     monkeypatch.setattr(func_stack, "TRACED_AFTER", 2)
-    branches = {"branch_layer": "projection", "anchor": False, "prior": "em-only"}
+    branches = {"branch_layer": "projection", "prior": "em-only"}
     experiment = from_dict({
         "rounds": 2, "shift": ALWAYS,
         "data": {"source": {"kind": "play-roles", "vocabulary": 8, "length": 4, "max_samples": 12},
@@ -152,7 +152,7 @@ def test_networks_for_sequences_are_stacked_without_a_warning(algorithm, monkeyp
 
 WORKING = {
     "ifca": {"n_init": 2},
-    "ifca of gradients": {"variant": "gradient", "anchor": False},
+    "ifca of gradients": {"variant": "gradient"},
     "fedsgd": {},
     "scaffold": {"local": {"epochs": 2}},
     "scaffold I": {"variant": "I"},
@@ -195,7 +195,7 @@ def test_clients_that_work_in_step_do_what_they_do_alone(name, monkeypatch):
 
 def test_dropout_of_a_client_that_is_trained_in_step_is_its_own():
     model = {"kind": "python", "function": "helpers.toys:dropping"}
-    alone, many = both(*ragged({"anchor": False}, "ifca", model=model))
+    alone, many = both(*ragged({}, "ifca", model=model))
     near(alone.state, many.state)
 
 

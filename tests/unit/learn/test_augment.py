@@ -218,7 +218,7 @@ def test_only_local_training_sees_it(method):
     made = {
         "fedavg": lambda task: ft.algorithms.fedavg(task, local, cohort=cohort),
         "q-fedavg": lambda task: ft.algorithms.qfedavg(task, local, q=1.0, cohort=cohort),
-        "fedtem": lambda task: fedtem(task, local, prior=Linear(4), cohort=cohort, anchor=False),
+        "fedtem": lambda task: fedtem(task, local, prior=Linear(4), cohort=cohort),
         "scaffold": lambda task: scaffold(task, local, cohort=cohort),
         "scaffold-I": lambda task: scaffold(task, local, variant="I", cohort=cohort),
     }[method]

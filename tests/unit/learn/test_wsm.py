@@ -283,7 +283,7 @@ def test_fedem_leaves_out_steps_whose_label_is_absent():
 def test_fedem_refuses_a_loss_that_has_only_a_mean():
     task = Task(lambda: nn.Sequential(nn.Linear(3, 2)), nn.CrossEntropyLoss(label_smoothing=0.1))
     with pytest.raises(FedtideError, match=r"^loss: found 'Plain', allowed: CrossEntropy, WSM.* as FedEM"):
-        fedem(task, anchor=False)
+        fedem(task)
     assert isinstance(task.loss, Plain)
 
 
@@ -294,7 +294,7 @@ def test_fedem_trains_by_it():
     answers = [
         detached(made.works["train"]({"weights": weights}, None, held, NOW, KEY))
         for made in (
-            fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head", anchor=False)
+            fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head")
             for loss in (WSM(blend=0.0), CrossEntropy())
         )
     ]

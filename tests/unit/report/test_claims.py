@@ -114,7 +114,6 @@ def test_a_claim_that_says_nothing_is_one_clear_line(wrong):
 TEM = {
     "name": "FedTEM",
     "algorithm": "fedtem",
-    "anchor": False,
     "cohort": 4,
     "prior": {"kind": "linear", "period": 4},
     "local": {"lr": 0.1, "batch_size": 4},
@@ -122,7 +121,6 @@ TEM = {
 MIN = {
     "name": "Min Loss",
     "algorithm": "min-loss",
-    "anchor": False,
     "cohort": 4,
     "local": {"lr": 0.1, "batch_size": 4},
 }

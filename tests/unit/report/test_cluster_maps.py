@@ -20,8 +20,8 @@ from fedtide.report.summary import summarize
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
 from helpers.studies import A, finished, study
 
-IFCA = {**A, "name": "IFCA", "algorithm": "ifca", "anchor": False}
-FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2, "anchor": False}
+IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
+FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2}
 
 
 @pytest.fixture(scope="module")

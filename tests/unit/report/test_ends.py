@@ -13,7 +13,7 @@ from fedtide.report.page import write_report
 from helpers.pages import Page
 from helpers.studies import A, finished, raw, study
 
-FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}, "anchor": False}
+FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}
 TURNS = {"rounds": 8, "seeds": [0, 1], "eval_every": 2, "baseline": "A"}
 ENDS = {
     "one unseen client of two groups": {"data": {"held_out_clients": {"clients": 1}}},

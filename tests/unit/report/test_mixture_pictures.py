@@ -125,7 +125,7 @@ def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
 
 
 def test_without_a_blend_a_report_has_nothing_of_it(tmp_path):
-    tem = {**A, "name": "FedTEM", "algorithm": "fedtem", "anchor": False}
+    tem = {**A, "name": "FedTEM", "algorithm": "fedtem"}
     folder = finished(tmp_path / "run", study(A, tem))
     assert not PICTURES & shown(folder)
     page = (folder / "report.html").read_text(encoding="utf-8")

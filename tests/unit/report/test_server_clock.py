@@ -19,7 +19,6 @@ from helpers.studies import A, run_of, study
 TOLD = {
     "name": "learned",
     "algorithm": "fedtkm",
-    "anchor": False,
     "cohort": 4,
     "prior": {"kind": "learned", "look_every": 4},
 }

@@ -97,7 +97,7 @@ def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
     defaults = {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 2.0}}
     experiment = study(hasty, patient, defaults=defaults, devices="log-normal")
     hosts = [host_of(experiment, method, 0, MemoryStore(None)) for method in experiment.method]
-    assert [host.algorithm.deadline for host in hosts] == [2.0, None]
+    assert [host.algorithm.traits.deadline for host in hosts] == [2.0, None]
     preflight(experiment)
 
 

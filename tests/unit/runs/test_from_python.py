@@ -116,8 +116,8 @@ def test_results_and_populations_are_a_line():
 
 @pytest.mark.parametrize("made", [
     lambda task: A.fedavg(task, cohort=2),
-    lambda task: A.ifca(task, cohort=2, anchor=False),
-    lambda task: A.fedem(task, cohort=2, component_layer="*", anchor=False),
+    lambda task: A.ifca(task, cohort=2),
+    lambda task: A.fedem(task, cohort=2, component_layer="*"),
     A.local,
     A.centralized,
 ])  # fmt: skip

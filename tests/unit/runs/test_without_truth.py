@@ -15,7 +15,7 @@ from fedtide.report.summary import summarize
 from fedtide.runs import folder
 from helpers.studies import A, lines_of, record_of, run_of, study
 
-IFCA = {**A, "name": "IFCA", "algorithm": "ifca", "anchor": False, "clusters": 2}
+IFCA = {**A, "name": "IFCA", "algorithm": "ifca", "clusters": 2}
 OF_TRUTH = {"substituted", "groups", "expected", "drifted", "events", "heterogeneity"}
 
 

@@ -41,7 +41,7 @@ BOUNDS = {
     "ifca": ("delta", "loss", "members"),
     "fedtkm": ("delta", "loss", "branches", "modes", "features"),
 }
-OPTIONS = {"scaffold": {"max_control_norm": 1.0}, "ifca": {"anchor": False}, "fedtkm": {"anchor": False}}
+OPTIONS = {"scaffold": {"max_control_norm": 1.0}, "ifca": {}, "fedtkm": {}}
 
 
 class Killed(BaseException):
