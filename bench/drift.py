@@ -29,7 +29,7 @@ from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
 from fedtide.parts.clusterer import Clustering, KMeans
 from fedtide.parts.distance import Kind, means
-from fedtide.parts.drift import FixedFraction, event_of, heterogeneity, move_to_nearest
+from fedtide.parts.drift import FixedFraction, MovingCenters, event_of, heterogeneity
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
@@ -91,9 +91,11 @@ def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
 
 def handled(x: Tensor, found: Clustering, trigger: FixedFraction) -> bool:
     """A drift event in which all clients drifted: moves, centers, trigger."""
-    filled = found.label.bincount(minlength=found.k) > 0
-    label = move_to_nearest(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
-    centers, filled = means(x, label, found.k, found.centers), label.bincount(minlength=found.k) > 0
+    clusters = MovingCenters(x, found.label, found.centers, "l1")
+    for i in range(len(x)):
+        clusters.move(i, clusters.nearest(i))
+    label, filled = clusters.label, clusters.counts > 0
+    centers = means(x, label, found.k, found.centers)
     return trigger.fires(None, event_of(found.centers, centers, filled, x, label, "l1", lambda: label))
 
 

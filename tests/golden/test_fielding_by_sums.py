@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fielding import fielding
-from fedtide.algorithms.fielding_by_sums import Nothing
+from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.cohorts import Everyone
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -42,8 +41,8 @@ def people(shares: tuple[int, ...] = SHARES, before: int = 0):
 
 
 def made(trigger, fewest: int = 2, k_max: int = 3):
-    return fielding(
-        TASK, STILL, trigger=trigger, clustering=KMeans(k_max=k_max), cohort=Everyone(), reveal=Nothing(fewest)
+    return fielding_by_sums(
+        TASK, STILL, trigger=trigger, clustering=KMeans(k_max=k_max), cohort=Everyone(), fewest=fewest
     )
 
 
@@ -90,7 +89,7 @@ def test_the_first_clusters():
 
 
 def test_one_cluster_where_the_silhouette_is_too_small():
-    algorithm = fielding(TASK, STILL, clustering=KMeans(min_silhouette=0.8), reveal=Nothing(2))
+    algorithm = fielding_by_sums(TASK, STILL, clustering=KMeans(min_silhouette=0.8), fewest=2)
     state, _, _ = begun(algorithm, people())
     assert shares_of(state.centers) == pytest.approx([1 / 2])
     assert state.members.tolist() == [6]
@@ -160,9 +159,9 @@ def test_models_are_mixed_by_where_members_were():
 
     Clients 2 and 3, as far from both centers, take the first: four had the model 1 and two 4, so it begins at 12 / 6.
     """
-    algorithm = fielding(
+    algorithm = fielding_by_sums(
         TASK, STILL, trigger=FixedFraction(tau=0.0), clustering=KMeans(min_silhouette=0.74), cohort=Everyone(),
-        reveal=Nothing(2),
+        fewest=2,
     )  # fmt: skip
     state, facts, _ = drifted(algorithm, (0, 1, 2, 2, 3, 4))
     assert facts["clusters"] == 1
@@ -184,9 +183,9 @@ def test_small_clusters_share_a_sum_of_updates():
     steps = {}
     for fewest in (1, 2, 3):
         local = LocalTrainer(lr=0.1, batch_size=0)
-        algorithm = fielding(
+        algorithm = fielding_by_sums(
             TASK, local, clustering=KMeans(k_max=3), cohort=Two(),
-            reveal=Nothing(2, fewest_updates=fewest),
+            fewest=2, fewest_updates=fewest,
         )  # fmt: skip
         state, _, fleet = begun(algorithm, people())
         zero = Weights({"weight": torch.zeros(2, 1, dtype=torch.float64)})

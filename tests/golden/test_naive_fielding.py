@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fielding import State, fielding
-from fedtide.algorithms.fielding_by_sums import Nothing, Reports
+from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.fielding_by_sums import fielding_by_sums
 from fedtide.cohorts import Uniform
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -79,20 +79,19 @@ def held(who: Population):
     return of
 
 
-def algorithm_of(play: Play, representation, reveal=Reports()):
-    local = LocalTrainer(lr=play.rate, epochs=play.epochs, batch_size=play.batch)
+def algorithm_of(play: Play, representation, method=fielding, **options):
+    local = LocalTrainer(lr=play.rate, epochs=play.epochs, batch_size=play.batch, proximal=play.mu)
     server = SGD(lr=play.server_rate, momentum=play.momentum)
-    return fielding(
+    return method(
         TASK,
         local,
         representation,
         trigger=FixedFraction(tau=play.tau),
         drift_baseline=play.reference,
         clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
-        mu=play.mu,
         server=server,
         cohort=Uniform(play.ask),
-        reveal=reveal,
+        **options,
     )
 
 
@@ -175,7 +174,7 @@ def test_rounds_by_sums(name, fewest):
     """Where the server sees sums alone; what clients like is in their memory."""
     play, representation, seed = PLAYS[name]
     who = people(seed)
-    algorithm = algorithm_of(play, representation, Nothing(fewest))
+    algorithm = algorithm_of(play, representation, fielding_by_sums, fewest=fewest)
     state, memory, fleet = begun(algorithm, who)
     represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
     naive = list(islice(naive_by_sums(START, CLIENTS, held(who), represent, play, fewest), BOTH))
@@ -191,33 +190,6 @@ def test_rounds_by_sums(name, fewest):
             np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
     assert any(now.reclustered for now in naive) == (play.tau != math.inf)
     assert any(now.moved for now in naive)
-
-
-def test_sums_are_reports_where_clusters_are_given():
-    """From the same clusters, with all clients, both move the same ones, to the same centers and models."""
-    play, representation, seed = PLAYS["never anew"]
-    who = people(seed)
-    by_sums, seen = (
-        replace(algorithm_of(replace(play, ask=CLIENTS), representation, reveal)) for reveal in (Nothing(1), Reports())
-    )
-    ours, memory, our_fleet = begun(by_sums, who)
-    _, _, their_fleet = begun(seen, who)
-    kept = [memory.read(i, (99, 0)) for i in range(CLIENTS)]
-    cluster, reported = torch.tensor([one["cluster"] for one in kept]), torch.stack([one["reported"] for one in kept])
-    theirs = State(ours.weights, ours.server, reported, cluster, ours.centers, ours.centers, "l1")
-    moved = 0
-    for t in range(EVENTS[4]):  # past the first mass event
-        for fleet in (our_fleet, their_fleet):
-            fleet.begin(Moment(t, ROUNDS, float(t)))
-        ours, facts = by_sums.round(ours, our_fleet, Rng(0).at(t, "server"))
-        theirs, others = seen.round(theirs, their_fleet, Rng(0).at(t, "server"))
-        assert facts["moved"] == others["moved"]
-        assert ours.members.tolist() == theirs.members.tolist()
-        torch.testing.assert_close(ours.centers, theirs.centers, rtol=0, atol=1e-12)
-        for one, other in zip(ours.weights, theirs.weights, strict=True):
-            torch.testing.assert_close(one.params["weight"], other.params["weight"], rtol=0, atol=1e-10)
-        moved += facts["moved"]
-    assert moved > 5
 
 
 def test_the_plays_meet_what_they_are_there_for():

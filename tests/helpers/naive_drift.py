@@ -6,6 +6,7 @@ asked, where k-means starts), so that both draw the same. Everything else is wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -117,12 +118,17 @@ def centers_of(x: list[Row], cluster: list[int], old: list[Row], kind: str) -> l
     return out
 
 
+def length(a: Row, b: Row, kind: str) -> float:
+    """The root of a distance that grows with the square."""
+    return math.sqrt(max(distance(a, b, kind), 0.0)) if kind == "cosine" else distance(a, b, kind)
+
+
 def theta_of(centers: list[Row], cluster: list[int], kind: str) -> float:
     """The mean distance between the centers of clusters with members; of one alone there is none."""
     there = sorted(set(cluster))
     if len(there) == 1:
         return 0.0
-    return float(np.mean([distance(centers[k], centers[j], kind) for k in there for j in there if k < j]))
+    return float(np.mean([length(centers[k], centers[j], kind) for k in there for j in there if k < j]))
 
 
 def shares_of(sizes: list[int], ask: int) -> list[int]:
@@ -189,7 +195,7 @@ def naive_fielding(
     while True:
         server = key.at(t, "server")
         now = Kept([], [], [])
-        # Algorithm 2. Who drifted goes to the nearest center, and no center moves before all have gone.
+        # Algorithm 2. Each client that drifted goes to the nearest center, and centers follow before the next one goes.
         drifted = []
         for i in range(clients):
             vector = represent(held(i, t))
@@ -197,13 +203,15 @@ def naive_fielding(
                 said[i] = vector
                 drifted.append(i)
         if drifted:
-            there = sorted(set(cluster))
-            went = list(cluster)
+            went, after = list(cluster), centers
             for i in drifted:
-                went[i] = min(there, key=lambda k: distance(said[i], centers[k], kind))
+                there, had = sorted(set(went)), went[i]
+                went[i] = min(there, key=lambda k: distance(said[i], after[k], kind))
+                anew = centers_of(said, went, after, kind)
+                after = [anew[k] if k in (had, went[i]) else center for k, center in enumerate(after)]
             after = centers_of(said, went, centers, kind)
             since = centers if play.reference == "last-event" else before
-            way = max(distance(since[k], after[k], kind) for k in set(went))
+            way = max(length(since[k], after[k], kind) for k in set(went))
             fired = way >= play.tau * theta_of(after, went, kind)
             moved = sum(a != b for a, b in zip(cluster, went, strict=True))
             now = replace(now, drifted=len(drifted), moved=moved, reclustered=int(fired))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtide.core.rng import Rng
 from helpers.naive_clusters import Row, distance, lloyd
-from helpers.naive_drift import Kept, Play, Rows, asked_of, by_lowest_member, starts, trained
+from helpers.naive_drift import Kept, Play, Rows, asked_of, by_lowest_member, length, starts, trained
 
 Cell = tuple[Row, int, Row]
 """Mean, number and variance of the members of a cluster."""
@@ -21,11 +21,6 @@ Cell = tuple[Row, int, Row]
 
 def nearest(row: Row, centers: list[Row], kind: str) -> int:
     return min(range(len(centers)), key=lambda k: distance(row, centers[k], kind))
-
-
-def length(a: Row, b: Row, kind: str) -> float:
-    """The root of a distance that grows with the square."""
-    return math.sqrt(max(distance(a, b, kind), 0.0)) if kind == "cosine" else distance(a, b, kind)
 
 
 def cells_of(said: list[Row], centers: list[Row], kind: str, fewest: int) -> list[Cell]:

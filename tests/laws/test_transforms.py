@@ -1,7 +1,8 @@
 """Laws of transforms, over every method and every transform that it can take.
 
-A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster there
-is nothing to pool or share; an anchor and what clients make for themselves leave the method's own models alone. Two that
+A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster
+there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone.
+Two that both apply give the same in either order.
 both apply give the same in either order.
 """
 

@@ -123,12 +123,13 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.representation import Labels, Representation, report_question
 from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
-from fedtide.parts.distance import Distance, between, means, renormalize, unit
+from fedtide.parts.distance import Distance, between, means
 from fedtide.parts.drift import (
     Adaptive,
     FixedFraction,
     Gain,
     Learned,
+    MovingCenters,
     Trigger,
     center_moves,
     event_of,
@@ -264,9 +265,8 @@ def fielding(
         # Algorithm 1, lines 10 to 15.
         cluster = state.trains_with[clients]
         sizes = torch.bincount(state.trains_with, minlength=len(state.weights))
-        state, reply, trained = train_clusters(
-            fleet, state, clients, cluster, server, cohort, totals=totals, sizes=sizes
-        )
+        sent = (fleet, state, clients, cluster, server, cohort)
+        state, reply, trained = train_clusters(*sent, totals=totals, sizes=sizes)
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
@@ -310,9 +310,8 @@ def fielding(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centers" not in payload or not len(shard.labels):
             return None
-        filled = payload["filled"].nonzero()[:, 0]
-        far = between(represent(payload["at"], shard)[None], payload["centers"][filled], payload["distance"])
-        return Answer({}, memory={"found": filled[far[0].argmin()]})
+        far = between(represent(payload["at"], shard)[None], payload["centers"], payload["distance"])[0]
+        return Answer({}, memory={"found": far.where(payload["filled"], torch.inf).argmin()})
 
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     traits = Traits(
@@ -322,17 +321,9 @@ def fielding(
     )  # fmt: skip
     works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
     made = Algorithm(
-        "fielding",
-        init,
-        works,
-        round,
-        serve,
-        predict_by_cluster(task),
-        adapt,
-        as_served_in_cluster,
-        has_val(trigger),
+        "fielding", init, works, round, serve, predict_by_cluster(task), adapt, as_served_in_cluster, has_val(trigger),
         traits=traits,
-    )
+    )  # fmt: skip
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 
@@ -360,25 +351,14 @@ def handle_drift(
         baseline: since when movements are measured: "last-event" or "last-clustering".
         rng: the key of the clustering.
     """
-    label, centers, distance = state.cluster.clone(), state.centers.clone(), state.distance
-    x, reported, known = unit(state.reported) if distance == "cosine" else state.reported, state.reported, label >= 0
-    sums = torch.zeros(len(centers), x.shape[1], dtype=torch.float64).index_add_(0, label[known], x[known].double())
-    counts = torch.bincount(label[known], minlength=len(centers))
+    distance, reported, center = state.distance, state.reported, clustering.center
+    clusters = MovingCenters(reported, state.cluster, state.centers, distance, center)
     for i in drifted.tolist():  # line 1
-        there = counts.nonzero()[:, 0]
-        old, new = int(label[i]), int(there[between(reported[i : i + 1], centers[there], distance).argmin()])  # line 2
-        label[i] = new
-        for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):  # line 3
-            sums[k] += change * x[i]
-            counts[k] += change
-        for k in {old, new} - {-1}:
-            if clustering.center == "median":
-                centers = means(reported[label >= 0], label[label >= 0], len(centers), centers, distance, "median")
-            elif counts[k]:
-                centers[k] = renormalize((sums[k] / counts[k])[None], distance, "mean", centers[k : k + 1])[0]
-    moved, known, filled = (state.cluster >= 0) & (label != state.cluster), label >= 0, counts > 0
+        clusters.move(i, clusters.nearest(i))  # lines 2 and 3
+    label, filled = clusters.label, clusters.counts > 0
+    moved, known = (state.cluster >= 0) & (label != state.cluster), label >= 0
     # The same centers without the rounding of sums from which reports were taken out.
-    centers = means(reported[known], label[known], len(centers), state.centers, distance, clustering.center)
+    centers = means(reported[known], label[known], len(clusters.centers), state.centers, distance, center)
     since = state.centers if baseline == "last-event" else state.baseline
     state = replace(state, cluster=label, centers=centers)
     anew = cache(lambda: cluster_reports(state, clustering, rng))

@@ -26,36 +26,76 @@ from torch import Tensor
 from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.errors import refused
 from fedtide.core.types import Holdings
-from fedtide.parts.distance import CELLS, Distance, Joint, between, lengths, sum_distances
+from fedtide.parts.distance import (
+    CELLS,
+    Center,
+    Distance,
+    Joint,
+    between,
+    lengths,
+    means,
+    renormalize,
+    sum_distances,
+    unit,
+)
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """Thresholds of figure 14, in units of theta."""
 
 
-def move_to_nearest(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
-    """Move drifted clients to their nearest center; return the labels (rows,). Centers stay fixed meanwhile.
+class MovingCenters:
+    """Clusters whose members move one by one; the centers that a move concerns are recomputed at once.
 
-    The order of moves therefore does not matter. Empty clusters are skipped; ties go to the first center.
+    The cost of a move grows with the number of clusters, not of clients, but for medians. An empty cluster keeps its
+    center and is nobody's nearest.
 
     Args:
         x: (rows, d) the last report of every client.
-        label: (rows,) int64, labels before.
-        moved: (drifted,) int64, the rows of drifted clients.
+        label: (rows,) int64, the cluster of each client, -1 for none.
         centers: (K, d), centers before.
         kind: the distance.
-        filled: (K,) bool, mask of clusters with members.
+        center: mean or median.
 
-    >>> x, centers = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
-    >>> filled = torch.tensor([True, True, False])
-    >>> move_to_nearest(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centers, "l1", filled).tolist()
-    [0, 1, 0]
+    >>> x, label = torch.tensor([[0.0], [4.0], [2.0], [9.0]]), torch.tensor([0, 0, 1, 1])
+    >>> clusters = MovingCenters(x, label, torch.tensor([[2.0], [7.0]]), "l1")
+    >>> clusters.nearest(2)
+    0
+    >>> clusters.move(2, 0)
+    >>> clusters.label.tolist(), clusters.centers.flatten().tolist()
+    ([0, 0, 0, 1], [2.0, 9.0])
     """
-    some = filled.nonzero()[:, 0]
-    out = label.clone()
-    if len(moved):
-        out[moved] = some[between(x[moved], centers[some], kind).min(1).indices]
-    return out
+
+    def __init__(self, x: Tensor, label: Tensor, centers: Tensor, kind: Distance, center: Center = "mean") -> None:
+        self.x, self.label, self.centers, self.kind, self.center = x, label.clone(), centers.clone(), kind, center
+        self.rows = (unit(x) if kind == "cosine" else x).double()
+        known = label >= 0
+        self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, label[known], self.rows[known])
+        self.counts = torch.bincount(label[known], minlength=len(centers))
+
+    def nearest(self, i: int) -> int:
+        """Return the cluster with members whose center is nearest to client i; ties go to the first."""
+        filled = self.counts.nonzero()[:, 0]
+        return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
+
+    def move(self, i: int, new: int) -> None:
+        """Move client i, and recompute the centers of the clusters that it left and joined."""
+        old = int(self.label[i])
+        self.label[i] = new
+        for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
+            self.sums[k] += change * self.rows[i]
+            self.counts[k] += change
+        for k in {old, new} - {-1}:
+            self._recompute(k)
+
+    def _recompute(self, k: int) -> None:
+        if self.center == "median":
+            member, kept = self.label == k, self.centers[k : k + 1]
+            first = torch.zeros(int(member.sum()), dtype=torch.int64)
+            self.centers[k] = means(self.x[member], first, 1, kept, self.kind, "median")[0]
+        elif self.counts[k]:
+            mean = (self.sums[k] / self.counts[k])[None]
+            self.centers[k] = renormalize(mean, self.kind, "mean", self.centers[k : k + 1])[0]
 
 
 def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:

@@ -10,31 +10,30 @@ from fedtide.laws.case import Case
 from fedtide.multi.kmeans_by_sums import Groups, judged, split
 from helpers.toys import played, toy
 
-BY_SUMS = {"reveal": {"kind": "nothing", "fewest": 2}, "clustering": {"kind": "k-means", "k_max": 3, "n_init": 2}}
+BY_SUMS = {"fewest": 2, "clustering": {"kind": "k-means", "k_max": 3, "n_init": 2}}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"trigger": "adaptive"}, "found 'adaptive', allowed: 'fraction', 'gain' or 'learned' with reveal 'nothing'"),
-        ({"clustering": {"kind": "k-center", "k": 3}}, "found 'k-center', allowed: 'k-means' with reveal 'nothing'"),
+        ({"trigger": "adaptive"}, "found 'adaptive', allowed: fraction, gain, learned"),
+        ({"clustering": {"kind": "k-center", "k": 3}}, "found 'k-center', allowed: 'k-means'"),
         (
             {"clustering": {"kind": "k-means", "center": "median"}},
-            "found 'median', allowed: 'mean' with reveal 'nothing'",
+            "found 'median', allowed: 'mean'",
         ),
-        ({"reveal": {"kind": "nothing", "fewest": 0}}, "fewest"),
-        ({"reveal": "all"}, "reveal"),
+        ({"fewest": 0}, "fewest"),
     ],
 )
 def test_what_needs_single_clients_is_refused(options, said):
     with pytest.raises(FedtideError) as error:
-        played(toy("fielding", {**BY_SUMS, **options}), rounds=1)
+        played(toy("fielding-by-sums", {**BY_SUMS, **options}), rounds=1)
     assert said in str(error.value)
 
 
 def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
     """As the clients that are asked twice, first for sizes, stay: over all asks of a run with drift."""
-    case = Case(lambda *given, **changes: toy("fielding by sums", *given, **changes), lambda: None)
+    case = Case(lambda *given, **changes: toy("fielding-by-sums", *given, **changes), lambda: None)
     _, fleet = case.watched()
     sums = [ask for ask in fleet.asks if ask.question == "sums"]
     assert len(sums) > 5
@@ -52,7 +51,7 @@ def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
 def test_participants_that_report_are_counted_with_the_others():
     """Else the server would not know how many a sum of all is of."""
     options = {"reporters": "participants", "trigger": {"kind": "fraction", "tau": 0.0}}
-    case = Case(lambda *given, **changes: toy("fielding by sums", options, **changes), lambda: None)
+    case = Case(lambda *given, **changes: toy("fielding-by-sums", options, **changes), lambda: None)
     _, fleet = case.watched()
     centers = [ask for ask in fleet.asks if ask.question == "center"]
     assert centers
@@ -62,13 +61,13 @@ def test_participants_that_report_are_counted_with_the_others():
 
 
 def test_fewer_clients_than_fewest_are_one_cluster():
-    run = played(toy("fielding", {**BY_SUMS, "reveal": {"kind": "nothing", "fewest": 20}}))
+    run = played(toy("fielding-by-sums", {**BY_SUMS, "fewest": 20}))
     assert [step.facts["clusters"] for step in run.steps] == [1] * 6
 
 
 def test_too_few_participants_train_nothing():
-    options = {**BY_SUMS, "reveal": {"kind": "nothing", "fewest": 2, "fewest_updates": 5}}
-    run = played(toy("fielding", options))
+    options = {**BY_SUMS, "fewest_updates": 5}
+    run = played(toy("fielding-by-sums", options))
     assert all("loss" not in step.facts for step in run.steps)
 
 

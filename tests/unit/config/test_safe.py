@@ -111,7 +111,8 @@ def test_dotted_keys_reach_a_transform_by_its_kind():
 def test_a_mistake_is_one_line(method, said):
     with pytest.raises(FedtideError, match="method") as error:
         read(method)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,8 @@ def test_a_transform_without_meaning_is_refused_before_anything_is_played(method
     made = read(method)
     with pytest.raises(FedtideError) as error:
         host_of(made, made.method[0], 0, MemoryStore(None))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
     assert str(error.value).startswith("method '")
 
 

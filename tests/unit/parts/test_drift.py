@@ -15,6 +15,7 @@ from fedtide.parts.drift import (
     FixedFraction,
     Gain,
     Learned,
+    MovingCenters,
     Width,
     center_moves,
     distances_within,
@@ -22,7 +23,6 @@ from fedtide.parts.drift import (
     heterogeneity,
     is_wider,
     mixing_matrix,
-    move_to_nearest,
     theta,
 )
 
@@ -44,36 +44,37 @@ def unasked() -> torch.Tensor:
 def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: torch.Tensor) -> Event:
     """Clients report, move, and centers follow; the centers before are those of the labels and rows given."""
     before, filled = means(x, label, 3, x[:3]), label.bincount(minlength=3) > 0
-    anew = x.clone()
+    anew, label = x.clone(), label.clone()
     anew[drifted] = moved
-    label = move_to_nearest(anew, label, drifted, before, "l1", filled)
+    label[drifted] = filled.nonzero()[:, 0][between(anew[drifted], before[filled], "l1").argmin(1)]
     return event_of(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1", unasked)
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_those_who_move_does_not_matter():
+@pytest.mark.parametrize("center", ["mean", "median"])
+@pytest.mark.parametrize("kind", ["l1", "sq-l2", "cosine", "js"])
+def test_centers_are_those_of_all_members_after_each_move(kind, center):
+    """Medians are checked at label distributions alone; a cluster that is left by all keeps its center."""
     draw = torch.Generator().manual_seed(0)
-    x, centers = torch.rand(30, 4, generator=draw), torch.rand(3, 4, generator=draw)
-    label, moved = torch.randint(3, (30,), generator=draw), torch.arange(0, 30, 2)
-    found = move_to_nearest(x, label, moved, centers, "l1", YES)
-    assert torch.equal(found, move_to_nearest(x, label, moved.flip(0), centers, "l1", YES))
-    assert torch.equal(found[1::2], label[1::2])
-    assert torch.equal(found[::2], between(x[::2], centers, "l1").argmin(1))
-
-
-def test_nobody_drifted_and_nothing_is_touched():
-    x, label = corners(4)
-    found = move_to_nearest(x, label, torch.tensor([], dtype=torch.int64), x[:3], "l1", YES)
-    assert torch.equal(found, label)
-    assert found is not label
+    x = torch.rand(12, 4, generator=draw, dtype=f64)
+    x = x / x.sum(1, keepdim=True)
+    label = torch.tensor([0, 1, 2, 2, 1, 0, -1, 1, 2, 0, -1, 0])
+    centers = means(x[label >= 0], label[label >= 0], 3, x[:3], kind, center)
+    clusters = MovingCenters(x, label, centers, kind, center)
+    for i in [*range(12), 3, 8]:
+        new = i % 2
+        clusters.move(i, new)
+        label[i] = new
+        centers = means(x[label >= 0], label[label >= 0], 3, centers, kind, center)
+        torch.testing.assert_close(clusters.centers, centers, rtol=0, atol=1e-12)
+    assert clusters.counts.tolist() == label.bincount(minlength=3).tolist() == [6, 6, 0]
 
 
 def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
-    x, centers = torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
-    here = torch.tensor([0])
-    assert move_to_nearest(x, here, here, centers, "l1", torch.tensor([False, True, True])).tolist() == [1]
+    x, centers = torch.tensor([[9.0], [0.0], [9.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
+    assert MovingCenters(x, torch.tensor([1, -1, 2]), centers, "l1").nearest(1) == 1
 
 
 # -- theta and shifts -------------------------------------------------------------------------------------------------
