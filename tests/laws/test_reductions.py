@@ -25,7 +25,7 @@ FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
 REDUCTIONS = [
     *((name, r.options, r.to, r.its, r.tolerance) for name in REGISTRY for r in reductions_of(name)),
     ("helpers.sketches:fielding", {"clusters": 1}, "fedavg", {}, 1e-6),
-    ("fedprox", {"mu": 0.0, "cohort": "uniform"}, "fedavg", {"cohort": "uniform"}, None),
+    ("fedprox", {"local": {"proximal": 0.0}, "cohort": "uniform"}, "fedavg", {"cohort": "uniform"}, None),
 ]
 
 
@@ -43,7 +43,9 @@ def weights_of(state):
 def run_of(name: str, options: str, rounds: int) -> Played:
     """Rows per client differ, so that weighting matters. Many become the same other algorithm: it is played once."""
     data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
-    return played(toy(name, {"local": LOCAL, **json.loads(options)}, data=data), rounds=rounds)
+    given = json.loads(options)
+    local = given.get("local", {})
+    return played(toy(name, {**given, "local": local if "lr" in local else LOCAL | local}, data=data), rounds=rounds)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def evenly(host):
 def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
     """Bit for bit, by what clients train, weigh by and keep; whatever the blend. With uneven ones it is not."""
     states, uneven = [], []
-    for loss in ("cross-entropy", {"kind": "wsm", "blend": 0.0}, "wsm"):
+    for loss in ("cross-entropy", "wsm", {"kind": "wsm", "blend": 0.3}):
         experiment = toy(algorithm, {"local": {**LOCAL, "batch_size": 5}, "loss": loss})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         states.append(played(experiment, host=evenly(host), rounds=3).state)
@@ -136,13 +138,13 @@ def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
     assert not same(uneven[1], uneven[2])
 
 
-@pytest.mark.parametrize("options", [{"local": LOCAL}, {"local": LOCAL, "mu": 0.5, "server": "adam"}])
+@pytest.mark.parametrize("options", [{"local": LOCAL}, {"local": {**LOCAL, "proximal": 0.5}, "server": "adam"}])
 def test_the_oracle_is_fedavg_on_each_group_alone(options):
     """Bit for bit: a client of the other group that has no rows is as if it had not been asked."""
     experiment = toy("oracle", {**options, "cohort": "everyone"}, shift={"who": "always"})
     ours = played(experiment).state
     assert len(ours.weights) == 2
-    one_model = toy("fedprox", {**options, "mu": options.get("mu", 0.0), "cohort": "everyone"}, shift={"who": "always"})
+    one_model = toy("fedavg", {**options, "cohort": "everyone"}, shift={"who": "always"})
     host = host_of(one_model, one_model.method[0], 0, MemoryStore(None))
     train, group = host.population.parts["train"], host.population.group
     for k in range(2):

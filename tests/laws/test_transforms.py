@@ -3,7 +3,6 @@
 A transform that cannot apply says why in a line. One with nothing to do is the method, bit for bit: with one cluster
 there is nothing to pool or share; an anchor and what clients make for themselves leave the models of the method alone.
 Two that both apply give the same in either order.
-both apply give the same in either order.
 """
 
 from __future__ import annotations

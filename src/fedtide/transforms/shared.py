@@ -203,9 +203,9 @@ def receive_models(models: Sequence[Weights]) -> list[Weights]:
 
 
 def updates_of(total: Any) -> list[Any]:
-    """Return the sums of the updates in the sums of a question, which may be in slots."""
+    """Return the sums of the updates in the sums of a question, which may be in slots; None for a slot of nobody."""
     if total is None:
-        return []
+        return [None]
     if isinstance(total, list):
         return [one for part in total for one in updates_of(part)]
     delta = total["delta"]
