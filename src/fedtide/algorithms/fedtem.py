@@ -251,7 +251,7 @@ def fedtem(
         return replace(payload, mixture=(*payload.mixture[:2], uniform)), None
 
     serve = to_everyone(lambda state: broadcast(state, uniform))
-    traits = Traits(reveals=REVEALS, models="branches")
+    traits = Traits(reveals=REVEALS, sends=(Sent,), models="branches")
     made = Algorithm("fedtem", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
     return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})

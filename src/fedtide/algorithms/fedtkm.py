@@ -247,7 +247,7 @@ def fedtkm(
     def as_served(payload: Sent, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
         return at_inference(payload), None
 
-    serve, traits = to_everyone(lambda state: at_inference(broadcast(state))), Traits(models="branches")
+    serve, traits = to_everyone(lambda state: at_inference(broadcast(state))), Traits(sends=(Sent,), models="branches")
     made = Algorithm("fedtkm", init, {"train": train}, round, serve, by_branch, None, as_served, traits=traits)
     # Features before training and after it; a sketch is a pass forward and back.
     return with_cohort(made, cohort, task, local, forward={"train": 2 if prior.sketch is None else 5})

@@ -98,6 +98,8 @@ from fedtide.transforms import Anchored
 LEAST_SHARE = 1e-3
 """Share of a component without samples."""
 
+UNPRIVATE = "a client has its whole weight in each model that it trains; normalize_by = 'members' allows it"
+
 Inference = Literal["posterior", "uniform", "client", "global"]
 """Weights of the models at inference: the sample's posterior, under global or uniform shares; the client's shares; or
 the global shares."""
@@ -213,10 +215,9 @@ def pfedem(
             if found is not None:
                 mu[k] += steps[k] * (found["mu"] - mu[k])
                 var[k] += steps[k] * (found["var"] - var[k])
-        shares = got["shares"].clamp(min=LEAST_SHARE)
-        pi = shares / shares.sum()
-        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
-        return replace(state, mu=mu, spread=var, pi=pi), {**facts, "pi": pi}
+        pi = F.normalize(got["shares"].clamp(min=LEAST_SHARE), p=1, dim=0)
+        facts = {"pi": pi} | {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
+        return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Estimate the client's shares from its current samples; no labels are needed."""
@@ -237,7 +238,8 @@ def pfedem(
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
-    works, check, traits = {"train": train}, enough_rows_for(components=components), Traits(models="mixture")
+    traits = Traits(models="mixture", unprivate=UNPRIVATE if normalize_by == "participants" else "")
+    works, check = {"train": train}, enough_rows_for(components=components)
     made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
     trained = partial(split_samples, local, components)
     return with_cohort(setup.added_to(made, cohort), cohort, task, local, forward=forward, trained=trained)

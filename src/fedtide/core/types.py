@@ -494,6 +494,7 @@ class Traits:
     Args:
         reveals: every value the server sees per client; () = sums only. "true_groups" and "all_rows" are known in
             simulation alone.
+        sends: dataclasses in what clients receive, beside weights and those of the state.
         models: what it trains; transforms apply to some of these.
         refuses: transforms that have no meaning for it, by kind, each with the reason.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
@@ -516,6 +517,7 @@ class Traits:
     """
 
     reveals: tuple[str, ...] = ()
+    sends: tuple[type, ...] = ()
     models: Models = "one"
     refuses: Mapping[str, str] = field(default_factory=dict)
     before: int = 0

@@ -265,7 +265,8 @@ class Node:
 
     @cached_property
     def _classes(self) -> tuple[type, ...]:
-        return (Weights, *classes_in(_state_of(self.algorithm)))
+        method = self.algorithm.plain or self.algorithm
+        return (Weights, *classes_in(_state_of(method)), *self.algorithm.traits.sends)
 
     def _objection(self, asked: AskHeader) -> str | None:
         if asked.protocol != PROTOCOL:

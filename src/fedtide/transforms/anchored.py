@@ -223,7 +223,7 @@ class Anchored:
             adapt=adapting(algorithm.adapt),
             check=check,
             others=others,
-            traits=replace(algorithm.traits, compute_cost=cost),
+            traits=replace(algorithm.traits, compute_cost=cost, sends=(*algorithm.traits.sends, Received)),
         )
 
 

@@ -139,7 +139,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algori
     cohort: Any = algorithm.options.get("cohort")
     if "loss" in getattr(cohort, "asks", ()) and not isinstance(way, Choice):
         raise refused(
-            "cohort", cohort.kind, "one that asks for no losses, as clients would personalize before training"
+            "cohort", cohort.kind, "one that asks for no losses, because clients would personalize before training"
         )
 
     def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
