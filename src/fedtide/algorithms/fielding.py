@@ -32,6 +32,7 @@ if two clients of one cluster are too far apart, k-center clustering starts over
 Choices:
     - paper: centers are recomputed after each move, as line 3 of Algorithm 2 has it, in the order of clients'
       numbers. The text of section 2.2 holds them fixed until all have moved, so that no order matters.
+    - ours: all reports of a round are there before the first client moves, so centers are means of the new ones.
     - ours: no code was found. A client reports if its representation is more than `drift_eps` away from its last
       report. No model is sent for that, unless gradients are taken at the global one.
     - ours: a center without members stays where it is, and counts neither for moves nor for the threshold. With a

@@ -215,7 +215,7 @@ def pfedem(
             if found is not None:
                 mu[k] += steps[k] * (found["mu"] - mu[k])
                 var[k] += steps[k] * (found["var"] - var[k])
-        pi = F.normalize(got["shares"].clamp(min=LEAST_SHARE), p=1, dim=0)
+        pi = (shares := got["shares"].clamp(min=LEAST_SHARE)) / shares.sum()
         facts = {"pi": pi} | {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 

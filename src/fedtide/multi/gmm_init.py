@@ -176,6 +176,7 @@ class GaussianSetup:
 
     def added_to(self, made: Algorithm[S], cohort: Cohort) -> Algorithm[S]:
         """Put the rounds of the initialization, if it has any, before those of a method."""
+        extract = self.extract  # now, because it raises if the network has no such features
         if not self.before:
             return made
 
@@ -184,7 +185,7 @@ class GaussianSetup:
                 return made.round(state, fleet, rng)
             return self.collect(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
 
-        works = {"collect": collect_question(self.extract, self.count), **made.works}
+        works = {"collect": collect_question(extract, self.count), **made.works}
         traits = replace(made.traits, reveals=self.reveals, before=self.before)
         return replace(made, works=works, round=round, traits=traits)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
@@ -48,7 +48,8 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
     made = plain
     for number, transform in enumerate(wanted):
         if transform.kind in [before.kind for before in wanted[:number]]:
-            raise refused("transforms", f"'{transform.kind}' twice", "each once")
+            said = f"transforms: found '{transform.kind}' twice, allowed: each once, with those of safe = true"
+            raise FedtideError(said)
         if why := why_not(plain, transform):
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
         made = replace(transform(made), plain=plain, transforms=(*made.transforms, transform))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedtide
-from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale, renumber
+from fedtide.algorithms.aem import ByClusters, Constant, Inverse, Power, State, aem, freeze_stale
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -25,10 +25,13 @@ from fedtide.runs import folder
 from fedtide.runs.build import task_in
 from fedtide.runs.experiment import execute
 from fedtide.runs.preflight import preflight
+from fedtide.transforms.personalized import renumber
 from helpers.studies import raw
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
+MIX = {"gating": FEW, "solver": FEW}
+ANCHORED = {"transforms": ["choice", "anchored"]}
 
 
 @pytest.mark.parametrize(("kind", "round", "expected"), [
@@ -72,11 +75,10 @@ def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsil
 def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
     """J = 1, eps = 0, gate frozen at the global model: the same log-probabilities, so the same accuracy."""
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
-    way = {"kind": "mixture", "gate": "linear", "gating": FEW, "solver": FEW}
     ours = played(
         toy(
             "aem",
-            {"local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "personal": way},
+            {"local": local, "clusters": 1, "exploration": {"epsilon": 0.0}, "mixture": MIX | {"gate": "linear"}},
             precision="fp64",
         )
     )
@@ -196,7 +198,7 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
 
 def test_every_client_is_predicted_in_its_own_way():
     """Rows of clients that kept something and of one that did not, in any order, are as if predicted alone."""
-    run = played(toy("aem", {"personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}), rounds=2)
+    run = played(toy("aem", {"mixture": MIX}), rounds=2)
     algorithm, population = run.host.algorithm, run.host.population
     payload, _ = algorithm.serve(run.state, population.clients)
     kept = [
@@ -227,7 +229,7 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
 
 def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
     run = played(
-        toy("aem", {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}),
+        toy("aem", {"clusters": 3, "mixture": MIX}),
         rounds=1,
     )
     payload = {"models": run.state.weights[1:], "numbers": torch.tensor([1, 2]), "usual": torch.tensor(1)}
@@ -237,26 +239,21 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
-    with pytest.raises(FedtideError, match=r"personal: found '\w*Mixture', allowed: one of fedtide\.personal"):
-        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.shift.DomainMixture())
+    with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', allowed: choice, fine-tuned"):
+        fedtide.transforms.personalized(aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.shift.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
-            preflight(toy("aem", {"personal": {"kind": way, "model": "lenet5"}}))
+            preflight(toy("aem", {"transforms": [{"kind": way, "model": "lenet5"}]}))
         with pytest.raises(FedtideError, match="does not fit rows"):
-            preflight(
-                toy(
-                    "aem",
-                    {"personal": {"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}},
-                )
-            )
+            preflight(toy("aem", {"transforms": [{"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}]}))
 
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
     way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
-    with pytest.raises(FedtideError, match=r"'toy'\.personal\.solver\.batch_size: found 1"):
-        preflight(toy("aem", {"personal": way}))
-    with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
-        preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))
+    with pytest.raises(FedtideError, match=r"\.solver\.batch_size: found 1"):
+        preflight(toy("aem", {"transforms": [way]}))
+    with pytest.raises(FedtideError, match=r"'toy'\.mixture: model\.kind: 'lenet5' needs pictures"):
+        preflight(toy("aem", {"mixture": {"gate": "lenet5"}}))
 
 
 def narrow(shape, classes) -> nn.Module:
@@ -265,14 +262,14 @@ def narrow(shape, classes) -> nn.Module:
 
 
 def test_no_client_is_trained_to_tell_a_loss():
-    with pytest.raises(FedtideError, match=r"'toy'\.personal: found 'fine-tuned', allowed: 'choice' with a cohort"):
-        preflight(toy("aem", {"personal": {"kind": "fine-tuned", "solver": FEW}, "cohort": "power-of-choice"}))
+    with pytest.raises(FedtideError, match=r"cohort: found 'power-of-choice', allowed: one that asks for no losses"):
+        preflight(toy("aem", {"cohort": "power-of-choice"}))
 
 
 @pytest.mark.parametrize("personal", ["choice", "ensemble", "alone"])
 def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
     solver = {} if personal == "choice" else {"solver": FEW}
-    run = played(toy("aem", {"personal": {"kind": personal, **solver}}), rounds=1)
+    run = played(toy("aem", {"transforms": [{"kind": personal, **solver}]}), rounds=1)
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(run.state, clients)
     assert run.host.algorithm.traits.own_expert is False
@@ -281,7 +278,7 @@ def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
 
 @pytest.mark.parametrize("tune", [True, False])
 def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
-    options = {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW, "tune": tune}}
+    options = {"clusters": 3, "mixture": MIX | {"tune": tune}}
     run = played(toy("aem", {**options}), rounds=2)
     clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, _ = run.host.algorithm.serve(run.state, clients)
@@ -299,8 +296,8 @@ def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
     ({"exploration": {"kind": "power", "epsilon": 0.0}}, "epsilon"), ({"freeze": {"patience": 0}}, "patience"),
     ({"exploration": {"kind": "inverse", "epsilon": 0.1}}, "epsilon"), ({"clusters": 0}, "clusters"),
     ({"epsilon": 0.1}, "did you mean 'exploration'"), ({"patience": 1}, "did you mean 'freeze'"),
-    ({"clusters": 9}, "at most 8"), ({"personal": "magic"}, "personal"),
-    ({"personal": {"kind": "mixture", "held": 1.0}}, "held"),
+    ({"clusters": 9}, "at most 8"), ({"transforms": ["magic"]}, "magic"),
+    ({"mixture": {"held": 1.0}}, "held"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):
     with pytest.raises(FedtideError, match=said) as raised:
@@ -310,90 +307,57 @@ def test_what_makes_no_sense_is_one_clear_line(options, said):
 
 def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_training():
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
-    ours = played(toy("aem", {"local": local, "clusters": 3, "anchor": True}), rounds=4)
+    ours = played(toy("aem", {"local": local, "clusters": 3, **ANCHORED}), rounds=4)
     plain = played(toy("aem", {"local": local, "clusters": 3}), rounds=4)
     theirs = played(toy("fedavg", {"local": local}), rounds=4)
     for name, value in theirs.state.weights.params.items():
-        assert torch.equal(ours.state.anchor.weights.params[name], value)
-    assert all(torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state, plain.state))) for k in range(3))
+        assert torch.equal(ours.state.own.weights.params[name], value)
+    assert all(torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state.inner, plain.state))) for k in range(3))
     payload, _ = ours.host.algorithm.serve(ours.state, ours.host.population.clients)
-    assert payload["anchor"]["weights"] is ours.state.anchor.weights
-    assert payload["numbers"].max() < 3
+    assert payload.anchor is ours.state.own.weights
+    assert payload.method["numbers"].max() < 3
 
 
 def test_without_exploration_it_is_ifca_with_its_anchor_and_the_weight_of_that():
     """Clients of both weigh the anchor beside the model that they train."""
     options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "clusters": 3}
-    ours = played(toy("aem", {**options, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=4)
-    theirs = played(toy("ifca", {**options, "anchor": True}), rounds=4)
-    assert same(ours.state.weights, theirs.state.weights)
-    assert same(ours.state.anchor.weights, theirs.state.anchor.weights)
-    assert ours.state.anchor.share == theirs.state.anchor.share
-    assert torch.equal(ours.state.anchor.likelihoods, theirs.state.anchor.likelihoods)
-    assert ours.state.anchor.likelihoods.any()
+    ours = played(toy("aem", {**options, **ANCHORED, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=4)
+    theirs = played(toy("ifca", {**options, "transforms": ["anchored"]}), rounds=4)
+    assert same(ours.state.inner.weights, theirs.state.inner.weights)
+    assert same(ours.state.own.weights, theirs.state.own.weights)
+    assert ours.state.own.share == theirs.state.own.share
+    assert torch.equal(ours.state.own.likelihoods, theirs.state.own.likelihoods)
+    assert ours.state.own.likelihoods.any()
     scores = [run.steps[-1].facts["anchor"] for run in (ours, theirs)]
     assert scores[0] == scores[1]
 
 
-@pytest.mark.parametrize(
-    "ways", [{}, {"personal": {"kind": "fine-tuned", "solver": FEW}, "personal_others": ["choice"]}]
-)
-def test_a_choice_with_an_anchor_needs_validation_samples_to_weigh_it(ways):
-    with pytest.raises(FedtideError, match=r"anchor: found True, allowed: false without validation samples"):
-        preflight(toy("aem", {"anchor": True, **ways}, data={"split": {"val": 0.0}}))
+def test_a_choice_with_an_anchor_needs_validation_samples_to_weigh_it():
+    with pytest.raises(FedtideError, match=r"'anchored' is not allowed without validation samples"):
+        preflight(toy("aem", ANCHORED, data={"split": {"val": 0.0}}))
 
 
 def test_a_client_that_explores_does_not_weigh_the_anchor():
-    ours = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 1.0}}), rounds=2)
-    assert ours.state.anchor.share == 0.5
-    assert not ours.state.anchor.likelihoods.any()
+    ours = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 1.0}, **ANCHORED}), rounds=2)
+    assert ours.state.own.share == 0.5
+    assert not ours.state.own.likelihoods.any()
 
 
 def test_beside_a_choice_the_anchor_is_mixed_in_and_for_other_ways_it_is_one_of_the_models():
-    ways = {"personal": "choice", "personal_others": [{"kind": "fine-tuned", "solver": FEW}]}
+    others = {"kind": "personalized", "way": "choice", "others": [{"kind": "fine-tuned", "solver": FEW}]}
+    ways = {"transforms": [others, "anchored"]}
     experiment = toy("aem", {"clusters": 2, "drop_unused": False, **ways})
     run = played(experiment, rounds=1)
     algorithm, x, owner = run.host.algorithm, torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
     payload, _ = algorithm.serve(run.state, run.host.population.clients)
-    payload["anchor"]["share"] = 0.25
+    payload = replace(payload, share=0.25)
     task = task_in(experiment, experiment.method[0], run.host.population)
-    anchor, second = (task.told(each, x, double=True) for each in (run.state.anchor.weights, run.state.weights[1]))
+    anchor, second = (task.told(each, x, double=True) for each in (run.state.own.weights, run.state.inner.weights[1]))
     chosen = algorithm.predict(payload, [{"model": torch.tensor(1)}], x, owner)
     torch.testing.assert_close(chosen.told.exp(), 0.25 * anchor.exp() + 0.75 * second.exp())
     other = algorithm.others["fine-tuned"].predict(payload, [None], x, owner)
     torch.testing.assert_close(other.told, anchor)
     assert other.choice.tolist() == [2] * 4
-
-
-def test_the_anchor_is_fedavgs_model_also_once_all_other_models_are_frozen():
-    """Which cost nothing any more: only the anchor goes down and comes up."""
-    local, who = {"lr": 2.0, "batch_size": 4, "epochs": 3}, {"shift": {"who": {"kind": "always"}}, "rounds": 12}
-    stops = {"clusters": 3, "exploration": {"epsilon": 1.0}, "freeze": {"patience": 1, "check_every": 1}}
-    ours = played(toy("aem", {"local": local, "cohort": "everyone", **stops}, **who))
-    theirs = played(toy("fedavg", {"local": local, "cohort": "everyone"}, **who))
-    assert int(ours.steps[-1].facts["active"]) == 0
-    assert float(ours.steps[-1].facts["loss"]) == pytest.approx(float(theirs.steps[-1].facts["loss"]), rel=1e-6)
-    for name, value in theirs.state.weights.params.items():
-        assert torch.equal(ours.state.anchor.weights.params[name], value)
-    alone, one = (run.fleet.queries[-1].cost for run in (ours, theirs))
-    assert one.down <= alone.down < 1.2 * one.down
-    assert 0.8 * one.up < alone.up <= one.up
-
-
-def test_only_where_it_is_mixed_in_is_the_anchor_weighed():
-    """Further ways have it among their models, and read no weight."""
-    few = {"local": {"lr": 0.1, "batch_size": 4}, "cohort": "everyone", "exploration": {"epsilon": 0.0}}
-    tuned = {"kind": "fine-tuned", "solver": FEW}
-    chosen, both, others = (
-        played(toy("aem", {**few, **ways}), rounds=3)
-        for ways in ({}, {"personal": tuned, "personal_others": ["choice"]}, {"personal": tuned})
-    )
-    assert ["anchor" in run.steps[-1].facts for run in (chosen, both, others)] == [True, True, False]
-    assert both.state.anchor.share == chosen.state.anchor.share
-    assert float(others.state.anchor.likelihoods.abs().sum()) == 0
-    for name, value in chosen.state.anchor.weights.params.items():
-        assert torch.equal(others.state.anchor.weights.params[name], value)
-    assert others.fleet.queries[-1].cost.up < chosen.fleet.queries[-1].cost.up
 
 
 def played_in(experiment, root) -> None:
@@ -411,14 +375,15 @@ def test_further_personalizations_of_the_same_models_are_as_if_each_had_a_federa
     }
     shared = {key: value for key, value in raw().items() if key in ("data", "model")} | {"rounds": 2, "seeds": [1]}
     one = {"name": "AEM", "algorithm": "aem", "cohort": 4}
-    claim = {"text": "stacking is as good", "method": "AEM, stacking", "versus": "AEM", "bound": -1.0}
-    listed = {**one, "personal": "choice", "personal_others": [ways[name] for name in list(ways)[1:]]}
-    experiment = from_dict({**shared, "method": [listed], "claim": [claim], "baseline": "AEM"})
+    claim = {"text": "stacking is as good", "method": "AEM, stacking", "versus": "AEM (choice)", "bound": -1.0}
+    others = [ways[name] for name in list(ways)[1:]]
+    listed = {**one, "transforms": [{"kind": "personalized", "way": "choice", "others": others}]}
+    experiment = from_dict({**shared, "method": [listed], "claim": [claim], "baseline": "AEM (choice)"})
     played_in(experiment, tmp_path / "listed")
-    apart = from_dict({**shared, "method": [{**one, "name": name, "personal": way} for name, way in ways.items()]})
+    apart = from_dict({**shared, "method": [{**one, "name": name, "transforms": [way]} for name, way in ways.items()]})
     played_in(apart, tmp_path / "apart")
     (ours,), (theirs,) = read_experiment(tmp_path / "listed"), read_experiment(tmp_path / "apart")
-    assert [method.name for method in ours.methods] == ["AEM", *(f"AEM, {name}" for name in list(ways)[1:])]
+    assert [method.name for method in ours.methods] == ["AEM (choice)", *(f"AEM, {name}" for name in list(ways)[1:])]
     for mine, other in zip(ours.methods, theirs.methods, strict=True):
         assert len(mine.runs) == len(other.runs) == 1
         for left, right in zip(mine.runs, other.runs, strict=True):

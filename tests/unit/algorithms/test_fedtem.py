@@ -516,8 +516,8 @@ def test_variances_are_floored_where_they_are_used_and_not_where_they_are_kept()
     state = replace(state, var=var)
     fleet = Answering(None)
     algorithm.round(state, fleet, Rng(0))
-    assert torch.equal(fleet.asked[0][1]["var"], floor_variances(var, 1e-3))
-    assert float(fleet.asked[0][1]["var"][0, 0]) == pytest.approx(1e-3 * 0.9, abs=1e-15)
+    assert torch.equal(fleet.asked[0][1].mixture[1], floor_variances(var, 1e-3))
+    assert float(fleet.asked[0][1].mixture[1][0, 0]) == pytest.approx(1e-3 * 0.9, abs=1e-15)
     assert float(state.var[0, 0]) == 0.0
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.fielding import State, adopt, cluster_reports
+from fedtide.algorithms.fielding import State, recluster, cluster_reports
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -79,7 +79,7 @@ def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
     run = played(toy("fielding learned", rounds=10))
     events = sum(1 for step in run.steps if step.facts.get("drifted"))
     assert events > 2
-    kept = run.state.trigger
+    kept = run.state.inner.trigger
     assert kept.events == events
     assert all(0 < step.facts["val"] <= 1 for step in run.steps)
     assert sum(kept.count) > 0
@@ -124,7 +124,7 @@ def test_the_optimizers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_memb
     said = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1, 1]]
     was = torch.tensor([0, 1, 1, 1, 2])
     state = State(models, memos, said, was, said[:3], said[:3], "l1")
-    after = adopt(state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2), Rng(0)))
+    after = recluster(state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2), Rng(0)))
     one, two = after.cluster[[0, 4]].tolist()
     assert after.cluster.tolist() == [one] * 3 + [two] * 2
     assert one != two
@@ -140,14 +140,14 @@ def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
     said = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
     model = Weights({"w": torch.zeros(1)})
     state = State((model,), (None,), said, torch.zeros(40, dtype=torch.int64), said[:1], said[:1], "l1")
-    cluster = adopt(state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2, fit_samples=12), Rng(0))).cluster
+    cluster = recluster(state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2, fit_samples=12), Rng(0))).cluster
     assert torch.equal(cluster[::2], cluster[0].repeat(20))
     assert torch.equal(cluster[1::2], 1 - cluster[::2])
 
 
 def test_static_clusters_never_change():
     run = played(toy("fielding static", rounds=8))
-    assert all(torch.equal(step.state.cluster, run.steps[0].state.cluster) for step in run.steps)
+    assert all(torch.equal(step.state.inner.cluster, run.steps[0].state.inner.cluster) for step in run.steps)
 
 
 def test_a_model_is_the_mean_of_those_that_the_members_had():
@@ -261,7 +261,7 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
     ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"representation": {"kind": "embedding", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"clustering": {"kind": "k-means", "center": "median"}, "representation": "gradient"},
-     "method 'toy'.clustering.center: found 'median', allowed: 'mean' with representation 'gradient'"),
+     "method 'toy'.clustering.center: found 'median', allowed: 'mean', because only label"),
     ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
      "method 'toy'.clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1"),
     ({"clustering": {"kind": "k-means", "k_max": 0}}, "method 'toy'.clustering.k_max: found 0, allowed: 1 or more"),
@@ -297,12 +297,12 @@ def test_parts_of_a_combined_representation_say_what_each_says_alone_and_only_la
 
 def test_scales_are_those_of_the_last_clustering():
     run = played(toy("fielding combined", rounds=8))
-    before = run.steps[0].received
+    before = run.steps[0].received.inner
     changed = [step.facts["reclustered"] for step in run.steps]
     assert 0 < sum(changed) < 8
     for step, anew in zip(run.steps, changed, strict=True):
-        assert (step.state.distance != before.distance) == bool(anew)
-        before = step.state
+        assert (step.state.inner.distance != before.distance) == bool(anew)
+        before = step.state.inner
 
 
 def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
@@ -386,18 +386,19 @@ def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
         for question in ("report", "train")
     )
     assert reports[-1] == trainings[-1]
-    before = run.steps[0].received
+    before = run.steps[0].received.inner
     for step in run.steps:
-        changed = (step.state.reported != before.reported).any(1).nonzero().flatten()
+        changed = (step.state.inner.reported != before.reported).any(1).nonzero().flatten()
         assert len(changed) <= 4
-        before = step.state
+        before = step.state.inner
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
 
 
 @pytest.mark.parametrize("representation", ["labels", {"kind": "gradient", "at": "global"}])
 def test_clusters_that_share_every_layer_are_told_while_one_model_trains_as_in_fedavg(representation):
     few = {"kind": "k-means", "k_max": 3, "n_init": 2}
-    options = {"cluster_layer": "none", "clustering": few, "representation": representation, "cohort": "everyone"}
+    everything = {"kind": "shared", "layers": "all"}
+    options = {"transforms": [everything], "clustering": few, "representation": representation, "cohort": "everyone"}
     options |= {"trigger": {"kind": "fraction", "tau": 0.0}}
     drift = {"who": "always", "how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}
     run, plain = (
@@ -406,6 +407,6 @@ def test_clusters_that_share_every_layer_are_told_while_one_model_trains_as_in_f
     )
     assert max(step.facts["clusters"] for step in run.steps) > 1
     for step, other in zip(run.steps, plain.steps, strict=True):
-        for model in step.state.weights:
+        for model in step.state.inner.weights:
             for a, b in zip(leaves(model), leaves(other.state.weights), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

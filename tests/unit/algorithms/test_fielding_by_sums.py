@@ -17,7 +17,7 @@ BY_SUMS = {"fewest": 2, "clustering": {"kind": "k-means", "k_max": 3, "n_init": 
     ("options", "said"),
     [
         ({"trigger": "adaptive"}, "found 'adaptive', allowed: fraction, gain, learned"),
-        ({"clustering": {"kind": "k-center", "k": 3}}, "found 'k-center', allowed: 'k-means'"),
+        ({"clustering": {"kind": "k-center"}}, "found 'k-center', allowed: k-means"),
         (
             {"clustering": {"kind": "k-means", "center": "median"}},
             "found 'median', allowed: 'mean'",
@@ -33,7 +33,7 @@ def test_what_needs_single_clients_is_refused(options, said):
 
 def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
     """As the clients that are asked twice, first for sizes, stay: over all asks of a run with drift."""
-    case = Case(lambda *given, **changes: toy("fielding-by-sums", *given, **changes), lambda: None)
+    case = Case(lambda *given, **changes: toy("fielding-by-sums drifts", *given, **changes), lambda: None)
     _, fleet = case.watched()
     sums = [ask for ask in fleet.asks if ask.question == "sums"]
     assert len(sums) > 5
@@ -51,7 +51,7 @@ def test_no_sum_of_representations_is_of_fewer_clients_than_fewest():
 def test_participants_that_report_are_counted_with_the_others():
     """Else the server would not know how many a sum of all is of."""
     options = {"reporters": "participants", "trigger": {"kind": "fraction", "tau": 0.0}}
-    case = Case(lambda *given, **changes: toy("fielding-by-sums", options, **changes), lambda: None)
+    case = Case(lambda *given, **changes: toy("fielding-by-sums drifts", options, **changes), lambda: None)
     _, fleet = case.watched()
     centers = [ask for ask in fleet.asks if ask.question == "center"]
     assert centers

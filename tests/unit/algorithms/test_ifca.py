@@ -98,23 +98,13 @@ def test_more_clusters_than_clients_are_one_clear_line():
         preflight(toy("ifca", {"clusters": 9}))
 
 
-@pytest.mark.parametrize("name", ["ifca", "aem"])
-def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
-    plain, hidden = (played(toy(name, {"clusters": 3, "hide_choice": hides}), rounds=1) for hides in (False, True))
-    model = size_in_bytes(plain.state.weights[0]) + 8  # and what it counts for
-    (one,), (all_of_them,) = plain.fleet.queries, hidden.fleet.queries
-    assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
-    assert all_of_them.cost.down == one.cost.down
-    assert same(plain.state.weights, hidden.state.weights)
-
-
 def test_clusters_may_share_all_but_one_layer():
-    """From one state, IFCA with `cluster_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
+    """From one state, IFCA with a shared trunk and Min Loss with two heads, of members, do the same steps."""
     local = {"lr": 0.2, "batch_size": 4, "epochs": 2}
-    ifca_run = played(toy("ifca", {"local": local, "cluster_layer": "head"}, precision="fp64"), rounds=3)
+    ifca_run = played(toy("ifca", {"local": local, "transforms": ["shared"]}, precision="fp64"), rounds=3)
     options = {"local": local, "lam": 0.0, "normalize_by": "members", "server": "sgd"}
     heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
-    first = ifca_run.steps[0].received
+    first = ifca_run.steps[0].received.inner
     shared, other = first.weights
     assert same({n: p for n, p in shared.params.items() if "head" not in n}, without_head(other))
     weights = heads_run.steps[0].received.weights
@@ -129,7 +119,7 @@ def test_clusters_may_share_all_but_one_layer():
         state, _ = heads_run.host.algorithm.round(state, heads_run.fleet, Rng(0).at(number, "server"))
         for name, plain in names.items():
             k = int("copies.1." in name)
-            made = step.state.weights[k].params[re.sub(r"\.copies\.\d", "", plain)]
+            made = step.state.inner.weights[k].params[re.sub(r"\.copies\.\d", "", plain)]
             torch.testing.assert_close(made, state.weights.params[name], rtol=0, atol=1e-12)
     down = ifca_run.fleet.queries[0].cost.down // len(ifca_run.fleet.queries[0].ask.clients)
     assert down == size_in_bytes(shared) + size_in_bytes(other) - size_in_bytes(without_head(other))
@@ -140,14 +130,8 @@ def without_head(weights: Weights) -> dict:
 
 
 def test_a_layer_that_is_not_there_is_one_line():
-    with pytest.raises(FedtideError, match=r"cluster_layer: found 'heads', .*did you mean 'head'"):
-        preflight(toy("ifca", {"cluster_layer": "heads"}))
-
-
-def test_one_gradient_has_no_pull():
-    gradient = {"variant": "gradient", "local": {"lr": 0.1, "batch_size": 0}}
-    with pytest.raises(FedtideError, match=r"mu: found 0.1, allowed: 0 with variant 'gradient'"):
-        preflight(toy("ifca", {**gradient, "mu": 0.1}))
+    with pytest.raises(FedtideError, match=r"layers: found 'heads', .*did you mean 'head'"):
+        preflight(toy("ifca", {"transforms": [{"kind": "shared", "layers": "heads"}]}))
 
 
 def test_gradients_of_a_network_with_running_statistics():

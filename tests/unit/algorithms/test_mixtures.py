@@ -86,7 +86,8 @@ def test_a_client_of_pfedem_by_hand():
     assert found.value["mu"].item() == pytest.approx(mu, abs=1e-12)
     assert found.value["var"].item() == pytest.approx(var, abs=1e-12)
     assert [answer.total["gaussians"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
-    assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
+    # Eq. 5 divides by all n_i, so an update has the client's whole weight.
+    assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [4.0, 4.0]
     assert answer.notes.component.tolist() == [0, 0, 1, 1]
     assert answer.total["shares"].value.tolist() == [0.5, 0.5]
 
@@ -229,7 +230,7 @@ def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
 def test_a_client_keeps_its_shares_only_where_it_should():
     for own, kept in ((False, False), (True, True)):
         memory = MemoryStore(None)
-        options = {"features": "network", "gaussian_init": "random", "keep_mixture": own}
+        options = {"features": "network", "gaussian_init": "random", "inference": "client" if own else "global"}
         played(toy("pfedem", {**options}, model="linear"), rounds=2, memory=memory)
         held = [memory.read(client, (9, 0)) for client in range(8)]
         assert any(row is not None for row in held) == kept
@@ -241,6 +242,7 @@ def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg()
         "components": 1,
         "features": {"kind": "pca", "width": 2},
         "gaussian_init": "random",
+        "update": {"kind": "certainty", "a0": 0.3},
         "cohort": {"kind": "everyone"},
     }
     experiment = toy(

@@ -14,7 +14,7 @@ from helpers.toys import played, toy
 
 @pytest.mark.parametrize(
     ("algorithm", "of_models"),
-    [("min-loss", None), ("ifca", ("members",)), ("flexcfl", ("directions",)), ("pfedem", ("mu", "spread", "pi"))],
+    [("min-loss", None), ("ifca", ("members",)), ("flexcfl", ("directions",)), ("pfedem pca", ("mu", "spread", "pi"))],
 )
 def test_a_round_of_relabeled_models_gives_the_relabeled_result(algorithm, of_models):
     run = played(toy(algorithm), rounds=2)

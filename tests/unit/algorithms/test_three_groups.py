@@ -345,7 +345,7 @@ def test_other_names_of_three_components_rename_a_clients_answer():
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()
 
     def answered(received, pi):
-        answer = algorithm.works["train"]({"weights": received}, {"pi": pi}, shard, Moment(0, 9), Rng(0))
+        answer = algorithm.works["train"](received, {"pi": pi}, shard, Moment(0, 9), Rng(0))
         return answer.memory["pi"], detached(answer.total["delta"].value)
 
     pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
@@ -355,7 +355,7 @@ def test_other_names_of_three_components_rename_a_clients_answer():
     for name, value in branches_relabeled(delta, TURN).params.items():
         torch.testing.assert_close(renamed.params[name], value, rtol=1e-9, atol=1e-12)
     made, other = (
-        algorithm.predict({"weights": received}, [{"pi": mine}], shard.x, torch.zeros(9).long())
+        algorithm.predict(received, [{"pi": mine}], shard.x, torch.zeros(9).long())
         for received, mine in ((weights, blend), (branches_relabeled(weights, TURN), blend[back]))
     )
     torch.testing.assert_close(other.told, made.told, rtol=1e-12, atol=1e-14)

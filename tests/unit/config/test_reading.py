@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedtide as ft
 from fedtide.algorithms import REGISTRY
-from fedtide.cohorts import Arrivals, Everyone
+from fedtide.cohorts import Arrivals, Everyone, Uniform
 from fedtide.config import (
     Experiment,
     Point,
@@ -98,14 +98,14 @@ algorithm = "fedavg"
 [[method]]
 name = "FedProx"
 algorithm = "fedprox"
-mu = 0.5
+local.proximal = 0.5
 """)
     made = read(path)
     assert (made.rounds, made.seeds, made.eval_every) == (256, (0, 1, 2), 8)
     assert made.data.partition == Dirichlet(clients=100, alpha=0.3)
     assert made.shift.who == Periodic(period=32)
     assert made.model.kind == "cnn"
-    assert options(made, "FedProx")["mu"] == 0.5
+    assert options(made, "FedProx")["local"].proximal == 0.5
     assert [point.name for point in points(made)] == ["lr 0.03", "lr 0.1"]
 
 
@@ -161,7 +161,7 @@ def test_a_table_without_a_kind_changes_the_default_and_one_with_a_kind_replaces
     assert options(made, "A")["server"] == SGD(0.5, 0.9)
     assert options(made, "B")["server"] == SGD(0.5)
     assert options(made, "C")["server"] == KerasAdam(0.5, eps=1e-4)
-    assert options(made, "D")["cohort"] == Arrivals(3)
+    assert options(made, "D")["cohort"] == Uniform(3)
     assert options(made, "E")["prior"] == Linear(period=4.0, phase=3.0)
     assert from_dict(resolved(made)) == made
 
@@ -297,12 +297,13 @@ def test_defaults_go_to_every_method_that_takes_them_and_its_own_word_wins():
     made = experiment(
         {"name": "A", "algorithm": "fedavg"},
         {"name": "B", "algorithm": "fedprox", "local": {"lr": 0.9}},
-        {"name": "C", "algorithm": "fedprox", "mu": 7.0, "cohort": 2},
-        defaults={"mu": 0.3, "cohort": 5, "local": {"lr": 0.2, "batch_size": 3}},
+        {"name": "C", "algorithm": "fedprox", "local": {"proximal": 7.0}, "cohort": 2},
+        defaults={"weighting": "uniform", "cohort": 5, "local": {"lr": 0.2, "batch_size": 3}},
     )
     assert options(made, "A")["local"] == LocalTrainer(lr=0.2, batch_size=3)
-    assert options(made, "B")["local"] == LocalTrainer(lr=0.9, batch_size=3)
-    assert (options(made, "B")["mu"], options(made, "C")["mu"]) == (0.3, 7.0)
+    assert options(made, "B")["local"] == LocalTrainer(lr=0.9, batch_size=3, proximal=0.1)
+    assert options(made, "C")["local"] == LocalTrainer(lr=0.2, batch_size=3, proximal=7.0)
+    assert [options(made, name)["weighting"] for name in "ABC"] == ["uniform"] * 3
     assert [options(made, name)["cohort"].clients_per_round for name in "ABC"] == [5, 5, 2]
 
 
@@ -377,6 +378,7 @@ def test_an_override_that_is_wrong_is_named_as_such(tmp_path):
         read(path, sets=("rouns=3",))
 
 
+PROXIMAL = (0.0, 0.1, 0.0)
 THREE = [
     {"name": "A", "algorithm": "fedavg"},
     {"name": "B b", "algorithm": "fedprox"},
@@ -430,9 +432,9 @@ def test_of_names_that_begin_alike_the_longest_is_meant():
 
 def test_an_override_of_methods_wins_over_the_defaults():
     made = experiment(*THREE, sets=("method.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3)] * 3
+    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL]
     made = experiment(*THREE, sets=("defaults.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3)] * 3
+    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL]
 
 
 def test_an_override_may_replace_a_whole_table():

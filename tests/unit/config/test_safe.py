@@ -142,7 +142,7 @@ def test_a_transform_without_meaning_is_refused_before_anything_is_played(method
 
 
 def test_an_anchor_needs_validation_rows():
-    made = read({**IFCA, "safe": True}, data={**TOY["data"], "split": {"test": 0.25}})
+    made = read({**IFCA, "cohort": 4, "safe": True}, data={**TOY["data"], "split": {"val": 0.0, "test": 0.25}})
     with pytest.raises(
         FedtideError, match=r"without validation samples, because they choose its weight; set data.split"
     ):
