@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from fedtide.multi.anchor import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -16,8 +15,10 @@ from fedtide.core.types import Shard, Sum, Weights
 from fedtide.laws.toy import toy as as_it_is
 from fedtide.learn.server import SGD
 from fedtide.runs.preflight import preflight
+from fedtide.transforms.anchored import DECAY, WEIGHTS, Anchor, likelihoods_of, mix
 from helpers.toys import TOY, Played, played, toy
 
+ANCHORED = {"transforms": ["anchored"]}
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 OPTIONS = {"features": "frozen", "gaussian_init": "random", "local": LOCAL, "cohort": "everyone"}
 
@@ -78,30 +79,30 @@ def fedavg_of(**local) -> Played:
 
 
 def test_the_anchor_is_fedavgs_model_and_leaves_the_others_alone():
-    ours = played(toy("pfedem", {**OPTIONS, "anchor": True}), rounds=4)
-    plain = played(toy("pfedem", {**OPTIONS, "anchor": False}), rounds=4)
+    ours = played(toy("pfedem", {**OPTIONS, **ANCHORED}), rounds=4)
+    plain = played(toy("pfedem", OPTIONS), rounds=4)
     theirs = fedavg_of(**LOCAL)
     for name, value in theirs.state.weights.params.items():
-        assert torch.equal(ours.state.anchor.weights.params[name], value)
-    for with_it, without in zip(ours.state.weights, plain.state.weights, strict=True):
+        assert torch.equal(ours.state.own.weights.params[name], value)
+    for with_it, without in zip(ours.state.inner.weights, plain.state.weights, strict=True):
         assert all(torch.equal(value, without.params[name]) for name, value in with_it.params.items())
-    assert torch.equal(ours.state.mu, plain.state.mu)
+    assert torch.equal(ours.state.inner.mu, plain.state.mu)
 
 
 @pytest.mark.parametrize("layer", ["*", "head"])
 def test_that_of_fedem_is_fedavgs_model_too(layer):
     options = {"local": LOCAL, "cohort": "everyone", "components": 2, "component_layer": layer}
-    ours, plain = (played(toy("fedem", {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
+    ours, plain = (played(toy("fedem", options | more), rounds=4) for more in (ANCHORED, {}))
     theirs = fedavg_of(**LOCAL)
-    assert same(ours.state.anchor.weights, theirs.state.weights)
-    assert same(ours.state.weights, plain.state.weights)
+    assert same(ours.state.own.weights, theirs.state.weights)
+    assert same(ours.state.inner.weights, plain.state.weights)
 
 
 BESIDE = {
     "fedtem": {"prior": {"kind": "linear", "period": 4}, "server": "sgd"},
     "fedtkm": {"prior": {"kind": "linear", "period": 4}, "server": "sgd", "max_update_norm": 0.1},
     "fedgmm": {"features": "network", "components": 2, "gaussians": 2, "gaussian_init": "random"},
-    "ifca": {"clusters": 3, "choose_on": "train"},
+    "ifca": {"clusters": 3},
     "min-loss": {"server": "sgd"},
     "feddrift": {"rounds_per_step": 2, "delta": 0.0, "local": {"lr": 2.0, "batch_size": 4}},  # so that one leaves
 }
@@ -110,10 +111,10 @@ BESIDE = {
 @pytest.mark.parametrize("name", BESIDE)
 def test_that_of_branches_and_of_fedgmm_is_fedavgs_model_too_and_leaves_the_others_alone(name):
     options = {"local": LOCAL, "cohort": "everyone", **BESIDE[name]}
-    ours, plain = (played(toy(name, {**options, "anchor": anchor}), rounds=4) for anchor in (True, False))
+    ours, plain = (played(toy(name, options | more), rounds=4) for more in (ANCHORED, {}))
     theirs = fedavg_of(**options["local"])
-    assert same(ours.state.anchor.weights, theirs.state.weights)
-    assert same(replace(ours.state, anchor=None), plain.state)
+    assert same(ours.state.own.weights, theirs.state.weights)
+    assert same(ours.state.inner, plain.state)
 
 
 @pytest.mark.parametrize(("name", "more"), [*BESIDE.items(), ("fedem", {"components": 2})])
@@ -123,12 +124,12 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
     In FedEM each client's mixture is what it kept of its training, by the posteriors of its training rows; in IFCA its
     model is the one that it trained.
     """
-    options = {"local": LOCAL, "cohort": "everyone", "anchor": True, **more}
+    options = {"local": LOCAL, "cohort": "everyone", **ANCHORED, **more}
     run = played(toy(name, options, shift={"who": {"kind": "always"}}), rounds=4)
     algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[3].moment
     served, slot = algorithm.serve(run.steps[2].state, population.clients)
-    assert name != "feddrift" or len(run.steps[2].state.model.unique()) > 1
-    sums = DECAY * run.steps[2].state.anchor.likelihoods
+    assert name != "feddrift" or len(run.steps[2].state.inner.model.unique()) > 1
+    sums = DECAY * run.steps[2].state.own.likelihoods
     assert float(sums.abs().min()) > 0
     for client in population.clients.tolist():
         payload = served if slot is None else served[int(slot[client])]
@@ -138,48 +139,39 @@ def test_its_weight_is_that_of_highest_likelihood_beside_branches_and_mixtures_t
         if memory is None and slot is None and algorithm.adapt is not None:  # IFCA's choice, here on training rows
             rows = population.shard(client, moment, "train")
             memory = algorithm.adapt(payload, None, rows, moment, Rng(0)).memory
-        told = [
-            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [memory], val.x, owner)
-            for share in (0.0, 1.0, 0.4)
-        ]
+        told = [algorithm.predict(replace(payload, share=share), [memory], val.x, owner) for share in (0.0, 1.0, 0.4)]
         p, q, mixed = (each.told.exp()[places, val.y] for each in told)
         torch.testing.assert_close(mixed, 0.6 * p + 0.4 * q, check_dtype=False)
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
-    assert run.steps[3].state.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+    assert run.steps[3].state.own.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
 
 
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "global"])
 def test_its_weight_is_that_of_highest_likelihood_on_all_validation_rows(inference):
     """Summed by hand over clients, all of which take part, from the predictions of what the round sent."""
-    options = {**OPTIONS, "anchor": True, "inference": inference}
+    options = {**OPTIONS, **ANCHORED, "inference": inference}
     run = played(toy("pfedem", options, shift={"who": {"kind": "always"}}), rounds=3)
     before, after = run.steps[1].state, run.steps[2].state
     algorithm, population, moment = run.host.algorithm, run.host.population, run.steps[2].moment
     payload, _ = algorithm.serve(before, population.clients)
-    sums = DECAY * before.anchor.likelihoods
+    sums = DECAY * before.own.likelihoods
     for client in population.clients.tolist():
         val = population.shard(client, moment, "val")
         owner, places = torch.zeros(len(val), dtype=torch.int64), torch.arange(len(val))
-        told = [
-            algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], val.x, owner).told
-            for share in (0.0, 1.0)
-        ]
+        told = [algorithm.predict(replace(payload, share=share), [None], val.x, owner).told for share in (0.0, 1.0)]
         p, q = (each.exp()[places, val.y] for each in told)
         sums += torch.stack([((1 - w) * p + w * q).log().sum() for w in WEIGHTS])
-    assert after.anchor.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
+    assert after.own.share == pytest.approx(float(WEIGHTS[int(sums.argmax())]))
 
 
 def test_what_it_predicts_is_the_mixture_with_its_weight_and_both_are_told_beside():
-    run = played(toy("pfedem", {**OPTIONS, "anchor": True}), rounds=2)
-    state = replace(run.state, anchor=replace(run.state.anchor, share=0.3))
+    run = played(toy("pfedem", {**OPTIONS, **ANCHORED}), rounds=2)
+    state = replace(run.state, own=replace(run.state.own, share=0.3))
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(state, clients)
     x, owner = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
     found = run.host.algorithm.predict(payload, [None], x, owner)
-    apart = [
-        run.host.algorithm.predict({**payload, "anchor": {**payload["anchor"], "share": share}}, [None], x, owner)
-        for share in (0.0, 1.0)
-    ]
+    apart = [run.host.algorithm.predict(replace(payload, share=share), [None], x, owner) for share in (0.0, 1.0)]
     torch.testing.assert_close(found.told.exp(), 0.7 * apart[0].told.exp() + 0.3 * apart[1].told.exp())
     assert found.weights.shape == (6, 3)
     torch.testing.assert_close(found.weights.sum(1), torch.ones(6).double())
@@ -192,23 +184,23 @@ MIXTURES = {"pfedem": {"features": "frozen", "gaussian_init": "random"}, "fedem"
 
 
 @pytest.mark.parametrize(("name", "options"), [*MIXTURES.items(), *BESIDE.items()])
-def test_without_validation_rows_the_default_is_refused_before_anything_runs(name, options):
+def test_without_validation_rows_it_is_refused_before_anything_runs(name, options):
     split = {"split": {"val": 0.0, "test": 0.25}}
-    said = r"anchor: found True, allowed: false without validation samples \(write anchor = false, or [^\n]*$"
+    said = r"'anchored' is not allowed without validation samples, because they choose its weight; [^\n]*$"
     with pytest.raises(FedtideError, match=said):
-        preflight(as_it_is(name, options, data={**TOY["data"], **split}))
-    preflight(as_it_is(name, {**options, "anchor": False}, data={**TOY["data"], **split}))
+        preflight(as_it_is(name, {**options, **ANCHORED}, data={**TOY["data"], **split}))
+    preflight(as_it_is(name, options, data={**TOY["data"], **split}))
 
 
 def test_that_of_ifca_is_trained_as_its_own_models_are():
     """Paper's gradients: the anchor is FedSGD's model; with a pull that of FedProx."""
-    gradient = {"variant": "gradient", "normalize_by": "participants", "weighting": "uniform"}
+    gradient = {"variant": "gradient", "weighting": "uniform"}
     pairs = [
         ({**gradient}, "fedsgd", {"weighting": "uniform"}),
-        ({"mu": 0.5}, "fedprox", {"mu": 0.5}),
+        ({}, "fedavg", {}),
     ]
-    for own, name, other in pairs:
-        every = {"local": {"lr": 0.1, "batch_size": 0}, "cohort": "everyone"}
-        ours = played(toy("ifca", {**every, "clusters": 3, "anchor": True, **own}), rounds=3)
+    for (own, name, other), proximal in zip(pairs, (0.0, 0.5), strict=True):
+        every = {"local": {"lr": 0.1, "batch_size": 0, "proximal": proximal}, "cohort": "everyone"}
+        ours = played(toy("ifca", {**every, "clusters": 3, **ANCHORED, **own}), rounds=3)
         theirs = played(toy(name, {**every, **other}), rounds=3)
-        assert same(ours.state.anchor.weights, theirs.state.weights)
+        assert same(ours.state.own.weights, theirs.state.weights)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedtide.algorithms.cfl import cfl
-from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
+from helpers.cfl_released import cfl_released
 from helpers.picked import By
 from helpers.quadratics import TASK, at, fleet_of, population
 

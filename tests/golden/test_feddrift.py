@@ -13,20 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.feddrift import (
     Eager,
     Isolate,
+    Places,
     distances,
     feddrift,
     linked_groups,
     merge_models,
-    merge_shards,
     with_new,
 )
-from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
@@ -60,7 +57,7 @@ def played(*stages: str, **options):
 
 
 def in_use(state) -> list[int]:
-    return state.in_use.nonzero().flatten().tolist()
+    return state.places.in_use.nonzero().flatten().tolist()
 
 
 def turned(state) -> list[int]:
@@ -95,8 +92,7 @@ def test_two_concepts_are_two_models_after_the_merge():
     assert (facts["left"], facts["new"], facts["merged"]) == (0, 0, 1)
     assert (in_use(state), state.model.tolist(), turned(state)) == ([0, 1], [0, 0, 1, 1], [1, -1])
     # Model 0: four clients in two steps, then two in two.
-    assert state.pairs[:2].tolist() == [12.0, 4.0]
-    assert (state.place.tolist(), state.number[:2].tolist()) == ([0, 1, 1], [0, 1])
+    assert state.places.pairs[:2].tolist() == [12.0, 4.0]
 
 
 def test_a_concept_that_comes_back_finds_its_model_again():
@@ -149,8 +145,8 @@ def test_there_are_never_more_models_than_allowed_and_that_used_longest_ago_make
     assert with_new(state, torch.tensor([1]), "start", SGD()) is state
     later = replace(state, step=5, model=torch.zeros(2, dtype=torch.int64))
     new = with_new(later, torch.tensor([1]), "start", SGD())
-    assert (new.model.tolist(), new.place.tolist(), new.number.tolist()) == ([0, 1], [0, -1, 1], [0, 2])
-    assert (new.used.tolist(), new.pairs.tolist()) == ([0, 5], [0.0, 0.0])
+    assert new.model.tolist() == [0, 1]
+    assert (new.places.used.tolist(), new.places.pairs.tolist()) == ([0, 5], [0.0, 0.0])
 
 
 def test_distances_are_symmetric_with_zeros_on_the_diagonal():
@@ -180,17 +176,20 @@ def test_what_merges_is_the_mean_by_pairs():
     state = replace(
         state,
         weights=weights,
-        pairs=torch.tensor([3.0, 1.0, 9.0, 4.0]).double(),
-        in_use=torch.ones(4, dtype=torch.bool),
-        used=torch.tensor([2, 3, 3, 1]),
+        places=Places(
+            pairs=torch.tensor([3.0, 1.0, 9.0, 4.0]).double(),
+            in_use=torch.ones(4, dtype=torch.bool),
+            used=torch.tensor([2, 3, 3, 1]),
+            fresh=torch.zeros(4, dtype=torch.bool),
+        ),
         model=torch.tensor([3, 2, 1]),
-        place=torch.tensor([0, 1, 2, 3, 1, -1]),
     )
     made = merge_models(state, [0, 1, 3], SGD())
     assert [float(w.params["weight"][0]) for w in made.weights] == [4.25, 0.0, 7.0, 0.0]
-    assert (made.pairs.tolist(), made.in_use.tolist()) == ([8.0, 0.0, 9.0, 0.0], [True, False, True, False])
-    assert made.used[made.in_use].tolist() == [3, 3]
-    assert (made.model.tolist(), made.place.tolist()) == ([0, 2, 0], [0, 0, 2, 0, 0, -1])
+    places = made.places
+    assert (places.pairs.tolist(), places.in_use.tolist()) == ([8.0, 0.0, 9.0, 0.0], [True, False, True, False])
+    assert places.used[places.in_use].tolist() == [3, 3]
+    assert made.model.tolist() == [0, 2, 0]
 
 
 def test_with_the_loss_as_measure_it_is_cross_entropy_that_rises():
@@ -224,86 +223,11 @@ def test_whoever_never_answered_takes_what_fits_its_rows():
     assert found.choice.tolist() == [2, 0]
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
-def test_with_a_window_a_client_trains_the_model_of_each_step_on_the_rows_of_that_step():
-    """Client 1 turns to B: in that step it trains its new model on B, and model 0 on what it had before."""
-    stages = played("AA", "AA", "AB", window=3)
-    state, facts, fleet = stages[-1]
-    assert state.model.tolist() == [0, 1]
-    assert facts["members"].tolist()[:2] == [1, 1]
-    rows = fleet.engine.memory.read(1, (99, 0))["kept"]
-    assert [(kept.step, kept.number, len(kept.rows)) for kept in rows] == [(0, 0, 2), (1, 0, 2), (2, 1, 2)]
-    assert turned(state) == [1, -1]
-    # Rows that are older than the window are neither kept nor trained on.
-    *_, (_, _, fleet) = played("AA", "AA", "AB", "AB", "AB", window=2)
-    assert [kept.step for kept in fleet.engine.memory.read(1, (99, 0))["kept"]] == [3, 4]
-
-
-def test_a_client_without_rows_still_trains_on_those_that_it_keeps():
-    *_, (_, _, fleet) = played("AA", "AA", "A.", window=2)
-    assert [(query.ask.question, query.answered.tolist()) for query in fleet.queries] == [
-        ("judge", [0]),
-        ("train", [0, 1]),
-    ]
-
-
-def test_an_anchor_rests_where_no_client_has_rows_enough_for_it():
-    """BatchNorm needs two rows: in the second step the anchor has one of each client, models have kept ones as well."""
-    task = Task(lambda: nn.Sequential(nn.BatchNorm1d(1), zero()), dtype=torch.float64)
-    algorithm = feddrift(task, TURN, anchor=True, rounds_per_step=1, window=2)
-    single = holding([(X[:1], A[:1])] * 2, classes=2, before=100)
-    (first, _, _), (second, facts, _) = rounds(algorithm, [concepts("AA"), single])
-    assert same(first.anchor, second.anchor)
-    assert not same(first.weights, second.weights)
-    assert "anchor" not in facts
-
-
-def test_who_never_leaves_with_a_window_is_fedavg_on_the_rows_of_the_window():
-    """Steps of one round, windows of two steps: FedAvg where every client holds the rows of this round and the last."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 3, 5, 1, generator=draw, dtype=torch.float64)  # steps, clients, rows
-    y = torch.randint(2, (4, 3, 5), generator=draw)
-    one = [holding([(x[s, i], y[s, i]) for i in range(3)], classes=2, before=100 * s) for s in range(4)]
-    both = [
-        holding(
-            [(torch.cat([*x[max(s - 1, 0) : s + 1, i]]), torch.cat([*y[max(s - 1, 0) : s + 1, i]])) for i in range(3)],
-            classes=2,
-        )
-        for s in range(4)
-    ]
-    *_, (ours, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0, window=2), one)
-    *_, (theirs, _, _) = rounds(fedavg(TASK, TURN, cohort=Everyone()), both)
-    torch.testing.assert_close(
-        ours.weights[0].params["weight"], theirs.weights.params["weight"], rtol=1e-12, atol=1e-12
-    )
-    *_, (short, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0), one)
-    assert (short.weights[0].params["weight"] - ours.weights[0].params["weight"]).abs().max() > 1e-3
-
-
-def test_models_whose_clients_have_gone_are_compared_on_the_rows_that_these_keep():
-    """As above two models of B merge; client 3 takes model 1, and its rows of the step before are model 2's."""
-    *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", "AABB", window=2)
-    assert (facts["merged"], state.model.tolist(), in_use(state)) == (1, [0, 0, 1, 1], [0, 1])
-
-
-def test_rows_that_are_held_again_count_once():
-    first = Shard(X, A, torch.tensor([3, 5]), mask=torch.ones(2, 1) > 0, bins=torch.tensor([6, 7]))
-    again = Shard(-X, B, torch.tensor([5, 9]), mask=torch.zeros(2, 1) > 0, bins=torch.tensor([7, 8]))
-    both = merge_shards([first, again])
-    assert (both.ids.tolist(), both.y.tolist()) == ([3, 5, 9], [1, 0, 1])
-    assert (both.x.flatten().tolist(), both.mask.flatten().tolist()) == ([1.0, -1.0, 1.0], [True, True, False])
-    assert both.labels.tolist() == [6, 7, 8]
-    assert both.time is None
-    assert merge_shards([first]) is first
-
-
 def test_the_moment_is_not_needed_to_judge():
     """Judging is a function of rows and models: the same answer at any moment."""
     algorithm = feddrift(TASK, TURN)
     state, *_ = begun(algorithm, concepts("A"))
-    question = {"models": [state.start], "place": state.place, "step": 0}
+    question = {"models": [state.start]}
     shard = Shard(X, A, torch.arange(2))
     bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
     assert bad == [[0.5], [0.5]]

@@ -67,11 +67,6 @@ def test_gradients_are_divided_by_all_participants():
     assert found == [pytest.approx([LOG3 + 1 / 12, -1 / 12]), pytest.approx([-1 / 6, LOG3 + 1 / 6])]
 
 
-def test_gradients_may_be_divided_by_members():
-    """Then a full batch of one epoch is the same as averaging."""
-    assert moved(TWO, variant="gradient") == moved(TWO)
-
-
 def test_averaging_is_the_gradient_times_participants_over_members():
     """Equal rows, one full batch, one epoch: m / |cluster| is 3/1 for model 0 and 3/2 for model 1."""
     who = population(((0, 0), (1, 1), (1, 1)))

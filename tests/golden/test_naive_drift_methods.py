@@ -210,7 +210,7 @@ def test_feddrift(eager):
     counts, members, left, merges = [], [], 0, 0
     naive = naive_feddrift(first.start.params["weight"].numpy(), held, 0.1, eager)
     for (state, facts, _), (models, member) in zip(rounds(algorithm, who), naive, strict=True):
-        assert state.in_use.nonzero().flatten().tolist() == sorted(models)
+        assert state.places.in_use.nonzero().flatten().tolist() == sorted(models)
         assert state.model.tolist() == member
         for k, wanted in models.items():
             np.testing.assert_allclose(state.weights[k].params["weight"].numpy(), wanted, rtol=0, atol=1e-8)

@@ -117,7 +117,8 @@ CASES = [
     ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, THESIS, wsm()),
     ("fedavg", {}, {}, THESIS, wsm()),
     ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {**THESIS, "val": True}, wsm(val=True)),
-    ("fedavg", {}, {}, "wsm", wsm(0.3)),
+    ("fedavg", {}, {}, "wsm", wsm()),
+    ("fedavg", {}, {}, {"kind": "wsm", "blend": 0.3}, wsm(0.3)),
 ]
 
 

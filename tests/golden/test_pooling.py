@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fedtide.multi.pooling import pool_updates
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.sums import add, finish
@@ -28,6 +27,7 @@ from fedtide.core.types import Weighted, Weights
 from fedtide.core.weights import squared_lengths
 from fedtide.multi.clusters import mean_of_all
 from fedtide.runs.preflight import preflight
+from fedtide.transforms.pooled import pool_updates
 from helpers.toys import played, toy
 
 
@@ -120,8 +120,8 @@ GROUPS = {"kind": "k-means", "k_min": 2, "k_max": 2}
 
 def test_a_run_pools_and_says_how_far():
     run, plain = (
-        played(toy("fielding", {"pooling": pooling, "clustering": GROUPS}, shift={"who": "always"}))
-        for pooling in (True, False)
+        played(toy("fielding", {"transforms": names, "clustering": GROUPS}, shift={"who": "always"}))
+        for names in (["pooled"], [])
     )
     assert all(0 <= step.facts["apart"] <= 1 for step in run.steps)
     model = plain.fleet.queries[-1].cost.up // len(plain.fleet.queries[-1].answered)
@@ -134,7 +134,7 @@ DRIFTING = {**FAST, "rounds_per_step": 1, "delta": 0.0}
 
 
 def test_feddrift_pools_too():
-    run = played(toy("feddrift", {**DRIFTING, "pooling": True}, shift={"who": "always"}), rounds=6)
+    run = played(toy("feddrift", {**DRIFTING, "transforms": ["pooled"]}, shift={"who": "always"}), rounds=6)
     several = [step for step in run.steps if int((step.facts.get("members", torch.ones(1)) > 0).sum()) > 1]
     assert several
     assert all(0 <= step.facts["apart"] <= 1 for step in run.steps)
@@ -142,11 +142,13 @@ def test_feddrift_pools_too():
 
 def test_one_model_of_feddrift_is_the_same_pooled():
     pooled, plain = (
-        played(toy("feddrift", {**FAST, "delta": 1.0, "pooling": pooling}), rounds=4) for pooling in (True, False)
+        played(toy("feddrift", {**FAST, "delta": 1.0, "transforms": names}), rounds=4) for names in (["pooled"], [])
     )
-    assert same(pooled.state.weights[0], plain.state.weights[0])
+    assert same(pooled.state.inner.weights[0], plain.state.weights[0])
 
 
 def test_pooling_with_fairness_is_one_line():
-    with pytest.raises(FedtideError, match=r"pooling: found True, allowed: false with q = 1"):
-        preflight(toy("fielding", {"q": 1.0}))
+    with pytest.raises(
+        FedtideError, match=r"'pooled' is not allowed with 'fielding', because with q > 0 a cluster's step is no mean"
+    ):
+        preflight(toy("fielding", {"q": 1.0, "transforms": ["pooled"]}))
