@@ -318,7 +318,7 @@ def space_page(name: str) -> str:
     things = {f"ft.{name}.{one}": getattr(space, one) for one in dir(space) if not one.startswith("_")}
     if space is fedtide.algorithms:
         more = "Every algorithm has a [page of its own](../algorithms/index.md)."
-        things = {f"ft.{name}.{one}": getattr(space, one) for one in ("Entry", "Reduction", "preset")}
+        things = {f"ft.{name}.{one}": getattr(space, one) for one in ("Entry", "Safe", "preset")}
     if space is fedtide.base:
         core = fedtide.core.types
         more = aliases(core)

@@ -163,7 +163,9 @@ def form_of(method: Mapping[str, Any]) -> str:
     """
     try:
         transforms = TRANSFORMS.validate_python(tuple(method.get("transforms", ())))
-        return Method(name="x", algorithm="x", safe=method.get("safe") is True, transforms=transforms).form
+        return Method(
+            name="x", algorithm="x", init_from=None, safe=method.get("safe") is True, transforms=transforms
+        ).form
     except (TypeError, ValidationError):
         return ""
 

@@ -240,7 +240,9 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"way: found 'domain-mixture', allowed: choice, fine-tuned"):
-        fedtide.transforms.personalized(aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.shift.DomainMixture())
+        fedtide.transforms.personalized(
+            aem(Task(lambda: nn.Linear(4, 3), example=torch.zeros(1, 4))), fedtide.shift.DomainMixture()
+        )
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
             preflight(toy("aem", {"transforms": [{"kind": way, "model": "lenet5"}]}))
@@ -312,7 +314,9 @@ def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_traini
     theirs = played(toy("fedavg", {"local": local}), rounds=4)
     for name, value in theirs.state.weights.params.items():
         assert torch.equal(ours.state.own.weights.params[name], value)
-    assert all(torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state.inner, plain.state))) for k in range(3))
+    assert all(
+        torch.equal(*(s.weights[k].params["head.bias"] for s in (ours.state.inner, plain.state))) for k in range(3)
+    )
     payload, _ = ours.host.algorithm.serve(ours.state, ours.host.population.clients)
     assert payload.anchor is ours.state.own.weights
     assert payload.method["numbers"].max() < 3

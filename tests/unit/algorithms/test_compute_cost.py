@@ -48,7 +48,11 @@ EFFORTS = [
     ("flexcfl", {"clusters": "silhouette", "pretrain": 3}, {"labels": 0, "cold": 30, "shifted": 0, "train": 60}),
     ("feddrift", {"max_clusters": 4}, {"judge": 10, "train": 60}),
     ("fielding", {}, {"report": 0, "train": 60}),
-    ("fielding fair", {"cohort": {"kind": "oort", "clients_per_round": 3}}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
+    (
+        "fielding fair",
+        {"cohort": {"kind": "oort", "clients_per_round": 3}},
+        {"count": 0, "report": 0, "train": 60 + 2 * 10},
+    ),
     ("fielding gradient", {}, {"report": 30, "train": 60}),
     ("fielding learned", {}, {"val": 10, "train": 60}),
     ("fielding combined", {}, {"report": 30 + 10, "train": 60}),

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.fielding import State, recluster, cluster_reports
+from fedtide.algorithms.fielding import State, cluster_reports, recluster
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -140,7 +140,9 @@ def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
     said = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
     model = Weights({"w": torch.zeros(1)})
     state = State((model,), (None,), said, torch.zeros(40, dtype=torch.int64), said[:1], said[:1], "l1")
-    cluster = recluster(state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2, fit_samples=12), Rng(0))).cluster
+    cluster = recluster(
+        state, cluster_reports(state, KMeans(k_min=2, k_max=2, n_init=2, fit_samples=12), Rng(0))
+    ).cluster
     assert torch.equal(cluster[::2], cluster[0].repeat(20))
     assert torch.equal(cluster[1::2], 1 - cluster[::2])
 

@@ -432,9 +432,13 @@ def test_of_names_that_begin_alike_the_longest_is_meant():
 
 def test_an_override_of_methods_wins_over_the_defaults():
     made = experiment(*THREE, sets=("method.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL]
+    assert [m.settings()["local"] for m in made.method] == [
+        LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL
+    ]
     made = experiment(*THREE, sets=("defaults.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL]
+    assert [m.settings()["local"] for m in made.method] == [
+        LocalTrainer(lr=0.7, batch_size=3, proximal=mu) for mu in PROXIMAL
+    ]
 
 
 def test_an_override_may_replace_a_whole_table():
