@@ -14,7 +14,7 @@ from fedtide.config import read
 from helpers.shell import contents, done, refused, written
 from helpers.studies import SCAFFOLD, A
 
-PROX = {**A, "name": "prox", "algorithm": "fedprox", "mu": 1.0}
+PROX = {**A, "name": "prox", "algorithm": "fedprox", "local": {**A["local"], "proximal": 1.0}}
 SKEWED = {
     "source": {"kind": "gaussians", "samples": 400, "dims": 4, "classes": 5},
     "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.1},

@@ -35,12 +35,13 @@ METHODS = [
         "algorithm": "pfedem",
         "features": "network",
         "gaussian_init": "random",
+        "inference": "posterior",
     },
-    {**COMMON, "name": "anchored", "algorithm": "fedem", "components": 2, "component_layer": "head", "anchor": True},
+    {**COMMON, "name": "anchored", "algorithm": "fedem", "components": 2, "component_layer": "head", "safe": True},
     {**COMMON, "name": "Fielding", "algorithm": "fielding"},
     {"name": "Local", "algorithm": "local"},
 ]
-NAMES = [str(method["name"]) for method in METHODS]
+NAMES = [f"{method['name']} (safe)" if "safe" in method else str(method["name"]) for method in METHODS]
 
 
 @pytest.fixture(scope="module")

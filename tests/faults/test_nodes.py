@@ -28,7 +28,7 @@ from .test_messages import altered, changed
 EACH = 250
 """Tries in one test."""
 
-METHODS = ("fedavg", "ifca hidden", "fielding", "aem ensemble", "fedtem")
+METHODS = ("fedavg", "ifca safe", "fielding", "aem ensemble", "fedtem")
 HEAVIEST = 1e6
 WORDS = (ANSWERED, ABSTAINED, NOT_FINITE)
 

@@ -12,7 +12,7 @@ from helpers.studies import A
 FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4, "optimizer": "adamw"}
 MIXTURE = {
     **A, "name": "AEM", "algorithm": "aem",
-    "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
+    "mixture": {"gating": FEW, "solver": FEW},
 }  # fmt: skip
 STEADY = {"shift": {"who": "always"}, "rounds": 4}
 

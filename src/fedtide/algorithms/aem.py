@@ -291,11 +291,12 @@ def aem(
     made = Algorithm(
         "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
         at_most_registered(clusters), traits=Traits(models="clusters"),
-        options={"clusters": clusters, "cohort": cohort},
+        options={"clusters": clusters},
     )  # fmt: skip
     # As if no client explored, and no model were frozen or out of use.
     forward = {"train": clusters, "loss": clusters + 1}
-    return with_cohort(with_way(made, mixture, Networks(task), "mixture"), cohort, task, local, forward=forward)
+    choosing = with_cohort(made, cohort, task, local, forward=forward)
+    return replace(with_way(choosing, mixture, Networks(task), "mixture", late=True), unpersonalized=choosing)
 
 
 def in_use(state: State) -> Tensor:

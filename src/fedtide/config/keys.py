@@ -431,7 +431,9 @@ def source(name: str) -> Source:
         if paper
     ]
     if is_preset(make):  # its module tells of several papers: of the one behind its name, or of "the others"
-        papers = [found for found in papers if f"{called} (" in found[0]] or papers[-1:]
+        papers = [found for found in papers if f"{called} (" in found[0]] or [found for found in papers if found[2]][
+            -1:
+        ]
     _, paper, year = next(((text, paper, year) for text, paper, year in papers if year), ("", "", ""))
     return Source(called, said, paper, year)
 

@@ -557,6 +557,8 @@ class Algorithm(Generic[S]):
         task: model and loss that it was made with (`fedtide.learn.task.Task`), which make a module of its weights; None
             where they are not told of (`with_cohort` tells of them).
         options: the arguments that it was made with, by name; transforms train and step as these say.
+        unpersonalized: the algorithm without the personalization of its paper, which a transform replaces; None if it
+            has none.
         plain: the algorithm without transforms; None if it has none.
         transforms: those that made it of `plain`, in the order in which they were applied.
     """
@@ -574,6 +576,7 @@ class Algorithm(Generic[S]):
     traits: Traits = Traits()
     task: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    unpersonalized: Algorithm[Any] | None = None
     plain: Algorithm[Any] | None = None
     transforms: tuple[Any, ...] = ()
 

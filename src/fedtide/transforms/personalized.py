@@ -23,6 +23,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
     Answer,
+    Holdings,
     Memory,
     Moment,
     Payload,
@@ -34,7 +35,7 @@ from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, names_of, predict_personal
 from fedtide.multi.personalization import Personalization
 from fedtide.transforms.anchored import Anchored, Received
-from fedtide.transforms.transform import apply, made_with
+from fedtide.transforms.transform import apply, made_with, unpersonalized
 
 KEY = "transforms: 'personalized'.way"
 
@@ -111,7 +112,7 @@ def personalized(algorithm: Algorithm, way: Any = None, others: Sequence[Any] = 
     return apply(algorithm, Personalized(way, tuple(others)))
 
 
-def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algorithm:
+def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str, *, late: bool = False) -> Algorithm:
     """Return an algorithm whose clients personalize in one way.
 
     Args:
@@ -119,6 +120,7 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algori
         way: the personalization, which is written at `key`.
         nets: the clients' networks.
         key: where the way stands, for errors.
+        late: whether it is checked before a run, and not now, because a transform may replace it.
 
     Raises:
         FedtideError: it is no personalization, or a network of it does not fit the samples.
@@ -128,19 +130,21 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algori
     anchored = any(isinstance(before, Anchored) for before in algorithm.transforms)
     if anchored and isinstance(way, Choice):
         # A client alone can hardly tell the better of two models: the anchor is mixed into what it chooses.
-        inner = algorithm.plain
-        assert inner is not None
+        assert algorithm.plain is not None
+        inner = unpersonalized(algorithm.plain)
         return apply(replace(with_way(inner, way, nets, key), plain=None, transforms=()), *algorithm.transforms)
     count = algorithm.options.get("clusters", 1)
-    try:
-        way.check(nets, (count if isinstance(count, int) else 1) + anchored)
-    except FedtideError as error:
-        raise FedtideError(str(error).replace("personal", key, 1)) from None
-    cohort: Any = algorithm.options.get("cohort")
-    if "loss" in getattr(cohort, "asks", ()) and not isinstance(way, Choice):
-        raise refused(
-            "cohort", cohort.kind, "one that asks for no losses, because clients would personalize before training"
-        )
+
+    def check(held: Holdings | None) -> None:
+        if held is not None and algorithm.check is not None:
+            algorithm.check(held)
+        try:
+            way.check(nets, (count if isinstance(count, int) else 1) + anchored)
+        except FedtideError as error:
+            raise FedtideError(str(error).replace("personal", key, 1)) from None
+
+    if not late:
+        check(None)
 
     def adapt(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         kept = way.fit(nets, received(payload).models, shard, moment, rng)
@@ -152,7 +156,9 @@ def with_way(algorithm: Algorithm, way: Any, nets: Networks, key: str) -> Algori
         return renumber(found, got.numbers, got.count, own=way.own_expert)
 
     traits = replace(algorithm.traits, own_expert=way.own_expert)
-    return replace(algorithm, predict=predict, adapt=adapt, traits=traits, others={})
+    return replace(
+        algorithm, predict=predict, adapt=adapt, check=check if late else algorithm.check, traits=traits, others={}
+    )
 
 
 def received(payload: Payload) -> Models:

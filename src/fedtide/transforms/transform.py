@@ -45,7 +45,7 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
     """
     plain = algorithm if algorithm.plain is None else algorithm.plain
     wanted = sorted((*algorithm.transforms, *transforms), key=lambda transform: transform.place)
-    made = plain
+    made = unpersonalized(plain) if any(getattr(transform, "way", None) for transform in wanted) else plain
     for number, transform in enumerate(wanted):
         if transform.kind in [before.kind for before in wanted[:number]]:
             said = f"transforms: found '{transform.kind}' twice, allowed: each once, with those of safe = true"
@@ -54,6 +54,12 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
         made = replace(transform(made), plain=plain, transforms=(*made.transforms, transform))
     return made
+
+
+def unpersonalized(plain: Algorithm) -> Algorithm:
+    """Return an algorithm without the personalization of its paper."""
+    without = plain.unpersonalized
+    return plain if without is None else replace(without, options=plain.options, task=plain.task)
 
 
 def why_not(algorithm: Algorithm, transform: Transform) -> str:

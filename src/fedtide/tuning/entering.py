@@ -108,7 +108,7 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     values["data"]["split"] = {"val": VALIDATED}
     del values["baseline"]
-    values["method"], candidates, usual = [], [], values["defaults"]["local"]
+    values["method"], trained, usual = [], [], values["defaults"]["local"]
     for name, algorithm, options, why in sorted(methods(found), key=lambda method: method.algorithm == ALONE):
         key = "solver" if algorithm == ALONE else "local"
         trainings = {name: options.get(key, usual)}
@@ -120,5 +120,7 @@ def _entered(found: Findings, path: Path) -> tuple[Experiment, list[Candidate]]:
                 rate = share * own["lr"]
                 entry = f"{method}, lr {rate:g}"
                 values["method"].append({"name": entry, "algorithm": algorithm, **options, key: {**own, "lr": rate}})
-                candidates.append(Candidate(entry, method, why))
-    return from_dict(values, where=str(path)), candidates
+                trained.append((method, why))
+    made = from_dict(values, where=str(path))
+    entered = zip(made.method, trained, strict=True)
+    return made, [Candidate(entry.name, f"{method}{entry.form}", why) for entry, (method, why) in entered]

@@ -66,6 +66,7 @@ EFFORTS = [
             ("fedtkm", {}, 1),
             ("oracle", {}, 1),
             ("ifca", {"clusters": 3}, 3 + 1),
+            ("aem", {"clusters": 4}, 4 + 1),
             ("fedem", {"components": 3, "component_layer": "head"}, 1 + 1),
             ("fedem", {"components": 3, "component_layer": "*"}, 3 + 3),
             ("fedgmm pca", {"components": 3}, 3 + 3),

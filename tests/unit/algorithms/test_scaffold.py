@@ -215,7 +215,7 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
     ("algorithm", "options"),
     [
         ("fedavg", {}),
-        pytest.param("fedprox", {"mu": 0.5}, marks=pytest.mark.thorough),
+        pytest.param("fedprox", {"local": {"lr": 0.1, "proximal": 0.5}}, marks=pytest.mark.thorough),
         ("scaffold", {}),
         pytest.param("scaffold", {"variant": "I"}, marks=pytest.mark.thorough),
     ],

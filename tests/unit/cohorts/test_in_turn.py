@@ -99,14 +99,14 @@ def test_in_a_run_each_trains_once_in_a_lap():
     assert not run.state.cohort.waits.any()
 
 
-@pytest.mark.parametrize("name", ["fielding by sums", "fielding drifts"])
+@pytest.mark.parametrize("name", ["fielding-by-sums drifts", "fielding drifts"])
 def test_where_clusters_are_made_anew_a_lap_begins(name):
     """Two of eight train in a round: six wait after the first of a lap, and none after its fourth."""
     options = {"cohort": {"kind": "in-turn", "clients_per_round": 2}, "trigger": {"kind": "fraction", "tau": 0.0}}
     run = played(toy(name, options, shift=STILL))
     anew = [step.facts["reclustered"] for step in run.steps]
     assert sorted(set(anew)) == [0, 1]
-    if name == "fielding by sums":  # where it sees them, a cluster of few may be through before the others
+    if name == "fielding-by-sums drifts":  # where it sees them, a cluster of few may be through before the others
         waited = 8
         for again, step in zip(anew, run.steps, strict=True):
             waited = (8 if again or not waited else waited) - 2

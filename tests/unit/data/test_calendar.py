@@ -23,6 +23,7 @@ from fedtide.data.shift.who import Data
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs.preflight import preflight
 from fedtide.runs.runner import Run
+from fedtide.transforms import personalized
 from helpers.shell import refused
 from helpers.toys import played, toy
 
@@ -221,7 +222,7 @@ def test_a_client_that_has_nothing_yet_is_judged_on_what_it_will_have():
     source = Rows("toy", torch.randn(28, 4), torch.arange(28) % 3, 3, client=owner, client_names=("a", "b"), time=time)
     population = build(source, split=Split(val=0.0), shift=Shift(what=Calendar(begin="1970-01-01"), who=Data()))
     result = simulate(
-        algorithms.aem(Task(lambda: torch.nn.Linear(4, 3)), cohort="everyone"),
+        personalized(algorithms.aem(Task(lambda: torch.nn.Linear(4, 3)), cohort="everyone"), "choice"),
         population,
         rounds=2,
         eval_every=1,

@@ -232,6 +232,7 @@ def test_a_method_with_three_gaussians_collects_over_a_whole_cycle():
     made = from_dict({
         "rounds": 120, "data": {"source": "day-night-characters"},
         "shift": {"what": {"kind": "domain-mixture", "cycles": 3}},
+        "defaults": {"gaussian_init": "k-means++"},
         "method": [{"algorithm": "pfedem", "name": f"K = {k}", "components": k} for k in (2, 3)],
     })  # fmt: skip
     assert [method.options["gaussian_init"]["rounds"] for method in made.method] == [20, 40]

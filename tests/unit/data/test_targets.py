@@ -183,7 +183,7 @@ NUMBERS: dict[str, Any] = {"data": {"target": "number"}}
     [
         ("fedavg", {"loss": "wsm"}, NUMBERS, "loss: found 'wsm'.*rows have no classes.*the loss of data.target"),
         ("fedem", {}, NUMBERS, r"found 'fedem', allowed: .*data.target = .*gaussian"),
-        ("aem", {"personal": "mixture"}, NUMBERS, "personal: found 'mixture', allowed: .*data.target"),
+        ("aem", {}, NUMBERS, "mixture: found 'mixture', allowed: .*data.target"),
         ("min-loss", {}, NUMBERS, "by the branch that is more certain of a class"),
         ("fedavg", {}, {**NUMBERS, "shift": {"how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}},
          "shift.how.kind: found 'label-swaps', but it exchanges labels, and rows have no classes"),

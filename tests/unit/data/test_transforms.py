@@ -258,7 +258,7 @@ FILE = {
     },
     "shift": {"who": {"kind": "periodic", "period": 2}},
     "model": {"kind": "mlp", "hidden": [4]},
-    "method": [{"algorithm": "fedtem", "anchor": False, "local": {"lr": 0.1}, "cohort": 3}],
+    "method": [{"algorithm": "fedtem", "local": {"lr": 0.1}, "cohort": 3}],
 }
 
 

@@ -126,7 +126,7 @@ def test_an_expert_of_a_clients_own_is_slot_minus_one_and_shared_models_count_fr
     four, clients = torch.full((3,), 4.0), torch.tensor([0, 1, 2])
     scores = Scores(clients, four, four, four * 0, choice=choice)
     view = View("train_clients", clients, "test")
-    mixing = replace(who, algorithm=replace(who.algorithm, own_expert=True))
+    mixing = replace(who, algorithm=replace(who.algorithm, traits=replace(who.algorithm.traits, own_expert=True)))
     assert [row[7] for row in mixing.rows(0, view, scores, None)] == [-1, 0, 1]
     assert [row[7] for row in who.rows(0, view, scores, None)] == [0, 1, 2]
 

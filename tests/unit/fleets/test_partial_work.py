@@ -63,7 +63,7 @@ def test_of_two_passes_or_steps_a_straggler_does_one_under_any_method(algorithm,
 def test_who_is_slow_is_the_same_for_every_method_and_has_its_share():
     local = {"lr": 0.1, "batch_size": 4, "epochs": 3}
     half = {"kind": "steady", "partial_work": 0.5}
-    runs = [played(toy("fedprox", {"local": local, "mu": mu}, devices=half)) for mu in (0.0, 1e-12)]
+    runs = [played(toy("fedprox", {"local": {**local, "proximal": mu}}, devices=half)) for mu in (0.0, 1e-12)]
     assert torch.allclose(*(run.state.weights.params["dense1.weight"] for run in runs), atol=1e-6)
     slow = [Rng(0).at(r, c, "train").at("straggler").numpy().random() < 0.5 for r in range(40) for c in range(8)]
     assert 130 < sum(slow) < 190

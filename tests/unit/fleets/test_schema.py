@@ -37,7 +37,7 @@ def sent(total: Any, rows: Any = None) -> dict[str, Any]:
 
 
 # 'shifted' of FlexCFL answers only where another question has left memory behind, and labels have changed since.
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ifca hidden", "fielding pooled", "pfedem", "flexcfl drifts"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ifca safe", "fielding pooled", "pfedem", "flexcfl drifts"])
 def test_what_honest_clients_send_fits(name):
     experiment = toy(name)
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))

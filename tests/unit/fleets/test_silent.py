@@ -46,7 +46,9 @@ def run(algorithm, options, shift, *, shortcut: bool):
     algorithm = host.algorithm
     works = {name: work if name == "train" else counted(name, work) for name, work in algorithm.works.items()}
     silent = algorithm.traits.unless_changed if shortcut else ()
-    host = replace(host, algorithm=replace(algorithm, works=works, unless_changed=silent))
+    host = replace(
+        host, algorithm=replace(algorithm, works=works, traits=replace(algorithm.traits, unless_changed=silent))
+    )
     return played(experiment, memory=memory, host=host), worked
 
 

@@ -26,7 +26,7 @@ from fedtide.learn import func_stack, stack
 from fedtide.learn.func_stack import FuncStack
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.learn.terms import proximal
+from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.build import host_of
 from fedtide.runs.digest import digest_of
@@ -120,12 +120,12 @@ def test_what_clients_send_together_is_the_sum_of_what_each_sends(squares, weigh
     near(total, work.sum_of(fit, shards))
 
 
-@pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
+@pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "feddrift", "fedadam", "fedavgm"])
 def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     seen = []
     whole = engines.train_stacked
     monkeypatch.setattr(engines, "train_stacked", lambda *given: seen.append(1) or whole(*given))
-    options = {"mu": 0.5} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
+    options = {"local": {"proximal": 0.5}} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
     alone, together = both(*ragged(options, algorithm))
     near(alone.state, together.state)
     assert seen
@@ -168,7 +168,6 @@ WORKING = {
     "fedem": {},
     "fedgmm": {},
     "pfedem": {},
-    "feddrift": {},
     "min-loss": {},
     "scsgd": {"lam": 0.25},
     "t-shot": {"lam": 0.25},
@@ -411,7 +410,7 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     one, other = task.init(Rng(0)), task.init(Rng(1))
     received, rngs = [other, one, other], [Rng(0).at(client) for client in range(3)]
     other.buffers["mean"].fill_(0.25)
-    term = proximal(mu)
+    term = Proximal(mu) if mu else None
     fit = stack.train_stacked(
         FuncStack(task, torch.device("cpu")), solver, term and [term] * 3, received, shards, NOW, rngs
     )

@@ -133,7 +133,11 @@ def test_a_study_has_what_the_registry_says_to_help_three_of_a_kind():
     assert [name for name, _, _, _ in methods(found)][2:6] == [
         "FedTKM, K = 2", "FedTEM, K = 2", "Min Loss, K = 2", "IFCA, K = 2",
     ]  # fmt: skip
-    assert methods(found)[2][2] == {"prior": "learned", "branches": 2}  # the hours are for the server to find
+    assert methods(found)[2][2] == {
+        "prior": "learned",
+        "branches": 2,
+        "safe": True,
+    }  # the hours are for the server to find
 
 
 def test_a_cell_that_makes_numbers_a_text_is_named(tmp_path):

@@ -217,7 +217,7 @@ def test_only_local_training_sees_it(method):
     local, cohort = LocalTrainer(0.1, batch_size=5, augment=(Flip(1.0),)), ft.cohorts.Arrivals(2)
     made = {
         "fedavg": lambda task: ft.algorithms.fedavg(task, local, cohort=cohort),
-        "q-fedavg": lambda task: ft.algorithms.qfedavg(task, local, q=1.0, cohort=cohort),
+        "q-fedavg": lambda task: ft.algorithms.q_fedavg(task, local, q=1.0, cohort=cohort),
         "fedtem": lambda task: fedtem(task, local, prior=Linear(4), cohort=cohort),
         "scaffold": lambda task: scaffold(task, local, cohort=cohort),
         "scaffold-I": lambda task: scaffold(task, local, variant="I", cohort=cohort),

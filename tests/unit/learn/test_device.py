@@ -46,13 +46,13 @@ from helpers.toys import played, toy
 ENTRIES = {
     "fedavg": {"local": {"epochs": 2, "momentum": 0.5, "weight_decay": 0.1, "max_grad_norm": 1.0}},
     "fedavg wsm": {"loss": "wsm"},
-    "fedprox": {"mu": 0.5},
+    "fedprox": {"local": {"proximal": 0.5}},
     "fedsgd": {},
     "q-fedavg": {},
     "scaffold": {"variant": "I"},
     "ifca": {"n_init": 2},
-    "aem": {"personal": {"kind": "mixture", "gating": {"epochs": 2}, "solver": {"epochs": 2}}},
-    "aem stacking": {"personal": {"kind": "stacking", "solver": {"epochs": 2}, "tuning": {"epochs": 2}}},
+    "aem": {"mixture": {"gating": {"epochs": 2}, "solver": {"epochs": 2}}},
+    "aem stacking": {"transforms": [{"kind": "stacking", "solver": {"epochs": 2}, "tuning": {"epochs": 2}}]},
     "fedtem": {},
     "fedtkm": {},
     "fedem": {},
@@ -67,7 +67,8 @@ ENTRIES = {
     "centralized": {},
     "fedgmm": {},
     "pfedem": {},
-    "cfl-released": {},
+    "fielding-by-sums": {},
+    "window": {},
     "fedadagrad": {},
     "fedadam": {},
     "fedavgm": {},
@@ -108,7 +109,8 @@ OTHERS = (
     "cfl",
     "flexcfl",
     "auxo",
-    "cfl-released",
+    "fielding-by-sums",
+    "window",
     "fedadagrad",
     "fedadam",
     "fedavgm",
@@ -193,7 +195,7 @@ def test_rows_that_take_too_much_of_a_gpu_stay_where_they_are(monkeypatch):
         assert device.resident(rows, "cuda") is where
 
 
-STACKED = {**ENTRIES, "feddrift kept": {"window": 2}}
+STACKED = {**ENTRIES, "window kept": {"window": 2}}
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_fedem_trains_by_it():
     held = shard([0, 0, 0, 2])
     weights = with_branches(task, "head", 2).init(Rng(0))
     answers = [
-        detached(made.works["train"]({"weights": weights}, None, held, NOW, KEY))
+        detached(made.works["train"](weights, None, held, NOW, KEY))
         for made in (
             fedem(Task(lambda: _headed(), loss, torch.float64), components=2, component_layer="head")
             for loss in (WSM(blend=0.0), CrossEntropy())
@@ -318,8 +318,8 @@ def test_it_is_spelled_as_a_word_or_a_table():
     def loss_of(value):
         return from_dict(raw({**A, "loss": value})).method[0].loss
 
-    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM() == WSM(0.3)
-    assert loss_of({"kind": "wsm", "val": True}) == WSM(0.3, val=True)
+    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM() == WSM(0.0)
+    assert loss_of({"kind": "wsm", "val": True}) == WSM(val=True)
     assert loss_of("cross-entropy") == CrossEntropy() == from_dict(raw(A)).method[0].loss
 
 

@@ -16,7 +16,7 @@ from helpers.tunings import PROX, RATE, made, tuning
 
 RANGES = {
     "method.local.lr": RATE,
-    "method.prox.mu": {"low": 0, "high": 1},
+    "method.prox.local.proximal": {"low": 0, "high": 1},
     "method.local.optimizer": {"choices": ["sgd", "adam"]},
     "method.local.epochs": {"low": 1, "high": 4, "whole": True},
 }
@@ -24,7 +24,7 @@ RANGES = {
 
 def trial(method, number, rate, accuracy, state="finished", epochs=2):
     values = {"method.local.lr": rate, "method.local.optimizer": "sgd", "method.local.epochs": epochs}
-    values |= {"method.prox.mu": 0.5} if method == "prox" else {}
+    values |= {"method.prox.local.proximal": 0.5} if method == "prox" else {}
     curves = () if state == "failed" else (Curve(0, (2, 4), (0.1, accuracy)),)
     done = state == "finished"
     reason = "<no> & not finite" if state == "failed" else ""
@@ -51,7 +51,7 @@ def test_the_table_says_what_was_found_and_which_range_to_widen(root):
     widen = "at the high edge of its range: widen it"
     assert table.rows[0] == ["A", "local.lr", "0.99", "0.01 to 1 (log)", widen, "80.0 %"]
     assert table.rows[1] == ["A", "local.optimizer", "sgd", "among sgd, adam", "", "80.0 %"]
-    assert ["prox", "mu", "0.5", "0 to 1", "", "50.0 %"] in table.rows
+    assert ["prox", "local.proximal", "0.5", "0 to 1", "", "50.0 %"] in table.rows
 
 
 def test_the_headline_names_what_lies_at_an_edge(root):
@@ -74,7 +74,7 @@ def test_the_page_has_a_picture_of_trials_and_one_per_method_and_opens_offline(r
     assert not [value for _, name, value in page.attributes if name in ("src", "href") and value.startswith("http")]
     assert "Rates &lt;b&gt;" in text
     assert "&lt;no&gt; &amp; not finite" in text
-    for said in ("trial", "local.lr", "mu", "best so far", "pruned", "failed", "validation rows, %"):
+    for said in ("trial", "local.lr", "local.proximal", "best so far", "pruned", "failed", "validation rows, %"):
         assert said in text
     assert write_tuning(root).read_text(encoding="utf-8") == text
 

@@ -93,14 +93,14 @@ def test_the_edge_of_a_range(range_, value, edge):
 def test_a_key_is_about_every_method_or_about_one_by_name_even_with_a_dot_or_by_number():
     ranges = {
         "method.local.lr": RATE,
-        "method.prox.mu": RATE,
+        "method.prox.local.proximal": RATE,
         "method.b.2.cohort.clients_per_round": RATE,
         "method.0.server.lr": RATE,
     }
     assert searched(A, PROX, STEADY, tune={"ranges": ranges}) == [
         [
             ("A", [("method", "A", "local", "lr"), ("method", "A", "server", "lr")]),
-            ("prox", [("method", "prox", "local", "lr"), ("method", "prox", "mu")]),
+            ("prox", [("method", "prox", "local", "lr"), ("method", "prox", "local", "proximal")]),
             ("b.2", [("method", "b.2", "local", "lr"), ("method", "b.2", "cohort", "clients_per_round")]),
         ]
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_method_in_whole_that_is_searched_is_refused():
 
 def test_stages_are_played_in_their_order_and_each_method_gets_the_same_number_of_trials():
     both = {"name": "first", "ranges": RATES}
-    one = {"name": "second", "ranges": {"method.prox.mu": RATE}, "trials": 3}
+    one = {"name": "second", "ranges": {"method.prox.local.proximal": RATE}, "trials": 3}
     found = stages(tuning(A, PROX, tune={"stage": [both, one]}))
     assert [[(s.stage, s.method, s.trials) for s in stage] for stage in found] == [
         [("first", "A", 6), ("first", "prox", 6)],
@@ -151,19 +151,19 @@ def staged(**stage):
     [
         ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: A, prox"),
         (
-            {"methods": ["A"], "ranges": {"method.prox.mu": RATE}},
-            "tune.stage 's'.ranges.method.prox.mu: found 'prox', allowed: A",
+            {"methods": ["A"], "ranges": {"method.prox.local.proximal": RATE}},
+            "tune.stage 's'.ranges.method.prox.local.proximal: found 'prox', allowed: A",
         ),
         (
-            {"methods": ["A", "prox"], "ranges": {"method.prox.mu": RATE}},
+            {"methods": ["A", "prox"], "ranges": {"method.prox.local.proximal": RATE}},
             "tune.stage 's'.methods: found 'A', allowed: methods that",
         ),
         (
-            {"ranges": {"method.mu": RATE, "method.prox.mu": RATE}},
-            "tune.stage 's'.ranges: two ranges are about 'method.prox.mu'",
+            {"ranges": {"method.local.proximal": RATE, "method.prox.local.proximal": RATE}},
+            "tune.stage 's'.ranges: two ranges are about 'method.prox.local.proximal'",
         ),
         (
-            {"ranges": {"method.local.lr": {**RATE, "also": ["method.prox.mu"]}}},
+            {"ranges": {"method.local.lr": {**RATE, "also": ["method.prox.local.proximal"]}}},
             "lr.also: allowed with a range about one method",
         ),
         (
@@ -192,7 +192,7 @@ def test_a_stage_that_cannot_be(stage, said):
             {"method.local.lrr": RATE},
             "ranges.method.local.lrr = 0.01: method 'A'.local.lrr: unknown key; .*did you mean 'lr'",
         ),
-        ({"method.mu": RATE}, "ranges.method.mu = 0.01: method 'A'.mu: unknown key"),
+        ({"method.nu": RATE}, "ranges.method.nu = 0.01: method 'A'.nu: unknown key"),
         (
             {"method.local.lr": {"low": -1, "high": 1}},
             "lr = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",
@@ -230,12 +230,14 @@ def test_what_can_be_passes():
 
 
 def test_a_found_value_goes_to_the_other_keys_too():
-    range_ = {**RATE, "also": ["method.prox.local.lr", "method.prox.mu"]}
+    range_ = {**RATE, "also": ["method.prox.local.lr", "method.prox.local.proximal"]}
     experiment = tuning(A, PROX, tune={"ranges": {"method.A.local.lr": range_}})
     ((search,),) = stages(experiment)
     values = from_dict(with_values(experiment, search.assigned({"method.A.local.lr": 0.25})))
     first, second = values.method
-    assert (first.options["local"]["lr"], second.options["local"]["lr"], second.options["mu"]) == (0.25,) * 3
+    assert (first.options["local"]["lr"], second.options["local"]["lr"], second.options["local"]["proximal"]) == (
+        0.25,
+    ) * 3
 
 
 def test_sweep_and_search_are_left_out_and_so_are_claims_about_points():

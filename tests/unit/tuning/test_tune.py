@@ -25,7 +25,7 @@ MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {
     "stage": [
         {"name": "rates", "ranges": {"method.A.local.lr": {**RATE, "also": ["method.prox.local.lr"]}}},
-        {"name": "pull", "trials": 3, "ranges": {"method.prox.mu": MU}},
+        {"name": "pull", "trials": 3, "ranges": {"method.prox.local.proximal": MU}},
     ]
 }
 
@@ -254,7 +254,7 @@ def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     assert all(methods[1]["local"]["lr"] == methods[0]["local"]["lr"] == found for _, methods in calls[4:])
     ready = read(root / READY)
     assert ready.method[0].options["local"]["lr"] == ready.method[1].options["local"]["lr"] == found
-    assert ready.method[1].options["mu"] == second.best.values["method.prox.mu"]
+    assert ready.method[1].options["local"]["proximal"] == second.best.values["method.prox.local.proximal"]
 
 
 def test_what_is_written_is_the_experiment_with_the_values_in_it_and_can_be_run(whole):

@@ -188,14 +188,15 @@ def test_scaffold_keeps_what_it_sent(monkeypatch):
 
 REFUSED = {
     "reveals of each client: pi": {"fedtem"},
-    "reveals of each client: centers": {"t-shot", "fedgmm", "pfedem"},
-    "reveals of each client: update": {"cfl", "cfl-released", "flexcfl"},
+    "reveals of each client: centers": {"t-shot", "fedgmm"},
+    "reveals of each client: update": {"cfl", "flexcfl"},
     "reveals of each client: sketch": {"auxo"},
     "reveals of each client: representation": {"fielding"},
     "reveals of each client: bad": {"feddrift"},
     "reveals of each client: true_groups": {"oracle"},
     "reveals of each client: all_rows": {"centralized"},
     "a power of its loss, which has no bound": {"q-fedavg"},
+    "a client has its whole weight in each model that it trains": {"pfedem"},
     "in the rounds of several models": {"fedbuff"},
 }
 """Why methods cannot be private, as they are by default."""
@@ -303,7 +304,7 @@ def test_bounds_are_of_all_methods_and_points_together():
     check_needed(both, preflight(both).forms, "experiment")
     with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
         check_needed(one, preflight(one).forms, "experiment")
-    points = one.model_copy(update={"sweep": {"method.toy.mu": (0.0, 0.1)}})
+    points = one.model_copy(update={"sweep": {"method.toy.local.proximal": (0.0, 0.1)}})
     with pytest.raises(FedtideError, match=r"clip: found 'control', allowed: delta, loss$"):
         check_needed(points, preflight(points).forms, "experiment")
 
@@ -339,7 +340,7 @@ def test_epsilon_or_noise():
         ("ifca", {"init_noise": 0.1}),
         ("fedem", {"normalize_by": "participants"}),
         ("fedgmm", {"gaussian_init": "random"}),
-        ("pfedem", {"gaussian_init": "random"}),
+        ("pfedem", {"normalize_by": "members"}),
     ],
 )
 def test_a_plan_counts_questions_that_are_asked(name, options):
