@@ -93,7 +93,7 @@ def test_from_data_to_a_study(here, capsys):
     assert capsys.readouterr().out == ""
     made = tournament.read_tournament(here / "shops")
     assert {each.method for each in made.candidates} >= {"FedAvg", "Each alone", "IFCA, K = 2 (safe)"}
-    rates = [each.entry.rpartition(" ")[2] for each in made.candidates]
+    rates = [each.entry.removesuffix(" (safe)").rpartition(" ")[2] for each in made.candidates]
     assert set(rates[:-2]) == {"0.05", "0.2"}
     assert rates[-2:] == ["0.00015", "0.0006"]
     assert read("shops/config.toml").method[-1].settings()["solver"] == replace(ALONE, lr=0.0006)

@@ -32,7 +32,7 @@ def test_rates_and_networks_are_those_of_table_1(name):
         local = options["local"]
         assert (local.lr, local.batch_size, local.epochs, local.weight_decay) == (5.86e-3, 10, 3, 1.1e-3)
         assert options["cohort"].clients_per_round == 20
-        if name == "experts-cifar10" and method.name in ("Explored", "Anchored"):
+        if name == "experts-cifar10" and method.name in ("Explored (choice)", "Anchored (safe)"):
             assert options["exploration"].epsilon == 0.33
 
 
@@ -45,12 +45,19 @@ TABLE = {
 }
 
 
+def ways_of(method):
+    """All that clients make for themselves; the method's own mixture, if no transform takes its place."""
+    personalized = [each for each in method.all_transforms if each.kind == "personalized"]
+    own = [method.settings()["mixture"]] if method.algorithm == "aem" and not personalized else []
+    return [*own, *(way for each in personalized for way in (each.way, *each.others) if way is not None)]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_what_clients_train_for_themselves_is_that_of_the_paper(name):
     seen = set()
     own, gating, gate, (epochs, batch) = TABLE[name]
-    for _, _, options in methods_of(name, "paper"):
-        for way in (options.get("personal"), *options.get("personal_others", ())):
+    for _, method, _ in methods_of(name, "paper"):
+        for way in ways_of(method):
             if way is None or way.kind == "choice":
                 continue
             seen.add(way.kind)
@@ -76,7 +83,8 @@ def test_all_columns_of_table_2_are_played(scale):
         for method in experiment.method
     }
     for name in ("IFCA", "Explored"):
-        assert set(ways[name]) >= {name, *(f"{name}, {way}" for way in ("fine-tuned", "ensemble", "mixture"))}
+        own = f"{name} (choice)"
+        assert set(ways[own]) >= {own, *(f"{name}, {way}" for way in ("fine-tuned", "ensemble", "mixture"))}
     assert ways["Local"] == ["Local"]
     for point in points(experiment):
         assert (
@@ -84,7 +92,7 @@ def test_all_columns_of_table_2_are_played(scale):
                 {
                     method.settings()["clusters"]
                     for method in point.experiment.method
-                    if method.name in ("IFCA", "Explored")
+                    if method.name in ("IFCA (choice)", "Explored (choice)")
                 }
             )
             == 1
@@ -95,7 +103,7 @@ def test_writers_of_femnist_take_part_three_in_a_hundred():
     for experiment, method, options in methods_of("experts-femnist", "paper"):
         assert (experiment.rounds, experiment.data.partition.clients) == (4000, 182)
         assert experiment.model.dropout == 0.6593
-        ways = (options.get("personal"), *options.get("personal_others", ()))
+        ways = ways_of(method)
         own = [options["model"]] if method.algorithm == "local" else [w.model for w in ways if hasattr(w, "model")]
         assert {model.dropout for model in own} <= {0.4883}
         if method.algorithm != "local":
@@ -115,7 +123,7 @@ def test_published_cfl_does_one_epoch():
     for experiment, method, options in methods_of("cfl-splits", "paper"):
         local = options["local"]
         assert (local.epochs, local.lr, local.momentum) == (1, 0.1, 0.9)
-        if method.algorithm in ("cfl", "cfl-released") and method.name != "CFL, default thresholds":
+        if method.algorithm == "cfl" and method.name != "CFL, default thresholds":
             assert (options["eps1"], options["eps2"], options["split_after"]) == (0.4, 1.6, 20)
         assert experiment.rounds == 80
         assert options.get("clusters", 4) == 4

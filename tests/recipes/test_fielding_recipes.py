@@ -51,6 +51,10 @@ def recipe(name: str, scale: str = "paper", *sets: str):
     return read(FOLDER / f"{name}.toml", scale=scale, sets=sets)
 
 
+def local_of(method):
+    return method.settings()["local"]
+
+
 def test_every_recipe_is_of_some_figure():
     assert sorted([*FIGURES, *OWN]) == NAMES
 
@@ -69,7 +73,7 @@ def test_settings_of_the_paper_are_those_of_its_tables(name, data):
         assert (local.lr, local.batch_size, local.local_steps) == (lr, batch, steps)
         assert cohort.kind == "everyone" if name == "fielding-feddrift" else cohort.clients_per_round == participants
         assert options["weighting"] == "uniform"
-        assert options.get("mu", 0.0) == (0.0 if method.name in WITHOUT_TERM else 0.1)
+        assert local_of(method).proximal == (0.0 if method.name in WITHOUT_TERM else 0.1)
         if method.algorithm == "flexcfl" and name not in STILL[:1]:
             assert options["clusters"] == "silhouette"
     if name in TIMED:
@@ -83,9 +87,9 @@ def test_the_rivals_of_a_recipe_weigh_clients_alike_and_pull_alike(name, scale):
     for method in recipe(name, scale).method:
         options = method.settings()
         assert options["weighting"] == "uniform"
-        assert options.get("mu", 0.0) == (0.0 if method.name in WITHOUT_TERM else 0.1)
+        assert local_of(method).proximal == (0.0 if method.name in WITHOUT_TERM else 0.1)
     experiment = recipe(name, scale)
-    pull = {method.name: method.settings().get("mu", 0.0) for method in experiment.method}
+    pull = {method.name: local_of(method).proximal for method in experiment.method}
     for claim in experiment.claim:
         assert {pull[rival] for rival in claim.rivals} <= {pull[claim.method]}, claim.text
 

@@ -18,7 +18,7 @@ SIX = [
     for name in ("FedAvg", "FedProx", "SCAFFOLD")
     for more, loss in (("", "cross-entropy"), (", WSM", "wsm"))
 ]
-OURS = ("FedAvg, WSM blended", "fedavg", "wsm")
+OURS = ("FedAvg, WSM blended (safe)", "fedavg", "wsm")
 RATES = [0.007, 0.01, 0.03, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7]
 NORMED = [{"kind": "resnet18", "form": "cifar", "norm": norm} for norm in ("group", "batch", "mixed")]
 # Clients, cohort, rounds; the methods, and what is swept: Tables 3.1 to 3.3, Figures 2.2 and 3.3.
@@ -76,7 +76,7 @@ def test_settings_of_the_thesis_are_those_of_its_tables(name):
             if name == "baselines":
                 assert local.lr == (0.1 if method.algorithm == "fedavg" else 0.01)
             if method.algorithm == "fedprox":
-                assert options["mu"] == 1.1
+                assert local.proximal == 1.1
 
 
 @pytest.mark.parametrize("name", THESIS)

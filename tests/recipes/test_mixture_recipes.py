@@ -40,7 +40,7 @@ def test_digits_and_letters_are_judged_half_and_half_and_cifar_on_the_blend_of_t
 @pytest.mark.parametrize("name", PFEDEM)
 def test_one_of_them_is_as_the_paper_prints_it(name):
     for point in points(read(FOLDER / f"{name}.toml", scale="paper")):
-        printed = next(m.settings() for m in point.experiment.method if m.name == "pFedEM as printed")
+        printed = next(m.settings() for m in point.experiment.method if m.name == "pFedEM on PCA")
         said = (printed["update"].kind, printed["normalize_by"], printed["inference"])
         assert said == ("overwrite", "participants", "global")
         assert printed["gaussian_init"].kind == "random"

@@ -22,8 +22,8 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 
 METHODS = {
     "Vanilla": "vanilla", "No shift": "vanilla", "Vanilla (s)": "fedavg", "No shift (s)": "fedavg", "FedTEM": "fedtem",
-    "FedTEM, as printed": "fedtem", "FedTKM": "fedtkm", "FedTKM, as printed": "fedtkm", "EM only": "fedtem",
-    "EM only, as printed": "fedtem", "Min Loss": "min-loss", "SCSGD": "scsgd", "T-shot": "t-shot", "FedEM": "fedem",
+    "FedTEM by certainty": "fedtem", "FedTKM": "fedtkm", "FedTKM leaky": "fedtkm", "EM only by certainty": "fedtem",
+    "EM only, overwritten": "fedtem", "Min Loss": "min-loss", "SCSGD": "scsgd", "T-shot": "t-shot", "FedEM": "fedem",
 }  # fmt: skip
 
 # Table 2: server learning rate, epsilon of Adam, client learning rate, cohort, batch, rounds; then lambda and epsilon
@@ -62,7 +62,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
         )
         assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.algorithm in ("fedtem", "fedtkm", "min-loss"):
-            assert (options["anchor"], options["lam"], options["eps"]) == (False, lam, smooth)
+            assert (options["lam"], options["eps"], method.transforms) == (lam, smooth, ())
         elif "lam" in options:
             assert options["lam"] == 0
 
@@ -94,19 +94,19 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     period = experiment.shift.who.period
     prior = {m.name: m.settings()["prior"] for m in experiment.method if "prior" in m.settings()}
     curve = "cosine" if name == "stackoverflow" else "linear"
-    for method, kind in (("FedTEM", curve), ("FedTEM, as printed", curve), ("FedTKM", "linear")):
+    for method, kind in (("FedTEM", curve), ("FedTEM by certainty", curve), ("FedTKM", "linear")):
         assert (prior[method].kind, prior[method].period, prior[method].phase) == (kind, period, 0)
-    assert prior["EM only"].kind == prior["EM only, as printed"].kind == "em-only"
+    assert prior["EM only by certainty"].kind == prior["EM only, overwritten"].kind == "em-only"
     options = {m.name: m.settings() for m in experiment.method}
-    printed = options["FedTKM, as printed"]["alpha"]
+    printed = options["FedTKM"]["alpha"]
     assert (printed.kind, printed.eta, printed.schedule) == ("integral", 0.02, "zero-mid")
-    assert options["FedTKM"]["alpha"].kind == "leaky"
-    assert options["FedTKM"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
-    assert (options["FedTEM, as printed"]["update"].kind, options["FedTEM"]["beta"]) == ("overwrite", 0.99)
+    assert options["FedTKM leaky"]["alpha"].kind == "leaky"
+    assert options["FedTKM leaky"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
+    assert (options["FedTEM"]["update"].kind, options["FedTEM by certainty"]["beta"]) == ("overwrite", 0.99)
     assert (prior["SCSGD"].kind, prior["SCSGD"].period) == ("block", period)
     if "T-shot" in options:
         assert options["T-shot"]["shots"] == period or scale == "nano"
-    assert options["FedTKM, as printed"]["rescale"]  # Eq. 11 at test time
+    assert options["FedTKM"]["rescale"]  # Eq. 11 at test time
     assert {m.decide_per for m in experiment.method if m.algorithm == "fedtkm"} == {"batch"}  # section 3.2
     together = "sample" if name == "stackoverflow" else "batch"
     assert {m.decide_per for m in experiment.method if m.algorithm == "fedtem"} == {together}
@@ -137,7 +137,7 @@ def test_figures_of_the_paper_are_of_its_own_forms(name):
     """The one on priors has both forms."""
     for method in recipe(name, "paper").method:
         options = method.settings()
-        assert not options.get("anchor")
+        assert not method.all_transforms
         if method.algorithm == "fedtem":
             printed = (options["update"].kind, options["prior"].kind == "em-only" or not options["consistent_only"])
             assert printed == ("overwrite", True)

@@ -137,14 +137,14 @@ def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(sca
     assert [[search.method for search in stage] for stage in found] == [["Local"], ["Global"], ["Mixture"], ["AEM"]]
     assert len({search.trials for stage in found for search in stage}) == 1
     fixed = {".".join(place[2:]) for stage in found for search in stage for p in search.parameters for place in p.also}
-    assert fixed >= {"personal.solver.lr", "local.lr", "personal.gating.lr"}
+    assert fixed >= {"mixture.solver.lr", "local.lr", "mixture.gating.lr"}
 
 
 def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
     assert done("tune", "recipe:experts-tuning", "--scale", "nano", "--workers", 1, "--out", tmp_path / "x") == 0
     ready = read(tmp_path / "x" / "tuned.toml")
     solvers = [
-        method.options.get("personal", method.options).get("solver")
+        method.options.get("mixture", method.options).get("solver")
         for method in ready.method
         if method.name != "Global"
     ]

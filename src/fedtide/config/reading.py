@@ -177,8 +177,25 @@ def scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, A
     elif scale not in scales:
         have = ", ".join(scales) or "none: it has no [scale] tables"
         raise refused(f"{where}: scale", scale, have)
+    before = _names(values)
     for path, value in flat(scales[scale]) if scale else ():
         assign(values, path, value)
+    return _with_renamed(values, dict(zip(before, _names(values), strict=False)))
+
+
+def _names(values: Mapping[str, Any]) -> list[Any]:
+    methods = values.get("method")
+    return [method.get("name") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
+
+
+def _with_renamed(values: dict[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+    """Let the baseline and claims follow methods that a scale gives another name."""
+    claims = values.get("claim")
+    tables = [values, *(claims if isinstance(claims, list) else ())]
+    for table in tables:
+        for key in ("baseline",) if table is values else ("method", "versus"):
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = new.get(table[key], table[key])
     return values
 
 
@@ -374,6 +391,8 @@ def _marked(model: type[BaseModel]) -> dict[str, OfShift | Mapping[Any, Mapping[
 
 def _table(field: FieldInfo, given: Any) -> dict[str, Any]:
     """Return the table of an ingredient that was chosen, or that is the default; empty for what is no table."""
+    if is_dataclass(given):  # of the safe form
+        return {key: value for key, value in vars(given).items() if value is not None} | {"kind": given.kind}  # type: ignore[attr-defined]
     table = on_default(field.default, {} if given is None and is_dataclass(field.default) else by_kind(given))
     return table if isinstance(table, dict) else {}
 
