@@ -57,7 +57,7 @@ def test_methods_that_a_command_spells_have_nothing_of_ours(papers):
         experiment = read(RECIPES / f"{row['recipe']}.toml", scale="paper", sets=row["paper"][1::2])
         for method in points(experiment)[0].experiment.method:
             options, said = method.settings(), f"{row['item']}: {method.name}"
-            assert not any(options.get(name) for name in ("anchor", "pooling")), said
+            assert all(transform.kind == "shared" for transform in method.all_transforms), said
             if method.algorithm == "fielding":
                 assert options["clustering"].min_silhouette == -1, said
             if method.algorithm == "fedtem":

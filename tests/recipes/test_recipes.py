@@ -134,7 +134,8 @@ def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(sca
     experiment = read(RECIPES[0].with_name("experts-tuning.toml"), scale=scale, timed=False)
     list(ends(experiment, "experts-tuning.toml"))
     found = stages(experiment)
-    assert [[search.method for search in stage] for stage in found] == [["Local"], ["Global"], ["Mixture"], ["AEM"]]
+    assert [search.method for stage in found for search in stage] == ["Local", "Global (choice)", "Mixture", "AEM"]
+    assert len(found) == 4
     assert len({search.trials for stage in found for search in stage}) == 1
     fixed = {".".join(place[2:]) for stage in found for search in stage for p in search.parameters for place in p.also}
     assert fixed >= {"mixture.solver.lr", "local.lr", "mixture.gating.lr"}
@@ -146,7 +147,7 @@ def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
     solvers = [
         method.options.get("mixture", method.options).get("solver")
         for method in ready.method
-        if method.name != "Global"
+        if method.name != "Global (choice)"
     ]
     assert solvers[0]["lr"] == solvers[1]["lr"] == solvers[2]["lr"] != 1e-3
     preflight(ready)

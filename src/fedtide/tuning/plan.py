@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,17 +110,19 @@ def stages(experiment: Experiment, where: str = "experiment") -> list[list[Searc
         FedtideError: a key, a method or a range is invalid.
     """
     tune = tune_of(experiment, where)
-    names = [method.name for method in experiment.method]
-    return [_searches(stage, tune, names, where) for stage in tune.stages()]
+    bare = {method.bare: method.name for method in experiment.method}
+    return [_searches(stage, tune, bare, where) for stage in tune.stages()]
 
 
-def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> list[Search]:
+def _searches(stage: TuneStage, tune: Tune, bare: Mapping[str, str], where: str) -> list[Search]:
+    names = list(bare.values())
     at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
-    for name in stage.methods or ():
+    among = [bare.get(name, name) for name in stage.methods or ()]
+    for name in among:
         if name not in names:
             raise unknown(f"{at}.methods", name, names)
-    allowed: list[str] = names if stage.methods is None else list(dict.fromkeys(stage.methods))
-    about = {key: _about(key, names, f"{at}.ranges.{key}") for key in stage.ranges}
+    allowed = names if stage.methods is None else list(dict.fromkeys(among))
+    about = {key: _about(key, bare, f"{at}.ranges.{key}") for key in stage.ranges}
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
             raise unknown(f"{at}.ranges.{key}", method, allowed)
@@ -134,7 +136,7 @@ def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> lis
         for key, (method, rest) in about.items():
             if method in (None, name):
                 label, range_ = f"{at}.ranges.{key}", stage.ranges[key]
-                also = tuple(_elsewhere(other, names, label) for other in range_.also)
+                also = tuple(_elsewhere(other, bare, label) for other in range_.also)
                 if also and method is None and len(reached) > 1:
                     raise FedtideError(f"{label}.also: allowed with a range about one method, 'method.<name>.<key>'")
                 parameters.append(Parameter(key, ("method", name, *rest), also, range_, label))
@@ -145,7 +147,7 @@ def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> lis
     return out
 
 
-def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Place]:
+def _about(key: str, bare: Mapping[str, str], label: str) -> tuple[str | None, Place]:
     """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
@@ -153,17 +155,20 @@ def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Plac
             f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
             "share the rest"
         )
+    names = list(bare.values())
     which, rest = located(path, names)
+    if which is None:  # a name as it is written in the file, without its form
+        which, rest = located(path, list(bare))
     if not rest or rest[0] in FIXED:
         found = "".join(rest[:1])
         raise refused(label, found, f"a key of the method other than {', '.join(FIXED)}")
     return None if which is None else names[which], tuple(rest)
 
 
-def _elsewhere(key: str, names: Sequence[str], label: str) -> Place:
-    method, rest = _about(key, names, f"{label}.also: found '{key}'")
+def _elsewhere(key: str, bare: Mapping[str, str], label: str) -> Place:
+    method, rest = _about(key, bare, f"{label}.also: found '{key}'")
     if method is None:
-        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(names)}")
+        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(bare.values())}")
     return ("method", method, *rest)
 
 
