@@ -158,7 +158,7 @@ def code_lines(source: str) -> int:
 def printed(entry: Entry) -> str:
     """Say what a method plays with nothing but its name, as its file says it."""
     text = " ".join((module_of(entry).__doc__ or "").split())
-    found = re.search(r"With nothing but (?:its|their) names?\b.*?\.(?= |$)", text)
+    found = re.search(r"With nothing but (?:its|their) names?\b.*?(?<!Eq)\.(?= |$)", text)
     return found[0] if found else ""
 
 

@@ -1,7 +1,8 @@
 """Auxo: clusters that split where the updates of their participants fall in two; clients only train.
 
 Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*,
-SoCC 2023, in the simplified form needed for comparisons with other methods. Its cohorts are called clusters here.
+SoCC 2023. With nothing but its name it plays the paper's splits and rewards in a simplified form, which is ours. Its
+cohorts are called clusters here.
 
 | symbol | meaning |
 | --- | --- |

@@ -13,7 +13,7 @@ HELPS: tuple[Trait, ...] = ("labels", "nothing")
 
 ENTRIES = tuple(
     Entry(
-        name, preset(name, fedavg, f"FedAvg with {what} on the server.", server=server),
+        name, preset(name, fedavg, f"FedAvg with {what} on the server, as its paper prints it.", server=server),
         "weights down, update up", "server-optimizer", helps=HELPS,
     )
     for name, what, server in (
