@@ -183,12 +183,13 @@ def scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, A
     return _with_renamed(values, dict(zip(before, _names(values), strict=False)))
 
 
-def _names(values: Mapping[str, Any]) -> list[Any]:
+def _names(values: Mapping[str, Any]) -> list[str | None]:
     methods = values.get("method")
-    return [method.get("name") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
+    tables = [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
+    return [name if isinstance(name := method.get("name"), str) else None for method in tables]
 
 
-def _with_renamed(values: dict[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+def _with_renamed(values: dict[str, Any], new: Mapping[str | None, str | None]) -> dict[str, Any]:
     """Let the baseline and claims follow methods that a scale gives another name."""
     claims = values.get("claim")
     tables = [values, *(claims if isinstance(claims, list) else ())]
