@@ -393,7 +393,7 @@ def _marked(model: type[BaseModel]) -> dict[str, OfShift | Mapping[Any, Mapping[
 def _table(field: FieldInfo, given: Any) -> dict[str, Any]:
     """Return the table of an ingredient that was chosen, or that is the default; empty for what is no table."""
     if is_dataclass(given):  # of the safe form
-        return {key: value for key, value in vars(given).items() if value is not None} | {"kind": given.kind}  # type: ignore[attr-defined]
+        return {key: value for key, value in vars(given).items() if value is not None}
     table = on_default(field.default, {} if given is None and is_dataclass(field.default) else by_kind(given))
     return table if isinstance(table, dict) else {}
 

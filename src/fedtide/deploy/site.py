@@ -29,7 +29,6 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import Field
 
-from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, Method, from_dict, read, resolved, slug, to_toml
 from fedtide.config.deploy import Deploy, parted
 from fedtide.config.fleet import Local
@@ -529,12 +528,10 @@ def invite(root: Path, names: str) -> list[Ticket]:
         names: as for `Roster.of`.
 
     Raises:
-        FedtideError: a name is taken, or the method cannot take new clients in.
+        FedtideError: a name is taken.
     """
     with _alone(root):
         site = Site.read(root)
-        if why := REGISTRY[site.method.algorithm].exempt.get("join"):
-            raise FedtideError(f"{root}: '{site.method.algorithm}' takes no new clients in: {why}")
         more = [
             node.model_copy(update={"clients": tuple(client + site.roster.clients for client in node.clients)})
             for node in Roster.of(names, "NODES").node

@@ -368,7 +368,7 @@ class MethodRecord:
     def federation(self) -> str:
         """Name of the method whose models these are another use of; empty if they are its own."""
         other = self.runs[0].other if self.runs else ""
-        return self.name.removesuffix(f", {other}") if other else ""
+        return self.name.rpartition(f", {other}")[0] + self.method.form if other else ""
 
     @property
     def shifted(self) -> bool:

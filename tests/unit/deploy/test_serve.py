@@ -103,6 +103,6 @@ def test_other_errors_are_not_hidden(answered, error):
 def test_numbers_of_samples_that_are_none_leave_distances_finite():
     rows = {"bad": torch.full((2, 2), 9e15, dtype=torch.float64), "rows": torch.tensor([1e-300, 5.0]).double()}
     reply: Any = SimpleNamespace(rows=rows, total=None)
-    losses, known = cross_losses(reply, torch.eye(2) > 0, torch.arange(2), torch.arange(2))
+    losses, known = cross_losses(reply, torch.eye(2) > 0, torch.arange(2))
     assert known.tolist() == [1]
     assert losses.isfinite().all()

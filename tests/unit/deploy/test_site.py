@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from fedtide.algorithms import REGISTRY
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.deploy import site as sites
@@ -71,7 +70,7 @@ def test_a_node_makes_the_algorithm_that_the_server_has(made):
     ticket = Ticket.read(made.root / "tickets" / "berlin.ticket")
     there, here = (algorithm_without_rows(e, made.about.rows) for e in (made.experiment, ticket.experiment))
     assert there.works.keys() == here.works.keys()
-    assert there.reveals == here.reveals
+    assert there.traits.reveals == here.traits.reveals
 
 
 def test_what_is_there_is_left_as_it_is(made):
@@ -273,10 +272,3 @@ def test_a_node_is_invited_once(copy):
     with pytest.raises(FedtideError, match=r"^NODES.*: found ''"):
         invite(copy.root, "")
     assert contents(copy.root) == before
-
-
-def test_a_method_that_takes_nobody_in_says_why(copy, monkeypatch):
-    entry = replace(REGISTRY["scaffold"], exempt={"join": "it counts its clients once"})
-    monkeypatch.setitem(sites.REGISTRY, "scaffold", entry)
-    with pytest.raises(FedtideError, match="'scaffold' takes no new clients in: it counts its clients once"):
-        invite(copy.root, "paris")
