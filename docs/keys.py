@@ -16,11 +16,13 @@ UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 REPEATED = {("Method", "shift"), ("TuneStage", "ranges")}
 """Fields with the same keys as another table, that of the experiment's shift and that of `tune.ranges`."""
 
+WAYS = ("method.transforms.way", "mixture")
+"""Keys of what clients make for themselves."""
+
 SAME = {
-    "personal.solver": "local",
-    "personal.gating": "local",
-    "personal.model": "model",
-    "personal.gate": "model",
+    **{f"{place}.{name}": "local" for place in WAYS for name in ("solver", "gating", "tuning")},
+    **{f"{place}.{name}": "model" for place in WAYS for name in ("model", "gate")},
+    "method.transforms.others": "method.transforms.way",
     "representation.parts": "representation",
 }
 """Keys below a choice whose tables are those of another key, to which they link."""

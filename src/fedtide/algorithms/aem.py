@@ -196,7 +196,7 @@ def aem(
     local: LocalTrainer = LocalTrainer(),
     clusters: ModelCount = 2,
     exploration: Annotated[Exploration, Spelled] = Constant(),
-    mixture: Mixture = Mixture(),
+    mixture: Annotated[Mixture, Spelled] = Mixture(),
     drop_unused: Flag = True,
     freeze: Freeze | None = None,
     server: Server = SGD(),
