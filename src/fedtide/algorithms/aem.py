@@ -75,6 +75,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
+    APART,
     at_most_registered,
     find_model,
     init_models,
@@ -290,7 +291,7 @@ def aem(
 
     made = Algorithm(
         "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
-        at_most_registered(clusters), traits=Traits(models="clusters"),
+        at_most_registered(clusters), traits=Traits(models="clusters", refuses=APART),
         options={"clusters": clusters},
     )  # fmt: skip
     # As if no client explored, and no model were frozen or out of use.

@@ -71,6 +71,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
+    APART,
     at_most_registered,
     best_set,
     find_model,
@@ -160,7 +161,7 @@ def ifca(
         return {**payload, "usual": answer.total["members"].value.argmax()}, None
 
     works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
-    predict, adapt, traits = predict_by_cluster(task), find_model(task), Traits(models="clusters")
+    predict, adapt, traits = predict_by_cluster(task), find_model(task), Traits(models="clusters", refuses=APART)
     check = at_most_registered(clusters)
     made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.

@@ -45,6 +45,9 @@ from fedtide.models.branched import in_branch, in_layer
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
 
+APART = {"pooled": "its models begin apart, and an update of one says nothing of another"}
+"""Why models that begin apart are not pooled."""
+
 Divisor = Literal["members", "participants"]
 """Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
 

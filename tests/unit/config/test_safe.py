@@ -127,7 +127,7 @@ def test_a_mistake_is_one_line(method, said):
         ({"algorithm": "fedem", "transforms": ["fine-tuned"]}, "clients mix its models already"),
         ({"algorithm": "local", "transforms": ["pooled"]}, "its clients train no model together"),
         ({"algorithm": "ifca", "safe": True, "transforms": ["anchored"]}, "'anchored' twice, allowed: each once"),
-        ({"algorithm": "ifca", "transforms": ["pooled", "pooled"]}, "'pooled' twice, allowed: each once"),
+        ({"algorithm": "flexcfl", "transforms": ["pooled", "pooled"]}, "'pooled' twice, allowed: each once"),
         ({"algorithm": "ifca", "transforms": [{"kind": "shared", "layers": "haed"}]}, "'haed'"),
         ({"algorithm": "fielding", "q": 1.0, "transforms": ["pooled"]}, "no mean of updates"),
     ],
