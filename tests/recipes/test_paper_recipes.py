@@ -62,7 +62,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
         )
         assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.algorithm in ("fedtem", "fedtkm", "min-loss"):
-            assert (options["lam"], options["eps"], method.transforms) == (lam, smooth, ())
+            assert (options["lam"], options["eps"], method.all_transforms) == (lam, smooth, ())
         elif "lam" in options:
             assert options["lam"] == 0
 
