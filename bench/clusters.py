@@ -49,15 +49,13 @@ TOGETHER = ("fedavg", "ifca")
 STACKED = ", stacked"
 PUBLIC = 200
 """Rows that everybody may see, for pFedEM's principal components."""
-PRINTED = {"anchor": False}
-"""Without one more model on all rows, as in the papers."""
 ALGORITHMS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "ifca": lambda k: {**PRINTED, "clusters": k},
-    "aem": lambda k: {**PRINTED, "clusters": k, "exploration": {"epsilon": 0.33}},
-    "fedem": lambda k: {**PRINTED, "components": k},
-    "fedtem": lambda k: {**PRINTED, "branches": k, "prior": {"kind": "linear", "period": 32}},
-    "min-loss": lambda k: {**PRINTED, "branches": k},
-    "pfedem": lambda k: {**PRINTED, "components": k, "gaussian_init": "random"},
+    "ifca": lambda k: {"clusters": k},
+    "aem": lambda k: {"clusters": k, "exploration": {"epsilon": 0.33}},
+    "fedem": lambda k: {"components": k},
+    "fedtem": lambda k: {"branches": k, "prior": {"kind": "linear", "period": 32}},
+    "min-loss": lambda k: {"branches": k},
+    "pfedem": lambda k: {"components": k, "gaussian_init": "random", "features": "pca"},
     "fielding": lambda k: {"clustering": {"kind": "k-means", "k_min": k, "k_max": k}},
 }
 """The options of each with K models."""

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedtide.algorithms.fielding import State, adopt, cluster_reports, reassign_clients
+from fedtide.algorithms.fielding import State, cluster_reports, handle_drift, recluster
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
@@ -82,7 +82,7 @@ def embeddings(clients: int, width: int = WIDTH) -> Tensor:
     return middles[torch.randint(GROUPS, (clients,), generator=draw)] + torch.randn(clients, width, generator=draw)
 
 
-def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
+def clustered(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
     """All clients anew, K by silhouette."""
     return KMeans(**{"k_max": K_MAX, "n_init": STARTS, "silhouette_samples": None, "fit_samples": None, **ways}).fit(
         x, kind, Rng(SEED)
@@ -110,7 +110,7 @@ def cases() -> list[Case]:
     """What is timed once, at the sizes of the paper."""
     x, few, wide = label_vectors(CLIENTS), label_vectors(FEW), embeddings(CLIENTS)
     loose = label_vectors(CLIENTS, groups=1)
-    found = recluster(x, k_min=K_MAX)
+    found = clustered(x, k_min=K_MAX)
     all_pairs, some = "silhouettes of all", f"silhouettes among {SAMPLED:,}"
     size, small = f"{CLIENTS:,} x {LABELS}", f"{FEW} x {LABELS}"
     fewer = {"silhouette_samples": SAMPLED, "fit_samples": JS_FITTED}
@@ -120,21 +120,21 @@ def cases() -> list[Case]:
     wholly = f"{size} float64, L1"
     return [
         Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, FixedFraction()), 0.005, True),
-        Case("all of `reassign_clients`", f"{wholly}, K = {K_MAX}",
-             lambda: reassign_clients(state, everybody, rule, FixedFraction(), "last-event", Rng(SEED)), 0.005, True),
-        Case("clusters made and adopted", f"{wholly}, {some}",
-             lambda: adopt(state, cluster_reports(state, rule, Rng(SEED)))),
+        Case("all of `handle_drift`", f"{wholly}, K = {K_MAX}",
+             lambda: handle_drift(state, everybody, rule, FixedFraction(), "last-event", Rng(SEED)), 0.005, True),
+        Case("clusters made, models mixed", f"{wholly}, {some}",
+             lambda: recluster(state, cluster_reports(state, rule, Rng(SEED)))),
         Case("heterogeneity", one_by_one, lambda: heterogeneity(x, found.label, "l1"), None, True),
-        Case("re-clustering", f"{small}, L1, {all_pairs}", lambda: recluster(few), 0.02, True),
+        Case("re-clustering", f"{small}, L1, {all_pairs}", lambda: clustered(few), 0.02, True),
         Case("re-clustering", f"{small}, L1, {all_pairs}, {FEW_STARTS} starts",
-             lambda: recluster(few, n_init=FEW_STARTS), 0.02, True),
-        Case("re-clustering", f"{size}, L1, {all_pairs}", lambda: recluster(x), 2.0),
-        Case("re-clustering", f"{size}, L1, {some}", lambda: recluster(x, silhouette_samples=SAMPLED), 1.0),
-        Case("re-clustering", f"{size}, JS, {all_pairs}", lambda: recluster(x, "js"), 10.0),
-        Case("re-clustering", f"{size}, JS, {some}", lambda: recluster(x, "js", silhouette_samples=SAMPLED), 2.0),
-        Case("re-clustering", f"{size}, JS, {some}, fits to {JS_FITTED:,}", lambda: recluster(x, "js", **fewer), 2.0),
-        Case("re-clustering", f"{CLIENTS:,} x {WIDTH}, squared L2, {all_pairs}", lambda: recluster(wide, "sq-l2"), 3.0),
-        Case("re-clustering", f"{size} without groups, L1, {all_pairs}", lambda: recluster(loose)),
+             lambda: clustered(few, n_init=FEW_STARTS), 0.02, True),
+        Case("re-clustering", f"{size}, L1, {all_pairs}", lambda: clustered(x), 2.0),
+        Case("re-clustering", f"{size}, L1, {some}", lambda: clustered(x, silhouette_samples=SAMPLED), 1.0),
+        Case("re-clustering", f"{size}, JS, {all_pairs}", lambda: clustered(x, "js"), 10.0),
+        Case("re-clustering", f"{size}, JS, {some}", lambda: clustered(x, "js", silhouette_samples=SAMPLED), 2.0),
+        Case("re-clustering", f"{size}, JS, {some}, fits to {JS_FITTED:,}", lambda: clustered(x, "js", **fewer), 2.0),
+        Case("re-clustering", f"{CLIENTS:,} x {WIDTH}, squared L2, {all_pairs}", lambda: clustered(wide, "sq-l2"), 3.0),
+        Case("re-clustering", f"{size} without groups, L1, {all_pairs}", lambda: clustered(loose)),
     ]  # fmt: skip
 
 
@@ -168,12 +168,12 @@ def growth(largest: int) -> list[dict[str, Any]]:
     lines = []
     for clients in (size for size in SIZES if size <= largest):
         x = label_vectors(clients)
-        found = recluster(x, k_min=K_MAX, **WAYS["sampled fits"])
+        found = clustered(x, k_min=K_MAX, **WAYS["sampled fits"])
         acts = {"moves, centers, trigger": lambda x=x, found=found: handled(x, found, FixedFraction())}
         for way, given in WAYS.items():
             limit = {"exact": EXACT_UP_TO, "sampled silhouettes": FITS_UP_TO}.get(way, largest)
             if clients <= limit:
-                acts[way] = lambda x=x, given=given: recluster(x, **given)
+                acts[way] = lambda x=x, given=given: clustered(x, **given)
         fixed = {"clients": clients, "labels": LABELS, "threads": 1, "n_init": STARTS, "k_max": K_MAX}
         lines += [{"way": way, **measured(act, GROWTH_REPEATS), **fixed} for way, act in acts.items()]
     return lines
@@ -212,7 +212,7 @@ def main() -> None:
     given = parser.parse_args()
     with threads(1):
         if given.alone:
-            recluster(label_vectors(given.alone), **WAYS["sampled fits"])
+            clustered(label_vectors(given.alone), **WAYS["sampled fits"])
             return
         date, where = now(), machine()
         lines, grown = sized(given.repeats), growth(given.largest)

@@ -26,7 +26,7 @@ from works import source
 ROWS = 25
 TEST_ROWS = 10
 COHORT = 20
-ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "ifca": {"anchor": False}}
+ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "ifca": {}}
 
 
 def crowd(clients: int, rounds: int, every: int) -> Experiment:

@@ -99,7 +99,7 @@ class Listening:
 
 def experiment(network: str) -> Experiment:
     """FedAvg, FedTEM and FedTKM on random pictures; cohort, local training and server of the recipe fedtem-emnist."""
-    timed = {"prior": {"kind": "linear", "period": PERIOD}, "branches": BRANCHES, "anchor": False}
+    timed = {"prior": {"kind": "linear", "period": PERIOD}, "branches": BRANCHES}
     return from_dict(
         {
             "rounds": ENDLESS,
@@ -155,7 +155,7 @@ def contenders(network: str) -> tuple[int, dict[str, Callable[[], Any]]]:
             out["fedavg"] = server_of(
                 plain, plain.init(fleet, Rng(SEED)), Reply(total, {}, reply.clients, reply.seconds, reply.cost)
             )
-        ours = make(task, prior=Linear(PERIOD), branches=BRANCHES, anchor=False, server=Still())
+        ours = make(task, prior=Linear(PERIOD), branches=BRANCHES, server=Still())
         out[name] = server_of(ours, state, reply)
     return width(branched, branched.init(Rng(SEED))), out
 
