@@ -168,6 +168,7 @@ WORKING = {
     "fedem": {},
     "fedgmm": {},
     "pfedem": {},
+    "window": {"window": 2},
     "min-loss": {},
     "scsgd": {"lam": 0.25},
     "t-shot": {"lam": 0.25},
