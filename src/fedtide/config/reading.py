@@ -277,7 +277,7 @@ def _method(
         own = _in_safe_form(entry, own, nested)
         known = own if model is None else model.model_fields
         for key in own:
-            if key not in known and (old := old_key(key)):
+            if entry["algorithm"] in REGISTRY and key not in known and (old := old_key(key)):
                 raise FedtideError(old)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:

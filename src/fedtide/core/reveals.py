@@ -1,6 +1,6 @@
 """What a server may be shown of a client by itself: the one list that the registry, refusals and the pages read.
 
-Names are those of `Answer.rows`, which an algorithm declares in `Algorithm.reveals`. A sum is masked, what is shown is
+Names are those of `Answer.rows`, which an algorithm declares in `Traits.reveals`. A sum is masked, what is shown is
 not: where what is shown is made of the update, masks would hide nothing.
 """
 

@@ -60,7 +60,7 @@ def test_a_registered_name_may_be_checked_and_its_exemptions_are_said(monkeypatc
 @pytest.mark.parametrize(("name", "sets", "line"), [
     ("fedavgg", [], "did you mean 'fedavg'"),
     ("helpers.fednova:fednov", [], "cannot import 'helpers.fednova:fednov'"),
-    ("helpers.fednova:fednova", ["method.nu=1"], "nu: unknown key"),
+    ("helpers.fednova:fednova", ["method.mu=1"], "mu: unknown key"),
 ])  # fmt: skip
 def test_a_name_or_a_key_that_there_is_not_is_an_error(name, sets, line):
     with pytest.raises(FedtideError, match=line):
