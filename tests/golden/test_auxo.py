@@ -200,7 +200,7 @@ def test_a_client_that_was_never_asked_takes_the_model_that_fits():
     algorithm = auxo(TASK, HALF)
     served, slot = algorithm.serve(state, torch.tensor([0, 1, 4, 9]))
     assert slot.tolist() == [0, 1, 2, 2]
-    assert len(served[2]["models"]) == 2
+    assert len(served[2].models) == 2
     shard = population([[0], [4]]).shard(1, now)
     assert algorithm.adapt(served[2], None, replace(shard, x=shard.x[:0], y=shard.y[:0]), now, Rng(0)) is None
     (state, *_), *_ = states([0, 4], [[0]])
@@ -211,4 +211,4 @@ def test_who_was_never_asked_does_not_count_for_the_usual_model():
     """Of eight clients three take part, two of them in the second cluster; the first row is in the first."""
     *_, (state, *_) = states([0, 4, 4, 0, 0, 0, 0, 0], [[0, 1, 2]], split=AtRounds((1,)))
     served, slot = auxo(TASK, HALF).serve(state, torch.arange(4))
-    assert (slot.tolist(), served[2]["usual"]) == ([0, 1, 1, 2], 1)
+    assert (slot.tolist(), served[2].usual) == ([0, 1, 1, 2], 1)

@@ -184,4 +184,4 @@ def test_a_client_that_was_never_asked_finds_its_model_before_it_is_judged():
         shard = who.shard(client, fleet.moment)
         kept = algorithm.adapt(served[2], None, shard, fleet.moment, Rng(0)).memory
         assert int(kept["found"]) == model
-    assert served[2]["usual"] == 1  # clients 3 and 4 are in neither yet
+    assert served[2].usual == 1  # clients 3 and 4 are in neither yet

@@ -28,6 +28,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
+from fedtide.multi.clusters import Served
 from helpers.stages import begun, holding, rounds
 
 
@@ -213,7 +214,7 @@ def test_whoever_never_answered_takes_what_fits_its_rows():
     *_, (state, _, fleet) = rounds(algorithm, stages)
     served, slot = algorithm.serve(state, torch.tensor([0, 2, 3, 4, 77]))
     assert slot.tolist() == [0, 1, 2, 10, 10]
-    assert served[10]["numbers"].tolist() == [0, 1, 2]
+    assert served[10].numbers.tolist() == [0, 1, 2]
     empty = torch.zeros(0, dtype=torch.int64)
     for y, wanted in ((A, 0), (B, 1)):
         shard = Shard(X, y, torch.arange(2))
@@ -227,7 +228,7 @@ def test_the_moment_is_not_needed_to_judge():
     """Judging is a function of rows and models: the same answer at any moment."""
     algorithm = feddrift(TASK, TURN)
     state, *_ = begun(algorithm, concepts("A"))
-    question = {"models": [state.start]}
+    question = Served([state.start])
     shard = Shard(X, A, torch.arange(2))
     bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
     assert bad == [[0.5], [0.5]]

@@ -119,7 +119,7 @@ def test_a_cluster_with_too_few_members_is_closed():
     assert shares_of(state.centers) == pytest.approx([3 / 4, 1 / 6])
     assert (facts["moved"], facts["reclustered"], facts["way"]) == (2, 0, pytest.approx(1 / 6))
     payload, slot = algorithm.serve(state, torch.arange(6))
-    assert (payload["open"].tolist(), slot) == ([True, False], None)
+    assert (payload.open.tolist(), slot) == ([True, False], None)
     alone = memory.read(0, (99, 0))
     assert (
         int(algorithm.adapt(payload, alone, people().shard(0, Moment(0, 1)), Moment(0, 1), Rng(0)).memory["found"]) == 0

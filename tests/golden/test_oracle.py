@@ -79,7 +79,7 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
         clients = torch.arange(len(truth))
         served, slot = run.host.algorithm.serve(step.state, clients)
         assert torch.equal(slot, truth)
-        assert all(served[k]["models"][0] is step.state.weights[k] for k in truth.tolist())
+        assert all(served[k].models[0] is step.state.weights[k] for k in truth.tolist())
         if kind != "periodic":  # all take part
             sizes = torch.bincount(truth[: population.registered], minlength=len(step.state.weights))
             assert torch.equal(step.facts["members"], sizes)

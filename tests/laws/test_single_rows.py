@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.scaffold import Sent
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
@@ -72,7 +73,7 @@ def test_a_client_that_could_not_train_has_no_say_in_the_training_loss(name):
 @pytest.mark.parametrize("name", ONE)
 def test_whoever_cannot_train_abstains(name, build, able, weighting):
     _, made, state = begun(name, [8, 1, 0, 8], build, weighting=weighting)
-    payload = {"weights": state.weights, "control": state.control} if name == "scaffold" else state.weights
+    payload = Sent(state.weights, state.control) if name == "scaffold" else state.weights
     reply = made.ask("train", torch.arange(4), payload)
     assert reply.clients.tolist() == able
     assert reply.refused.tolist() == []

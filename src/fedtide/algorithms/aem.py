@@ -76,6 +76,7 @@ from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
     APART,
+    Served,
     at_most_registered,
     find_model,
     init_models,
@@ -171,6 +172,14 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What participants receive: the models that train, and their numbers."""
+
+    models: list[Weights]
+    active: Tensor
+
+
+@dataclass(frozen=True)
 class State:
     """The models and the optimizer's memo of each.
 
@@ -235,9 +244,9 @@ def aem(
         # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
         explored = bool(draw.random() < exploration.probability(clusters, moment))
-        models = payload["models"]
+        models = payload.models
         place = int(draw.integers(len(models))) if explored else int((yield Losses(task, models, shard)).argmin())
-        j, received = int(payload["active"][place]), models[place]
+        j, received = int(payload.active[place]), models[place]
         judged = validation(task, received, shard) if freeze else None
         # Algorithm 4: local training.
         fitted = yield Train(task, local, received, shard, moment, rng)
@@ -258,14 +267,14 @@ def aem(
         if not answer.total["chosen"].value.any():
             return None  # a client that explores has chosen no model
         j = answer.total["trained"].value.argmax()
-        place = int((payload["active"] == j).nonzero())
-        return {"models": (payload["models"][place],), "numbers": j[None], "usual": 0, "of": clusters}, None
+        place = int((payload.active == j).nonzero())
+        return Served((payload.models[place],), j[None], 0, clusters), None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         active = state.active.nonzero().flatten()
         if not len(active):
             return state, {"active": 0}
-        payload = {"models": [state.weights[j] for j in active.tolist()], "active": active}
+        payload = Sent([state.weights[j] for j in active.tolist()], active)
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         if reply.total is None:
             return state, {"active": len(active)}
@@ -287,11 +296,11 @@ def aem(
         used = in_use(state)
         kept = used.nonzero().flatten() if drop_unused and used.any() else torch.arange(clusters)
         models, usual = [state.weights[j] for j in kept.tolist()], state.chosen[kept].argmax()
-        return {"models": models, "numbers": kept, "usual": usual, "of": clusters}, None
+        return Served(models, kept, usual, clusters), None
 
     made = Algorithm(
         "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
-        at_most_registered(clusters), traits=Traits(models="clusters", refuses=APART),
+        at_most_registered(clusters), traits=Traits(sends=(Sent, Served), models="clusters", refuses=APART),
         options={"clusters": clusters},
     )  # fmt: skip
     # As if no client explored, and no model were frozen or out of use.

@@ -82,7 +82,14 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import as_served_in_cluster, find_model, predict_by_cluster, serve_clusters, train_clusters
+from fedtide.multi.clusters import (
+    Served,
+    as_served_in_cluster,
+    find_model,
+    predict_by_cluster,
+    serve_clusters,
+    train_clusters,
+)
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.distance import unit
 from fedtide.parts.weighting import Weighting, client_weight
@@ -227,7 +234,7 @@ def auxo(
         return serve_clusters(state.weights, torch.where(known, state.reward.argmax(1), -1), clients)
 
     predict, adapt = predict_by_cluster(task), find_model(task)
-    works, traits = {"train": train}, Traits(reveals=("sketch",), models="clusters")
+    works, traits = {"train": train}, Traits(reveals=("sketch",), sends=(Served,), models="clusters")
     made = Algorithm("auxo", init, works, round, serve, predict, adapt, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)
 

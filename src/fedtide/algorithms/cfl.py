@@ -76,6 +76,7 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
+    Served,
     as_served_in_cluster,
     predict_by_cluster,
     replace_at,
@@ -226,13 +227,13 @@ def cfl(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client with pending splits finds its model by itself, in `adapt`.
         own = torch.where(pending(state), -1, state.model)
-        return serve_clusters(state.weights, own, clients, splits=state.splits)
+        return serve_clusters(state.weights, own, clients, places=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not payload.get("splits") or not len(shard):
+        if not payload.places or not len(shard):
             return None
         k = 0
-        for number, made in enumerate(payload["splits"]):
+        for number, made in enumerate(payload.places):
             if made.model != k:
                 continue
             fitted = local(task, task.loss, made.weights, shard, moment, rng.at("place", number))
@@ -242,7 +243,7 @@ def cfl(
 
     works: dict[str, Work] = {"train": reveal_update(task, local, weighting), "place": place}
     traits = Traits(
-        reveals=("update", "weight"), models="clusters",
+        reveals=("update", "weight"), sends=(Served,), models="clusters",
         refuses={"pooled": "each half of a split steps along its own mean"},
         # A client that is placed trains for it.
         compute_cost=lambda question, rows: rows / 3 if question == "loss" else local.samples(rows),

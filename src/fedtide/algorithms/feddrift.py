@@ -82,6 +82,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
+    Served,
     as_served_in_cluster,
     errors_of,
     find_model,
@@ -224,7 +225,7 @@ def feddrift(
         """Return the loss of each model on the client's samples."""
         if not len(shard):
             return None
-        bad = model_losses(task, payload["models"], shard, criterion)
+        bad = model_losses(task, payload.models, shard, criterion)
         return Answer({}, {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -238,7 +239,7 @@ def feddrift(
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""
         there = state.places.there
-        payload = {"models": [state.weights[k] for k in there.tolist()]}
+        payload = Served([state.weights[k] for k in there.tolist()])
         reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
         if not len(reply.clients):
             return state, {}
@@ -266,7 +267,7 @@ def feddrift(
         return serve_clusters(state.weights, model, clients, state.places.there)
 
     works: dict[str, Work] = {"train": Training(task, local, weighting), "judge": judge}
-    predict, traits = predict_by_cluster(task), Traits(reveals=("bad", "rows"), models="clusters")
+    predict, traits = predict_by_cluster(task), Traits(reveals=("bad", "rows"), sends=(Served,), models="clusters")
     made = Algorithm(
         "feddrift", init, works, round, serve, predict, find_model(task), as_served_in_cluster, traits=traits
     )

@@ -84,7 +84,7 @@ from fedtide.multi.clusters import (
 )
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, enough_rows_for
-from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, needs_likelihood, weighs_rows
+from fedtide.multi.mixture_loss import LEAST, Blended, SentMixture, mixture_notes, needs_likelihood, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, fit_full_gaussians, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 from fedtide.transforms import Anchored
@@ -151,8 +151,8 @@ def fedgmm(
         memos, nothing = tuple(map(server.init, models)), Collected.nothing()
         return State(weights=models, server=memos, mu=mu, spread=cov, collected=nothing, cohort=cohort.init(fleet))
 
-    def broadcast(state: State) -> dict[str, Any]:
-        return {"models": list(state.weights), "mu": state.mu, "cov": state.spread}
+    def broadcast(state: State) -> SentMixture:
+        return SentMixture(list(state.weights), state.mu, state.spread)
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -166,10 +166,10 @@ def fedgmm(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        models = payload["models"]
+        models = payload.models
         together, z = join_models(models, WHOLE), extract(models[0], shard.x)
         losses = (yield BranchLosses(whole, together, shard)).double().T[:, None]
-        pi, mu, cov = even if memory is None else memory["pi"], payload["mu"], payload["cov"]
+        pi, mu, cov = even if memory is None else memory["pi"], payload.mu, payload.spread
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses
             g = posteriors(scores)
@@ -210,17 +210,17 @@ def fedgmm(
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = payload["models"]
+        models = payload.models
         losses = losses_of(whole, join_models(models, WHOLE), shard).double().T[:, None]
         pi, z = even if memory is None else memory["pi"], extract(models[0], shard.x)
         for _ in range(e_steps):
-            pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
+            pi = posteriors(pairs(pi, z, payload.mu, payload.spread) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = payload["models"]
+        models = payload.models
         pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
-        scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
+        scores = pairs(pi, extract(models[0], x), payload.mu, payload.spread)
         shares = posteriors(scores).sum(1)
         others = {"client": pi.sum(1)} if components > 1 else None
         told, labels = blend_branches(whole, join_models(models, WHOLE), x, shares, others)
@@ -230,7 +230,7 @@ def fedgmm(
     once = int(not isinstance(features, PCA))
     forward = {"train": components + once, "collect": once, "loss": 2 * (components + once)}
     serve, check = to_everyone(broadcast), enough_rows_for(components=components, gaussians=gaussians)
-    works, traits = {"train": train}, Traits(models="mixture")
+    works, traits = {"train": train}, Traits(sends=(SentMixture,), models="mixture")
     made = Algorithm("fedgmm", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
     made = setup.added_to(made, cohort)
     return with_cohort(

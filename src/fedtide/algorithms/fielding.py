@@ -93,13 +93,9 @@ from fedtide.core.ids import per_client
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
-    Answer,
     Facts,
     Fleet,
-    Memory,
-    Moment,
     Payload,
-    Shard,
     Slot,
     Timed,
     Traits,
@@ -112,6 +108,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
+    Served,
     accuracy_question,
     as_served_in_cluster,
     mean_over_slots,
@@ -122,9 +119,9 @@ from fedtide.multi.clusters import (
     serve_clusters,
     train_clusters,
 )
-from fedtide.multi.representation import Labels, Representation, report_question
+from fedtide.multi.representation import Labels, Places, Representation, find_nearest, report_question
 from fedtide.parts.clusterer import Clusterer, Clustering, KMeans
-from fedtide.parts.distance import Distance, between, means
+from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
     Adaptive,
     FixedFraction,
@@ -227,7 +224,7 @@ def fielding(
     if clustering.center == "median" and representation.kind != "labels":
         raise refused("clustering.center", "median", "'mean', because only label distributions have medians")
     train = FairTraining(task, local, weighting, q=q) if q else Training(task, local, weighting)
-    represent, totals = representation.of(task), fair_totals if q else None
+    totals = fair_totals if q else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, count = task.init(rng), len(fleet.clients)
@@ -243,7 +240,7 @@ def fielding(
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
         """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
-        payload = {"model": mix_models(state.weights, state.members)} if representation.needs_model else {}
+        payload = mix_models(state.weights, state.members) if representation.needs_model else None
         reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
         if reply is None or not len(reply.clients):
             return state, clients[:0]
@@ -266,8 +263,9 @@ def fielding(
         # Algorithm 1, lines 10 to 15.
         cluster = state.trains_with[clients]
         sizes = torch.bincount(state.trains_with, minlength=len(state.weights))
-        sent = (fleet, state, clients, cluster, server, cohort)
-        state, reply, trained = train_clusters(*sent, totals=totals, sizes=sizes)
+        state, reply, trained = train_clusters(
+            fleet, state, clients, cluster, server, cohort, totals=totals, sizes=sizes
+        )
         if trigger.uses_accuracy and reply.total is not None:
             slot = state.trains_with[fleet.reachable]
             judged = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot)
@@ -301,30 +299,23 @@ def fielding(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
-        cluster, more = state.trains_with, dict[str, Any]()
-        if len(state.known):
-            model = mix_models(state.weights, state.members) if representation.needs_model else None
-            more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
-            cluster = state.cluster
-        return serve_clusters(state.weights, cluster, clients, **more)
-
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "centers" not in payload or not len(shard.labels):
-            return None
-        far = between(represent(payload["at"], shard)[None], payload["centers"], payload["distance"])[0]
-        return Answer({}, memory={"found": far.where(payload["filled"], torch.inf).argmin()})
+        if not len(state.known):
+            return serve_clusters(state.weights, state.trains_with, clients)
+        model = mix_models(state.weights, state.members) if representation.needs_model else None
+        places = Places(state.centers, state.members > 0, state.distance, model)
+        return serve_clusters(state.weights, state.cluster, clients, places=places)
 
     report, passes = report_question(task, representation, drift_eps), 3 * representation.passes
     traits = Traits(
-        reveals=("representation",), models="clusters",
+        reveals=("representation",), sends=(Served, Places), models="clusters",
         unless_changed=() if representation.needs_model else ("report",),
         unmaskable="its server sees of each client that drifts a gradient" if representation.of_update else "",
     )  # fmt: skip
     works: dict[str, Work] = {"report": report, "train": train, "val": accuracy_question(task)}
+    predict, adapt = predict_by_cluster(task), find_nearest(task, representation)
     made = Algorithm(
-        "fielding", init, works, round, serve, predict_by_cluster(task), adapt, as_served_in_cluster, has_val(trigger),
-        traits=traits,
-    )  # fmt: skip
+        "fielding", init, works, round, serve, predict, adapt, as_served_in_cluster, has_val(trigger), traits=traits
+    )
     asks = [question for question in cohort.asks if question not in cohort.recorded]
     return with_cohort(made, cohort, task, local, forward={"report": passes}, adapt=False, asks=asks)
 

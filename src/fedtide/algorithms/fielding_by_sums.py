@@ -49,7 +49,7 @@ The safe form is that of Fielding: one cluster if the best silhouette is below 0
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -98,6 +98,7 @@ from fedtide.multi.clusters import (
 from fedtide.multi.kmeans_by_sums import (
     FoundBySums,
     Groups,
+    Sets,
     cluster_by_sums,
     group_questions,
     nearest,
@@ -114,6 +115,38 @@ Triggers = Annotated[FixedFraction | Gain | Learned, Field(discriminator="kind")
 
 Own = Callable[[Any, Memory, Shard], int]
 """Cluster of a client: (what it needs to find it, its memory, its samples) -> number."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a client needs to find its cluster, and what it is sent beside: models, and the sum of each cluster.
+
+    centers: (K, d). open, full: (K,) clusters that a client may take, and those with others in them. made: number of
+    clusterings so far. usual: cluster of a client without samples. at: model for the representation. again: whether it
+    may report once more. numbers: none, because all models are sent.
+    """
+
+    centers: Tensor
+    open: Tensor
+    full: Tensor
+    made: int
+    usual: int | Tensor
+    distance: Distance
+    at: Weights | None
+    models: Sequence[Weights] = ()
+    slots: Tensor | None = None
+    again: bool | None = None
+    numbers: None = None
+
+
+@dataclass(frozen=True)
+class New:
+    """A clustering that is new, and what the client needs to tell which cluster it leaves."""
+
+    centers: Tensor
+    distance: Distance
+    made: int
+    old: Sent
 
 
 @dataclass(frozen=True)
@@ -196,13 +229,13 @@ def fielding_by_sums(
         state, facts = count_members(state, fleet, fleet.reachable, places(state), anew=True)
         return adopted(state, fleet, find_clusters(state, fleet, rng.at("cluster")))[0] if facts["drifted"] else state
 
-    def places(state: State) -> dict[str, Any]:
+    def places(state: State) -> Sent:
         """Return what a client needs to find its cluster: a closed one has members, but not as many as `fewest`."""
         model = mix_models(state.weights, state.members + 1e-9) if representation.needs_model else None
         full = state.members >= fewest
         full = full if full.any() else torch.ones_like(full)
-        return {"centers": state.centers, "open": full | (state.members == 0), "full": full, "made": state.made,
-                "usual": int(state.members.argmax()), "distance": state.distance, "at": model}  # fmt: skip
+        usual, here = int(state.members.argmax()), full | (state.members == 0)
+        return Sent(state.centers, here, full, state.made, usual, state.distance, model)
 
     def adopted(state: State, fleet: Fleet, found: FoundBySums | None) -> tuple[State, int]:
         state, new = adopt(state, fleet, found, places(state))
@@ -258,7 +291,7 @@ def fielding_by_sums(
         clients = picked(state) if participants is None else participants  # line 9: whatever their cluster
         state, trained = train_clusters(state, fleet, clients)
         if trained and trigger.uses_accuracy:
-            judged = fleet.ask("val", fleet.reachable, {"models": state.weights, **places(state)})
+            judged = fleet.ask("val", fleet.reachable, replace(places(state), models=state.weights))
             facts["val"] = float("nan") if judged.total is None else float(mean(judged.total)["right"])
             state = replace(state, trigger=trigger.record(state.trigger, facts["val"]))
         return state, {**trained, **facts}
@@ -268,7 +301,7 @@ def fielding_by_sums(
         slots = share_sums(state, fleet, clients)
         if slots is None:
             return state, {}
-        payload = {"models": list(state.weights), "slots": slots, **places(state)}
+        payload = replace(places(state), models=list(state.weights), slots=slots)
         state, reply = ask_to_train(cohort, fleet, state, clients, payload)
         if reply.total is None:
             return state, {}
@@ -286,7 +319,7 @@ def fielding_by_sums(
         return None if counted is None else join_small(counted["present"].value, fewest_updates)
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return {"models": state.weights, **places(state)}, None
+        return replace(places(state), models=state.weights), None
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None and not len(shard.labels):
@@ -294,12 +327,12 @@ def fielding_by_sums(
         return Answer({}, memory={"found": own(payload, memory, shard)})
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        models = payload["models"]
+        models = payload.models
         k = own(payload, memory, shard)
         answer = training(models[k], None, shard, moment, rng)
         if answer is None:
             return None
-        slot = int(payload["slots"][k])
+        slot = int(payload.slots[k])
         slotted = {name: Slotted({slot: leaf}, len(models)) for name, leaf in answer.total.items() if name != "loss"}
         total, notes = {**slotted, "loss": answer.total["loss"]}, Notes(branch=torch.tensor(k))
         assert isinstance(answer.update, Weights)
@@ -308,13 +341,17 @@ def fielding_by_sums(
     right = accuracy_question(task)
 
     def val(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        return right(payload["models"][own(payload, memory, shard)], memory, shard, moment, rng)
+        return right(payload.models[own(payload, memory, shard)], memory, shard, moment, rng)
 
     def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
-        return {**payload, "usual": answer.notes.branch if answer.notes else 0}, None
+        return replace(payload, usual=answer.notes.branch if answer.notes else 0), None
 
     asked = cluster_questions(task, representation, own, reassign, drift_eps)
-    works, predict, traits = {**asked, "train": train, "val": val}, predict_by_cluster(task), Traits(models="clusters")
+    works, predict, traits = (
+        {**asked, "train": train, "val": val},
+        predict_by_cluster(task),
+        Traits(sends=(Sent, New, Sets), models="clusters"),
+    )
     made = Algorithm(
         "fielding-by-sums", init, works, round, serve, predict, adapt, as_served, has_val(trigger), traits=traits
     )
@@ -330,14 +367,14 @@ def own_cluster(represent: Represent) -> Own:
     """
 
     def own(where: Any, memory: Memory, shard: Shard) -> int:
-        if memory is not None and memory["made"] == where["made"] and where["open"][memory["cluster"]]:
+        if memory is not None and memory["made"] == where.made and where.open[memory["cluster"]]:
             return int(memory["cluster"])
         if memory is None and not len(shard.labels):
-            return int(where["usual"])
-        if len(where["centers"]) == 1:
+            return int(where.usual)
+        if len(where.centers) == 1:
             return 0
-        vector = represent(where["at"], shard) if memory is None else memory["reported"]
-        return nearest(vector, where["centers"], where["distance"], where["open" if memory is None else "full"])
+        vector = represent(where.at, shard) if memory is None else memory["reported"]
+        return nearest(vector, where.centers, where.distance, where.open if memory is None else where.full)
 
     return own
 
@@ -359,13 +396,13 @@ def cluster_questions(
     def move(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
-        vector = represent(payload["at"], shard)
+        vector = represent(payload.at, shard)
         order = representation.draw_order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
-        reports = memory is None or (payload["again"] and drifted_from(vector, memory["reported"], apart, eps))
+        reports = memory is None or (payload.again and drifted_from(vector, memory["reported"], apart, eps))
         told = vector if memory is None or reports else memory["reported"]
-        centers, distance = payload["centers"], payload["distance"]
-        noted = memory is not None and memory["made"] == payload["made"]
+        centers, distance = payload.centers, payload.distance
+        noted = memory is not None and memory["made"] == payload.made
         stays = noted and not reports and reassign == "drifted"
         k = int(memory["cluster"]) if stays else nearest(told, centers, distance)
         before = memory["cluster"] if noted else k
@@ -376,36 +413,35 @@ def cluster_questions(
             "moved": Weighted(float(k != before)),
             "far": Weighted(far),
         }
-        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload["made"]})
+        return Answer(total, memory={"reported": told, "order": order, "cluster": k, "made": payload.made})
 
     def center(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Add the report to the sum of the client's cluster."""
         if memory is None:
             return None
         k = own(payload, memory, shard)
-        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload["open"]), payload["distance"]))})
+        return Answer({"members": Weighted(summed(memory["reported"], k, len(payload.open), payload.distance))})
 
     def settle(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Take the nearest of new centers, and count which cluster was left for it."""
         if memory is None:
             return None
-        new, old = payload["new"], payload["old"]
-        k = nearest(memory["reported"], new["centers"], new["distance"])
-        left, models = own(old, memory, shard), len(old["open"])
-        share = F.one_hot(torch.tensor(k * models + left), len(new["centers"]) * models).double()
-        return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": new["made"]})
+        k = nearest(memory["reported"], payload.centers, payload.distance)
+        left, models = own(payload.old, memory, shard), len(payload.old.open)
+        share = F.one_hot(torch.tensor(k * models + left), len(payload.centers) * models).double()
+        return Answer({"share": Weighted(share)}, memory={**memory, "cluster": k, "made": payload.made})
 
     def present(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         k = own(payload, memory, shard)
-        return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload["open"])).double())})
+        return Answer({"present": Weighted(F.one_hot(torch.tensor(k), len(payload.open)).double())})
 
     return {"move": move, "center": center, "settle": settle, "present": present, **group_questions()}
 
 
 def count_members(
-    state: State, fleet: Fleet, clients: Tensor, where: Any, *, anew: bool
+    state: State, fleet: Fleet, clients: Tensor, where: Sent, *, anew: bool
 ) -> tuple[State, dict[str, Any]]:
     """Let clients find their clusters, and count them; return also how many drifted and moved, and the "radius".
 
@@ -418,7 +454,7 @@ def count_members(
     """
     others = fleet.reachable[~torch.isin(fleet.reachable, clients)]  # counted only: their reports stay
     totals = [
-        fleet.ask("move", some, {**where, "again": again}).total
+        fleet.ask("move", some, replace(where, again=again)).total
         for some, again in ((clients, anew), (others, False))
         if len(some)
     ]
@@ -434,7 +470,7 @@ def count_members(
     return replace(state, members=members), facts
 
 
-def update_centers(state: State, fleet: Fleet, where: Any, fewest: int) -> tuple[State, Tensor]:
+def update_centers(state: State, fleet: Fleet, where: Sent, fewest: int) -> tuple[State, Tensor]:
     """Set centers to the means of their members (Algorithm 2, line 3); return the mask (K,) of those with any."""
     none = torch.zeros(len(state.weights), dtype=torch.bool)
     if not bool((state.members >= fewest).any()):
@@ -449,13 +485,12 @@ def update_centers(state: State, fleet: Fleet, where: Any, fewest: int) -> tuple
     return replace(state, centers=centers, members=torch.where(filled, size, state.members)), filled
 
 
-def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Any) -> tuple[State, int]:
+def adopt(state: State, fleet: Fleet, found: FoundBySums | None, where: Sent) -> tuple[State, int]:
     """Adopt a clustering (Algorithm 2, lines 6 to 10); return also whether it was adopted."""
     if found is None:
         return state, 0
     centers, made = found.groups.centers, state.made + 1
-    new = {"centers": centers, "distance": found.distance, "made": made}
-    reply = fleet.ask("settle", fleet.reachable, {"new": new, "old": where})
+    reply = fleet.ask("settle", fleet.reachable, New(centers, found.distance, made, where))
     if reply.total is None:
         return state, 0
     share = reply.total["share"].value.view(len(centers), len(state.weights))

@@ -83,6 +83,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task, classes_of, label_shares
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
+    Served,
     as_served_in_cluster,
     at_most_registered,
     mix_models,
@@ -97,6 +98,14 @@ from fedtide.transforms import Pooled
 
 PART = 1 << 16
 """Parameters per block of inner products."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a client without a group finds one by: the model that it trains, and the groups' directions from there."""
+
+    start: Weights
+    directions: Tensor
 
 
 @dataclass(frozen=True)
@@ -219,16 +228,18 @@ def flexcfl(
         }
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        start, directions = state.start, state.directions
-        return serve_clusters(state.weights, state.group, clients, start=start, directions=directions)
+        places = Places(state.start, state.directions)
+        return serve_clusters(state.weights, state.group, clients, places=places)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "start" not in payload or not len(shard):
+        if payload.places is None or not len(shard):
             return None
-        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"))
+        fitted = first(task, task.loss, payload.places.start, shard, moment, rng.at("cold"))
         if not fitted.steps:
             return None
-        return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
+        return Answer(
+            {}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload.places.directions)[0]}
+        )
 
     works: dict[str, Work] = {
         "cold": cold,
@@ -243,7 +254,9 @@ def flexcfl(
         known = {"train": local.samples, "cold": first.samples, "loss": lambda rows: rows / 3}
         return known.get(question, torch.zeros_like)(rows)
 
-    traits = Traits(reveals=reveals, models="clusters", compute_cost=cost, unless_changed=("shifted",))
+    traits = Traits(
+        reveals=reveals, sends=(Served, Places), models="clusters", compute_cost=cost, unless_changed=("shifted",)
+    )
     check, predict = at_most_registered(clusters) if isinstance(clusters, int) else None, predict_by_cluster(task)
     made = Algorithm("flexcfl", init, works, round, serve, predict, adapt, as_served_in_cluster, check, traits=traits)
     return with_cohort(made, cohort, task, local, adapt=False)

@@ -72,6 +72,7 @@ from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
     APART,
+    Served,
     at_most_registered,
     best_set,
     find_model,
@@ -133,8 +134,8 @@ def ifca(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        j = int((yield Losses(task, payload["models"], shard)).argmin())  # j_i = argmin_j F_i(theta_j)
-        update = yield from local_update(task, local, variant, payload["models"][j], shard, moment, rng)
+        j = int((yield Losses(task, payload.models, shard)).argmin())  # j_i = argmin_j F_i(theta_j)
+        update = yield from local_update(task, local, variant, payload.models[j], shard, moment, rng)
         if update is None:
             return None
         (delta, loss), chosen = update, torch.tensor(j)
@@ -146,7 +147,7 @@ def ifca(
         return Answer(total, notes=Notes(branch=chosen), update={j: delta})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, reply = take_part(cohort, fleet, state, rng, serve, {"models": list(state.weights)})
+        state, reply = take_part(cohort, fleet, state, rng, serve, Served(list(state.weights)))
         if reply.total is None:
             return state, {}
         # theta_j
@@ -155,14 +156,14 @@ def ifca(
         return replace(state, members=state.members + members), {"loss": mean(reply.total)["loss"], "members": members}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return {"models": state.weights, "usual": state.members.argmax()}, None
+        return Served(state.weights, usual=state.members.argmax()), None
 
     def as_served(payload: Any, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
-        return {**payload, "usual": answer.total["members"].value.argmax()}, None
+        return replace(payload, usual=answer.total["members"].value.argmax()), None
 
     works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
-    predict, adapt, traits = predict_by_cluster(task), find_model(task), Traits(models="clusters", refuses=APART)
-    check = at_most_registered(clusters)
+    predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
+    traits = Traits(sends=(Served,), models="clusters", refuses=APART)
     made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}

@@ -41,6 +41,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
+    Served,
     as_served_in_cluster,
     mix_models,
     predict_by_cluster,
@@ -89,7 +90,7 @@ def oracle(
         return serve_clusters(state.weights, state.group, clients)
 
     works, predict = {"train": Training(task, local, weighting)}, predict_by_cluster(task)
-    traits = Traits(reveals=("true_groups",), models="clusters")
+    traits = Traits(reveals=("true_groups",), sends=(Served,), models="clusters")
     made = Algorithm("oracle", init, works, round, serve, predict, None, as_served_in_cluster, traits=traits)
     return with_cohort(made, cohort, task, local)
 

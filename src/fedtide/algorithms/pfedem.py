@@ -86,10 +86,10 @@ from fedtide.learn.steps import Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blend_branches, with_branches
-from fedtide.multi.clusters import Divisor, init_models, join_models, step_models
+from fedtide.multi.clusters import UNPRIVATE, Divisor, init_models, join_models, step_models
 from fedtide.multi.features import PCA, Features, Network
 from fedtide.multi.gmm_init import Collected, GaussianInit, GaussianSetup, KMeansPlusPlus, Random, enough_rows_for
-from fedtide.multi.mixture_loss import mixture_notes
+from fedtide.multi.mixture_loss import SentMixture, mixture_notes
 from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
 from fedtide.parts.step_size import Certainty, Overwrite, Update
 from fedtide.parts.weighting import Weighting, client_weight
@@ -97,8 +97,6 @@ from fedtide.transforms import Anchored
 
 LEAST_SHARE = 1e-3
 """Share of a component without samples."""
-
-UNPRIVATE = "a client has its whole weight in each model that it trains; normalize_by = 'members' allows it"
 
 Inference = Literal["posterior", "uniform", "client", "global"]
 """Weights of the models at inference: the sample's posterior, under global or uniform shares; the client's shares; or
@@ -163,13 +161,13 @@ def pfedem(
         memos, none, joined = tuple(map(server.init, models)), Collected.nothing(), cohort.init(fleet)
         return State(weights=models, server=memos, mu=mu, spread=var, pi=even, collected=none, cohort=joined)
 
-    def broadcast(state: State) -> dict[str, Any]:
+    def broadcast(state: State) -> SentMixture:
         var = floor_variances(state.spread, var_floor)
-        return {"models": list(state.weights), "mu": state.mu, "var": var, "pi": state.pi}
+        return SentMixture(list(state.weights), state.mu, var, state.pi)
 
     def em(payload: Any, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
-        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
+        mu, var, pi = payload.mu, payload.spread, payload.pi
         for step in range(em_steps):
             gamma, joints = posteriors(z, mu, floor_variances(var, var_floor) if step else var, pi)  # Eq. 8
             mu, var, pi = fit_gaussians(z, gamma, mu, var)  # Eq. 9 to 11
@@ -179,26 +177,25 @@ def pfedem(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        gamma, joints, (mu, var, pi) = em(payload, setup.extract(payload["models"][0], shard.x))
+        gamma, joints, (mu, var, pi) = em(payload, setup.extract(payload.models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k in component.unique().tolist():
             # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
             own = shard.pick(component == k)
             n_k = len(own)
-            trained = yield Train(task, local, payload["models"][k], own, moment, rng)
+            trained = yield Train(task, local, payload.models[k], own, moment, rng)
             if trained.steps:  # a single sample with BatchNorm makes none
                 deltas[k] = Weighted(detached(trained.delta), weight * (n_k / n if normalize_by == "members" else 1.0))
                 losses, done = losses + n_k * trained.loss, done + n_k
             gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * (n_k / n))
         if not deltas:
             return None
+        shares = torch.bincount(component, minlength=components).double() / n
         total = {
-            "delta": Slotted(deltas, components),
-            "gaussians": Slotted(gaussians, components),
-            "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
-            "loss": Weighted(losses / done, done),
-        } | mixture_notes(gamma, joints)
+            "delta": Slotted(deltas, components), "gaussians": Slotted(gaussians, components),
+            "shares": Weighted(shares, weight), "loss": Weighted(losses / done, done), **mixture_notes(gamma, joints),
+        }  # fmt: skip
         kept, update = {"pi": pi} if inference == "client" else None, {k: part.value for k, part in deltas.items()}
         return Answer(total, memory=kept, notes=Notes(component=component), update=update)
 
@@ -215,7 +212,8 @@ def pfedem(
             if found is not None:
                 mu[k] += steps[k] * (found["mu"] - mu[k])
                 var[k] += steps[k] * (found["var"] - var[k])
-        pi = (shares := got["shares"].clamp(min=LEAST_SHARE)) / shares.sum()
+        shares = got["shares"].clamp(min=LEAST_SHARE)
+        pi = shares / shares.sum()
         facts = {"pi": pi} | {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, mu=mu, spread=var, pi=pi), facts
 
@@ -223,10 +221,10 @@ def pfedem(
         """Estimate the client's shares from its current samples; no labels are needed."""
         if not len(shard):
             return None
-        return Answer({}, memory={"pi": em(payload, setup.extract(payload["models"][0], shard.x))[2][2]})
+        return Answer({}, memory={"pi": em(payload, setup.extract(payload.models[0], shard.x))[2][2]})
 
     def by_mixture(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models, mu, var, pi = payload["models"], payload["mu"], payload["var"], payload["pi"]
+        models, mu, var, pi = payload.models, payload.mu, payload.spread, payload.pi
         z = setup.extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
@@ -238,7 +236,7 @@ def pfedem(
 
     serve, once = to_everyone(broadcast), int(not isinstance(features, PCA))
     forward = {"train": once, "collect": once, "loss": components + 2 * once}
-    traits = Traits(models="mixture", unprivate=UNPRIVATE if normalize_by == "participants" else "")
+    traits = Traits(sends=(SentMixture,), models="mixture", unprivate=UNPRIVATE[normalize_by])
     works, check = {"train": train}, enough_rows_for(components=components)
     made = Algorithm("pfedem", init, works, round, serve, by_mixture, adapt, check=check, traits=traits)
     trained = partial(split_samples, local, components)

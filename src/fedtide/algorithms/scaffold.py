@@ -74,6 +74,14 @@ Variate = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What participants receive: the weights, and the server's variate."""
+
+    weights: Weights
+    control: Variate
+
+
+@dataclass(frozen=True)
 class State:
     """The global weights, the server optimizer's memo, the control variate `c`, and the number of clients, N."""
 
@@ -117,7 +125,7 @@ def scaffold(
 
     @Stepwise
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
-        w, c = payload["weights"], payload["control"]
+        w, c = payload.weights, payload.control
         c_i = zeros_like(c) if memory is None else memory["control"]
         correction = Correction([c[name] - c_i[name] for name in task.scratch.names])
         fitted = yield Train(task, local, w, shard, moment, rng, correction)
@@ -141,7 +149,7 @@ def scaffold(
         if registered != state.clients:  # a client that joins has the variate zero, and c is the mean of all
             control = mul(state.control, state.clients / registered)
             state = replace(state, control=control, clients=registered)
-        payload = {"weights": state.weights, "control": state.control}
+        payload = Sent(state.weights, state.control)
         state, reply = take_part(cohort, fleet, state, rng, shared_weights, payload)
         if reply.total is None:
             return state, {}
@@ -152,7 +160,7 @@ def scaffold(
     # A pass forward and back costs three forward passes.
     forward = {"train": 3 if variant == "I" else 0}
     kept = {"control": math.inf if max_control_norm is None else max_control_norm}
-    traits = Traits(keeps=1, kept_as_sent=kept)
+    traits = Traits(sends=(Sent,), keeps=1, kept_as_sent=kept)
     made = Algorithm("scaffold", init, {"train": train}, round, shared_weights, task.predict, traits=traits)
     return with_cohort(made, cohort, task, local, forward=forward)
 

@@ -70,6 +70,14 @@ from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What clients receive: the network, and the center of each branch."""
+
+    weights: Weights
+    centers: Tensor | None
+
+
+@dataclass(frozen=True)
 class State:
     """The network, the optimizer's memo, the collection, and the centers (K, inputs) once there are any.
 
@@ -134,9 +142,9 @@ def tshot(
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
-        k = nearest(home(shard.x).flatten(1), payload["centers"])
+        k = nearest(home(shard.x).flatten(1), payload.centers)
         loss = BranchLoss(task.loss, k, lam, eps)
-        fitted = yield Train(task, local, payload["weights"], shard, moment, rng, loss=loss)
+        fitted = yield Train(task, local, payload.weights, shard, moment, rng, loss=loss)
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
@@ -146,7 +154,7 @@ def tshot(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
-        payload = {"weights": state.weights, "centers": state.centers}
+        payload = Sent(state.weights, state.centers)
         state, reply = take_part(cohort, fleet, state, rng, serve, payload)
         state, facts = step_branches(state, server, mean(reply.total), lam, normalize_by)
         return state, {**facts, "collected": state.collected}
@@ -165,16 +173,16 @@ def tshot(
         return replace(state, found=none, counts=none, centers=_clustered(found, counts, branches))
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return {"weights": state.weights, "centers": state.centers}, None
+        return Sent(state.weights, state.centers), None
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, _ = logits_and_features(task, payload["weights"], x)
-        return predict_chosen(logits, nearest(home(x).flatten(1), payload["centers"]), task.target)
+        logits, _ = logits_and_features(task, payload.weights, x)
+        return predict_chosen(logits, nearest(home(x).flatten(1), payload.centers), task.target)
 
     works: dict[str, Work] = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
     before = int(need_period(shots, "shots", "a number of rounds"))
-    traits = Traits(reveals=reveals, models="branches", before=before)
+    traits = Traits(reveals=reveals, sends=(Sent,), models="branches", before=before)
     made = Algorithm("t-shot", init, works, round, serve, predict, traits=traits)
     return with_cohort(made, cohort, task, local, forward={"collect": 0})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -50,8 +50,30 @@ APART = {"pooled": "its models begin apart, and an update of one says nothing of
 
 Divisor = Literal["members", "participants"]
 """Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
+UNPRIVATE = {
+    "members": "",
+    "participants": "a client has its whole weight in each model that it trains; normalize_by = 'members' allows it",
+}
+"""Why a client that trains several models cannot be private, by this divisor."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """Models that a client is served, of which it takes one.
+
+    numbers: by which the server calls them; None for their places. usual: place of that for a client that finds none.
+    count: of all models of the method; None if these are all. places: what a client finds its own by, if the method
+    has a way of its own.
+    """
+
+    models: Sequence[Weights]
+    numbers: Tensor | None = None
+    usual: int | Tensor | None = None
+    count: int | None = None
+    places: Any = None
+
 
 S = TypeVar("S", bound=Any)
 """State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
@@ -360,7 +382,7 @@ def decision_rows(shard: Shard, on: ChooseOn) -> Shard:
 
 
 def serve_clusters(
-    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, **more: Any
+    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor | None = None, places: Any = None
 ) -> tuple[list[Payload], Slot]:
     """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
 
@@ -371,62 +393,57 @@ def serve_clusters(
             model by themselves (by `find_model`, or the method's own way).
         among: (n,) the models that they may find; None means all. Who finds none gets the model that most clients are
             known to have, the "usual" one.
-        more: further entries of the last slot.
+        places: what clients of the last slot find their model by; None for `find_model`.
 
     >>> models = [Weights({"w": torch.tensor(k)}) for k in (0.0, 1.0)]
     >>> served, slot = serve_clusters(models, torch.tensor([1, -1, -1]), torch.tensor([0, 1, 9]))
-    >>> slot.tolist(), served[2]["usual"]
+    >>> slot.tolist(), served[2].usual
     ([1, 2, 2], 1)
     """
-    served: list[Payload] = [
-        {"models": (weights,), "numbers": torch.tensor([k]), "usual": 0} for k, weights in enumerate(models)
-    ]
+    served = [Served((weights,), torch.tensor([k]), usual=0) for k, weights in enumerate(models)]
     among = torch.arange(len(models)) if among is None else among
     usual = int(torch.bincount(model[model >= 0], minlength=len(models))[among].argmax())
     known = clients < len(model)
     slot = torch.full_like(clients, -1)
     slot[known] = model[clients[known]]
-    everything = {"models": tuple(models[k] for k in among.tolist()), "numbers": among, "usual": usual, **more}
+    everything = Served(tuple(models[k] for k in among.tolist()), among, usual, places=places)
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
 
 def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tuple[Payload, Memory]:
     """Return what a client would have been served that was asked in the slot of its cluster; see `Algorithm`."""
-    return {"models": (payload,), "usual": 0}, None
+    return Served((payload,), usual=0), None
 
 
 def find_model(task: Task, on: ChooseOn = "val") -> Work:
     """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
 
-    The payload has the "models"; the memory gets the index of the one "found". A client without labeled samples keeps
+    The memory gets the place of the one "found". A client without labeled samples keeps
     none.
     """
 
-    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = decision_rows(shard, on)
-        if len(payload["models"]) == 1 or not len(rows):
+        if len(payload.models) == 1 or not len(rows):
             return None
-        return Answer({}, memory={"found": mean_losses(task, payload["models"], rows).argmin()})
+        return Answer({}, memory={"found": mean_losses(task, payload.models, rows).argmin()})
 
     return adapt
 
 
 def predict_by_cluster(task: Task) -> Any:
-    """Build the `predict` for `find_model`: by the model that a client has "found", else by the payload's "usual" one.
-
-    With "numbers" in the payload, models are called by these.
-    """
+    """Build the `predict` for `find_model`: by the model that a client has "found", else by the usual one."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = [payload["usual"] if memory is None else memory.get("found", payload["usual"]) for memory in memories]
+        found = [payload.usual if memory is None else memory.get("found", payload.usual) for memory in memories]
         own = torch.tensor([int(k) for k in found])[owner]
         told: Tensor | None = None
         for k in own.unique().tolist():
             rows = own == k
-            made = task.told(payload["models"][k], x[rows])
+            made = task.told(payload.models[k], x[rows])
             told = made.new_empty(len(x), *made.shape[1:]) if told is None else told
             told[rows] = made
         assert told is not None
-        return Prediction(told, payload["numbers"][own] if "numbers" in payload else own)
+        return Prediction(told, own if payload.numbers is None else payload.numbers[own])
 
     return predict

@@ -102,7 +102,7 @@ def collect_question(extract: Extract, count: int) -> Work:
     """Build a client's work before training: `count` centers of its features, their counts and their variances."""
 
     def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        z = extract(payload.get("first", Weights({})), shard.x) if len(shard) else torch.empty(0, 1)
+        z = extract(payload, shard.x) if len(shard) else torch.empty(0, 1)
         z = z[z.isfinite().all(1)]
         if not len(z):
             return None
@@ -191,7 +191,7 @@ class GaussianSetup:
 
     def collect(self, state: S, fleet: Fleet, clients: Tensor, rng: Rng) -> S:
         """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
-        payload = {"first": state.weights[0]} if self.features.moves else {}
+        payload = state.weights[0] if self.features.moves else Weights({})
         held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
         if fleet.moment.round < -1:
             return replace(state, collected=held)

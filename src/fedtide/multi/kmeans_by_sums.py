@@ -97,34 +97,43 @@ def summed(vector: Tensor, k: int, count: int, distance: Distance) -> dict[str, 
     return {"size": own, "sum": own[:, None] * row}
 
 
+@dataclass(frozen=True)
+class Sets:
+    """Sets of centers about which clients are asked, and the number of members of each center."""
+
+    centers: Sequence[Tensor]
+    distance: Distance
+    sizes: Sequence[Tensor] = field(default_factory=list)
+
+
 def group_questions() -> dict[str, Work]:
     """Build the questions "sizes", "sums" and "judge" about sets of centers; a client without a report abstains.
 
-    The payload has "sets", each of "centers" and "sizes", and the "distance"; the client's memory has "reported".
+    The client's memory has "reported".
     """
 
     def sizes(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
-        vector, distance = memory["reported"], payload["distance"]
-        own = [F.one_hot(torch.tensor(nearest(vector, one["centers"], distance)), len(one["centers"])).double()
-               for one in payload["sets"]]  # fmt: skip
+        vector, distance = memory["reported"], payload.distance
+        own = [F.one_hot(torch.tensor(nearest(vector, centers, distance)), len(centers)).double()
+               for centers in payload.centers]  # fmt: skip
         return Answer({"sizes": Weighted(own)})
 
     def sums(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
-        vector, distance, made = memory["reported"], payload["distance"], []
-        for one in payload["sets"]:
-            part = summed(vector, nearest(vector, one["centers"], distance), len(one["centers"]), distance)
+        vector, distance, made = memory["reported"], payload.distance, []
+        for centers in payload.centers:
+            part = summed(vector, nearest(vector, centers, distance), len(centers), distance)
             made.append({**part, "square": part["sum"].square()})
         return Answer({"groups": Weighted(made)})
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if memory is None:
             return None
-        vector, distance = memory["reported"], payload["distance"]
-        return Answer({"judged": Weighted([judged(vector, **one, distance=distance) for one in payload["sets"]])})
+        vector, sets = memory["reported"], zip(payload.centers, payload.sizes, strict=True)
+        return Answer({"judged": Weighted([judged(vector, *each, distance=payload.distance) for each in sets])})
 
     return {"sizes": sizes, "sums": sums, "judge": judge}
 
@@ -166,12 +175,12 @@ def group(
     Returns:
         The clusters of each set; None if fewer than m clients answer in all.
     """
-    reply = fleet.ask("sizes", clients, {"sets": [{"centers": one} for one in sets], "distance": distance})
+    reply = fleet.ask("sizes", clients, Sets(sets, distance))
     if reply.total is None or reply.total["sizes"].weight < fewest:
         return None
     enough = [size >= fewest for size in reply.total["sizes"].value]
     left = [one[some] if some.any() else one[:1] for one, some in zip(sets, enough, strict=True)]
-    reply = fleet.ask("sums", clients, {"sets": [{"centers": one} for one in left], "distance": distance})
+    reply = fleet.ask("sums", clients, Sets(left, distance))
     if reply.total is None:
         return None
     return [_divided(one, **got) for one, got in zip(left, reply.total["groups"].value, strict=True)]
@@ -220,8 +229,8 @@ def cluster_by_sums(
         (cells,) = found
     sets = [whole, *_lloyd(fleet, clients, _begin(cells, clustering, distance, rng), distance, fewest)]
     sets = [now or whole, *sets]
-    asked = [{"centers": one.centers, "sizes": one.sizes} for one in sets]
-    reply = fleet.ask("judge", clients, {"sets": asked, "distance": distance})
+    asked = Sets([one.centers for one in sets], distance, [one.sizes for one in sets])
+    reply = fleet.ask("judge", clients, asked)
     if reply.total is None:
         return None
     leaf = reply.total["judged"]

@@ -10,12 +10,22 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import refused
-from fedtide.core.types import Shard, Weighted
+from fedtide.core.types import Shard, Weighted, Weights
 from fedtide.learn.loss import Columns, CrossEntropy, is_stacked, known_part, mask_of
 from fedtide.learn.task import Task
 
 LEAST = 1e-12
 """Smallest share of a component, so that a vanished one can come back."""
+
+
+@dataclass(frozen=True)
+class SentMixture:
+    """What clients receive: K models, and means mu, spreads and shares pi of Gaussians."""
+
+    models: list[Weights]
+    mu: Tensor
+    spread: Tensor
+    pi: Tensor | None = None
 
 
 def weighs_rows(loss: Any, method: str) -> None:

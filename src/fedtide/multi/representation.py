@@ -6,6 +6,7 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -293,14 +294,14 @@ def drifted_from(vector: Tensor, last: Tensor, distance: Distance, eps: float) -
 def report_question(task: Task, representation: Representation, eps: float) -> Work:
     """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
 
-    The payload has the "model" for the representation, if it needs one.
+    The payload is the model for the representation, if it needs one.
     """
     represent, distance = representation.of(task), representation.distance_of(task)
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard.labels):
             return None
-        vector = represent(payload.get("model"), shard)
+        vector = represent(payload, shard)
         order = representation.draw_order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
         if memory is not None and not drifted_from(vector, memory["reported"], distance, eps):
@@ -309,6 +310,30 @@ def report_question(task: Task, representation: Representation, eps: float) -> W
         return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=kept)
 
     return report
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a client finds its cluster by: the centers (K, r), those with members (K,), and the model to report at."""
+
+    centers: Tensor
+    filled: Tensor
+    distance: Distance
+    at: Weights | None
+
+
+def find_nearest(task: Task, representation: Representation) -> Work:
+    """Build the `adapt` of methods whose clients without a cluster take the nearest center with members."""
+    represent = representation.of(task)
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        places = payload.places
+        if places is None or not len(shard.labels):
+            return None
+        far = between(represent(places.at, shard)[None], places.centers, places.distance)[0]
+        return Answer({}, memory={"found": far.where(places.filled, torch.inf).argmin()})
+
+    return adapt
 
 
 def permutation(n: int, rng: Rng) -> Tensor:

@@ -31,6 +31,7 @@ from fedtide.core.types import (
     Shard,
     Weights,
 )
+from fedtide.multi.clusters import Served
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, names_of, predict_personal
 from fedtide.multi.personalization import Personalization
@@ -47,7 +48,7 @@ Way = Annotated[Personal, BeforeValidator(by_kind)]
 
 @dataclass(frozen=True)
 class Models:
-    """Models that a client receives, their numbers among `count`, and the place of the one for those without labels."""
+    """Models that a client is served, with all that `Served` may leave out."""
 
     models: tuple[Weights, ...]
     numbers: Tensor
@@ -173,13 +174,13 @@ def received(payload: Payload) -> Models:
         return Models((*inner.models, payload.anchor), numbers, len(inner.models), inner.count + 1)
     if isinstance(payload, Weights):
         return Models((payload,), torch.zeros(1, dtype=torch.int64), 0, 1)
-    if not (isinstance(payload, dict) and "models" in payload):
+    if not isinstance(payload, Served):
         raise FedtideError(
             "transforms: 'personalized' is not allowed, because the method serves clients no whole models"
         )
-    models = tuple(payload["models"])
-    numbers = payload.get("numbers", torch.arange(len(models)))
-    return Models(models, numbers, int(payload["usual"]), int(payload.get("of", numbers.max() + 1)))
+    numbers = torch.arange(len(payload.models)) if payload.numbers is None else payload.numbers
+    count = int(numbers.max() + 1) if payload.count is None else payload.count
+    return Models(tuple(payload.models), numbers, int(payload.usual or 0), count)
 
 
 def renumber(found: Prediction, numbers: Tensor, count: int, *, own: bool) -> Prediction:

@@ -131,17 +131,13 @@ class Shared:
             """Put the trunk into what clients receive; of several models only the first has it."""
             if isinstance(payload, Weights):
                 return put(trunk, payload)
-            if not (isinstance(payload, dict) and "models" in payload):
+            if not hasattr(payload, "models"):
                 return payload
-            models = payload["models"]
-            if isinstance(models, dict):  # by their number
-                return {**payload, "models": {k: put(trunk, model) for k, model in models.items()}}
-            return {**payload, "models": send_models([put(trunk, model) for model in models], shared)}
+            return replace(payload, models=send_models([put(trunk, model) for model in payload.models], shared))
 
         def whole(payload: Payload) -> Payload:
             """Return what the method sent, with whole models."""
-            several = isinstance(payload, dict) and isinstance(payload.get("models"), list)
-            return {**payload, "models": receive_models(payload["models"])} if several else payload
+            return replace(payload, models=receive_models(payload.models)) if hasattr(payload, "models") else payload
 
         @Stepwise
         def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:

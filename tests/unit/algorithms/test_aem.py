@@ -19,6 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
+from fedtide.multi.clusters import Served
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarize
 from fedtide.runs import folder
@@ -164,7 +165,7 @@ def test_frozen_models_stay_in_use_though_nobody_can_choose_them(monkeypatch):
     assert alone + 3 < len(run.steps)
     assert not (chosen[-1] - chosen[alone])[~run.state.active].any()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
-    assert payload["numbers"].tolist() == [0, 1, 2]
+    assert payload.numbers.tolist() == [0, 1, 2]
 
 
 def test_early_stopping_costs_fewer_bytes():
@@ -186,15 +187,15 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
     used = (run.state.chosen > 0).nonzero().flatten().tolist()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
-    assert payload["numbers"].tolist() == used
-    assert used[int(payload["usual"])] == int(run.state.chosen.argmax())
+    assert payload.numbers.tolist() == used
+    assert used[int(payload.usual)] == int(run.state.chosen.argmax())
     # After ten rounds without it a model is out of use, however often it was chosen before.
     state = replace(run.state, chosen=torch.tensor([50.0, 3, 9]), last=torch.tensor([10.0, 11, 20]))
     payload, _ = run.host.algorithm.serve(state, run.host.population.clients)
-    assert (payload["numbers"].tolist(), int(payload["usual"])) == ([1, 2], 1)
+    assert (payload.numbers.tolist(), int(payload.usual)) == ([1, 2], 1)
     every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
-    assert payload["numbers"].tolist() == [0, 1, 2]
+    assert payload.numbers.tolist() == [0, 1, 2]
 
 
 def test_every_client_is_predicted_in_its_own_way():
@@ -233,7 +234,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
         toy("aem", {"clusters": 3, "mixture": MIX}),
         rounds=1,
     )
-    payload = {"models": run.state.weights[1:], "numbers": torch.tensor([1, 2]), "usual": torch.tensor(1)}
+    payload = Served(run.state.weights[1:], torch.tensor([1, 2]), torch.tensor(1))
     made = run.host.algorithm.predict(payload, [None], torch.randn(2, 4), torch.tensor([0, 0]))
     assert made.choice.tolist() == [3, 3]
     assert made.weights.tolist() == [[0, 0, 0, 1]] * 2
@@ -321,7 +322,7 @@ def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_traini
     )
     payload, _ = ours.host.algorithm.serve(ours.state, ours.host.population.clients)
     assert payload.anchor is ours.state.own.weights
-    assert payload.method["numbers"].max() < 3
+    assert payload.method.numbers.max() < 3
 
 
 def test_without_exploration_it_is_ifca_with_its_anchor_and_the_weight_of_that():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fedtide.algorithms.fedem import Blended, fedem
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.scsgd import scsgd
-from fedtide.algorithms.tshot import tshot
+from fedtide.algorithms.tshot import Sent, tshot
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -201,7 +201,7 @@ def test_every_row_trains_the_branch_of_its_center():
     x = torch.tensor([[5.0, 5.0], [-5.0, -5.0], [6.0, 5.0], [5.0, 4.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 2, 0]), torch.arange(4))
     centers = torch.tensor([[-5.0, -5.0], [5.0, 5.0]])
-    answer = trained_by(algorithm, {"weights": state.weights, "centers": centers}, shard)
+    answer = trained_by(algorithm, Sent(state.weights, centers), shard)
     k = torch.tensor([1, 0, 1, 1])
     assert answer.total["branches"].value.tolist() == [0.25, 0.75]
     assert int(answer.notes.branch) == 1
@@ -212,7 +212,7 @@ def test_every_row_trains_the_branch_of_its_center():
         error = (F.softmax(x[mine] @ w.T + b, -1) - F.one_hot(shard.y[mine], 3)) / 4
         torch.testing.assert_close(delta[f"model.head.copies.{branch}.weight"], -0.1 * error.T @ x[mine])
         torch.testing.assert_close(delta[f"model.head.copies.{branch}.bias"], -0.1 * error.sum(0))
-    made = algorithm.predict({"weights": state.weights, "centers": centers}, [None], x, torch.zeros(4).long())
+    made = algorithm.predict(Sent(state.weights, centers), [None], x, torch.zeros(4).long())
     assert torch.equal(made.choice, k)
 
 

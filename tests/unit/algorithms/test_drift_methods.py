@@ -145,7 +145,7 @@ def test_every_client_has_one_model_whoever_drops_out(name, dropout):
         assert all_finite(step.state)
         served, slot = run.host.algorithm.serve(step.state, everyone)
         assert ((slot >= 0) & (slot < len(served))).all()
-        assert all(served[k]["models"] for k in slot.tolist())
+        assert all(served[k].models for k in slot.tolist())
 
 
 @pytest.mark.parametrize("name", ["flexcfl", "feddrift loss", "auxo"])

@@ -23,7 +23,8 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.multi.representation import Embedding, Gradient, Labels, hashing
+from fedtide.multi.clusters import Served
+from fedtide.multi.representation import Embedding, Gradient, Labels, Places, hashing
 from fedtide.parts.clusterer import KMeans
 from fedtide.parts.drift import Adaptive, FixedFraction, event_of
 from fedtide.runs.build import host_of, task_of
@@ -115,10 +116,11 @@ def test_sequences_of_which_no_step_counts_say_nothing():
     y = torch.tensor([[0, 2], [2, 0]])
     shard = Shard(torch.zeros(2, 2, dtype=torch.int64), y, torch.arange(2), mask=y == 2)
     report = algorithm.works["report"]
-    assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["representation"].tolist() == [0.0, 0.0, 1.0]
+    assert report(None, None, shard, Moment(0, 1), Rng(0)).rows["representation"].tolist() == [0.0, 0.0, 1.0]
     nothing = replace(shard, mask=torch.zeros(2, 2, dtype=torch.bool))
-    assert report({}, None, nothing, Moment(0, 1), Rng(0)) is None
-    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "distance": "l1"}
+    assert report(None, None, nothing, Moment(0, 1), Rng(0)) is None
+    places = Places(torch.eye(3), torch.ones(3, dtype=torch.bool), "l1", None)
+    unseen = Served((), places=places)
     assert algorithm.adapt(unseen, None, shard, Moment(0, 1), Rng(0)).memory["found"].item() == 2
     assert algorithm.adapt(unseen, None, nothing, Moment(0, 1), Rng(0)) is None
 

@@ -54,7 +54,7 @@ def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_tha
     algorithm, population = run.host.algorithm, run.host.population
     payload, slot = algorithm.serve(run.state, population.clients)
     assert slot is None
-    assert int(payload["usual"]) == int(run.state.members.argmax())
+    assert int(payload.usual) == int(run.state.members.argmax())
     shard = population.shard(0, Moment(3, 6, 3.0))
     chosen = algorithm.adapt(payload, None, shard, Moment(3, 6, 3.0), Rng(0)).memory["found"]
     experiment = toy("ifca")
@@ -64,7 +64,7 @@ def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_tha
     assert algorithm.adapt(payload, None, none, Moment(3, 6, 3.0), Rng(0)) is None
     x = shard.x
     guessed = algorithm.predict(payload, [None], x, torch.zeros(len(x), dtype=torch.int64))
-    assert guessed.choice.unique().tolist() == [int(payload["usual"])]
+    assert guessed.choice.unique().tolist() == [int(payload.usual)]
 
 
 def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
@@ -74,7 +74,7 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
     x, owner = torch.randn(6, 4), torch.tensor([0, 1, 0, 2, 1, 2])
     memories = [{"found": torch.tensor(1)}, {"found": torch.tensor(0)}, None]
     found = algorithm.predict(payload, memories, x, owner)
-    usual = int(payload["usual"])
+    usual = int(payload.usual)
     assert found.choice.tolist() == [1, 0, 1, usual, 0, usual]
     alone = [
         algorithm.predict(payload, [memories[int(o)]], x[i : i + 1], torch.tensor([0])).told

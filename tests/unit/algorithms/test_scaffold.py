@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.scaffold import scaffold
+from fedtide.algorithms.scaffold import Sent, scaffold
 from fedtide.cohorts import Everyone
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
@@ -200,7 +200,7 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
     for variant in ("I", "II"):
         task = Task(build)
         weights = task.init(Rng(0))
-        payload = {"weights": weights, "control": {name: torch.zeros_like(p) for name, p in weights.params.items()}}
+        payload = Sent(weights, {name: torch.zeros_like(p) for name, p in weights.params.items()})
         torch.manual_seed(0)
         answer = scaffold(task, LocalTrainer(0.1, batch_size=3), variant).works["train"](payload, None, shard, NOW, KEY)
         updates.append(detached(answer.total["delta"].value))

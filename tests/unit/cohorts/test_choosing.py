@@ -24,6 +24,7 @@ from fedtide.core.types import Cost, Moment, Reply
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi import clusters
+from fedtide.multi.clusters import Served
 from helpers.toys import played, toy
 
 KINDS = [
@@ -408,7 +409,7 @@ def test_a_client_that_the_server_does_not_know_tells_the_loss_of_the_largest_cl
     algorithm, shard = run.host.algorithm, run.host.population.shard(0, Moment(0, 1))
     payload, slot = algorithm.serve(run.state, torch.tensor([1000]))
     everything = payload[int(slot)]
-    usual = {"models": (everything["models"][everything["usual"]],), "numbers": torch.tensor([0]), "usual": 0}
+    usual = Served((everything.models[everything.usual],), torch.tensor([0]), 0)
     told, expected = (algorithm.works["loss"](each, None, shard, Moment(0, 1), Rng(0)) for each in (everything, usual))
     assert torch.equal(told.rows["loss"], expected.rows["loss"])
 

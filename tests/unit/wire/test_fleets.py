@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from fedtide.algorithms.scaffold import Sent
 from fedtide.core.types import Answer, Weighted
 from fedtide.laws import every
 from fedtide.laws.case import Case
@@ -25,7 +26,7 @@ def begun(name: str, **changes: object):
 def test_a_slot_with_too_few_clients_is_never_opened():
     run = begun("scaffold")
     payload = run.host.algorithm.serve(run.state, run.fleet.clients)[0]
-    sent = {"weights": payload, "control": payload.params}
+    sent = Sent(payload, payload.params)
     before = {client: run.fleet.memory.read(client, (1, 0)) for client in range(3)}
     reply = run.fleet.ask("train", torch.arange(3), [sent, sent], slot=torch.tensor([0, 1, 0]))
     assert reply.total[1] is None
