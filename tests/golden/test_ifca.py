@@ -83,9 +83,9 @@ def test_a_model_that_nobody_chose_stays_bit_for_bit(variant):
 
 
 def test_of_equals_the_first_is_chosen_and_identical_models_never_part():
-    """Three rows of class 0 and one of class 1, weighted by rows: (3 (1/2, -1/2) + (-1/2, 1/2)) / 4."""
+    """Of three clients two have rows of class 0 and one a row of class 1: (2 (1/2, -1/2) + (-1/2, 1/2)) / 3."""
     found = moved((model(0, 0), model(0, 0)), population(((0, 0), (0,), (1,))))
-    assert found == [pytest.approx([1 / 4, -1 / 4]), [0, 0]]
+    assert found == [pytest.approx([1 / 6, -1 / 6]), [0, 0]]
 
 
 def test_a_model_without_a_loss_is_never_chosen():

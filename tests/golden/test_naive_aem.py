@@ -146,7 +146,7 @@ def test_rounds_agree_to_1e_8(case):
     kind = case.get("exploration", "constant")
     exploration = {"kind": kind, **({"epsilon": EPS} if kind in ("constant", "power") else {})}
     options = {"local": LOCAL, "clusters": J, **case, "exploration": exploration}
-    experiment = toy("aem", {**options}, rounds=ROUNDS, precision="fp64", data=DATA)
+    experiment = toy("aem", {"drop_unused": True, **options}, rounds=ROUNDS, precision="fp64", data=DATA)
     run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
     start = [w.params for w in run.steps[0].received.weights]
     every = federated(run.host.population, start, **case)
@@ -290,7 +290,7 @@ def agree(way, rounds, data=DATA):
     """
     options = {"local": LOCAL, "clusters": J, "exploration": {"epsilon": EPS}, "transforms": [way]}
     experiment, memory, made = (
-        toy("aem", {**options}, rounds=ROUNDS, precision="fp64", data=data),
+        toy("aem", {"drop_unused": True, **options}, rounds=ROUNDS, precision="fp64", data=data),
         MemoryStore(None),
         {},
     )

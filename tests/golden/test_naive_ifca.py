@@ -83,7 +83,7 @@ def test_twenty_rounds(variant, mu):
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
     local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
-    alike = {"weighting": "uniform"} if variant == "gradient" else {}
+    alike = {"weighting": "uniform" if variant == "gradient" else "samples"}
     algorithm = ifca(task, replace(local, proximal=mu), clusters=K, variant=variant, cohort=Everyone(), **alike)
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)

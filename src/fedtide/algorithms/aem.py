@@ -28,9 +28,11 @@ Choices:
       weights and no longer sent; a check without members does not count. Only frozen models are served at their best
       weights (in the released code all are). If all are frozen, nobody trains any more.
     - ours: gate and local expert stop early on a real validation set; the released code uses its test set.
-    - ours: models that no participant has chosen by loss for ten rounds are left out of the mixture (`drop_unused`;
-      the released code leaves out those that no evaluated client picks). A model that was in use when it froze stays
-      in it.
+    - paper: all models are in the mixture. With `drop_unused`, ours, those that no participant has chosen by loss for
+      ten rounds are left out; the released code leaves out those that no evaluated client picks. A model that was in
+      use when it froze stays in it.
+    - ours: the gate is a small MLP by default, and the local expert the network of the models. The paper's are
+      convolutional networks of other widths (Table 1).
 
 The transform `personalized` judges other things that clients make of the same models; the paper compares choice,
 fine-tuning, ensembles and training alone. In the safe form a client chooses a model, and an anchor is mixed into it:
@@ -207,7 +209,7 @@ def aem(
     clusters: ModelCount = 2,
     exploration: Annotated[Exploration, Spelled] = Constant(),
     mixture: Annotated[Mixture, Spelled] = Mixture(),
-    drop_unused: Flag = True,
+    drop_unused: Flag = False,
     freeze: Freeze | None = None,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -345,5 +347,5 @@ def validation(task: Task, weights: Weights, shard: Shard) -> Tensor | None:
 ENTRY = Entry(
     "aem", aem, "J models down, the update of one up", "clustered", helps=("groups", "meaning"),
     tells="which model it trained, unless sums are secure", keeps="nothing; what it makes for itself stays with it",
-    safe=Safe(transforms=(Anchored(), Personalized(Choice()))),
+    safe=Safe({}, {"drop_unused": True}, (Anchored(), Personalized(Choice()))),
 )  # fmt: skip

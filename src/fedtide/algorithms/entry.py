@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.reveals import in_words
 from fedtide.core.types import Algorithm
 from fedtide.request import Family
-from fedtide.transforms.transform import Transform, apply
+from fedtide.transforms.transform import Transform
 
 Trait = Literal["labels", "groups", "meaning", "hours", "drift", "holdings", "nothing"]
 """What an inspection may find that speaks for a method; `fedtide.inspection.advice` says when."""
@@ -113,26 +113,20 @@ def with_safe(name: str, safe: Safe | None, given: Mapping[str, Any]) -> dict[st
         FedtideError: it has no safe form, or an option is given that `safe` sets.
     """
     if safe is None:
-        raise FedtideError(f"safe: true is not allowed with '{name}', because it has no other form; leave it out")
+        raise FedtideError(f"safe: '{name}' has no safe form; leave safe out")
     for key in safe.options:
         if key in given:
-            raise FedtideError(
-                f"{key}: is not allowed with safe = true, because safe sets it; leave one of the two out"
-            )
+            raise FedtideError(f"{key}: is not allowed with safe = true, which sets it; leave one of them out")
     return {**safe.usual, **safe.options, **given}
 
 
-def build(
-    make: Callable[..., Algorithm], options: Mapping[str, Any], transforms: Sequence[Transform] = ()
-) -> Algorithm:
-    """Make an algorithm that knows its options, and apply transforms to it.
+def build(make: Callable[..., Algorithm], options: Mapping[str, Any]) -> Algorithm:
+    """Make an algorithm that knows its options.
 
     Args:
         make: its function.
         options: its arguments by name, the task among them.
-        transforms: in any order.
     """
     algorithm = make(**options)
     task = options.get("task")  # as it was given: its own may have branches
-    algorithm = replace(algorithm, options=dict(options), **({} if task is None else {"task": task}))
-    return apply(algorithm, *transforms) if transforms else algorithm
+    return replace(algorithm, options=dict(options), **({} if task is None else {"task": task}))

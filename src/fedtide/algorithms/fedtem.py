@@ -35,17 +35,20 @@ Choices:
       fedtem-wrong-prior).
     - ours: features move with the network, and a component that rests for half a period is left behind. Moving it
       along with the fresher one lost 2 to 4 points in small settings, so it stays where it is.
-    - paper: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
+    - ours: `beta` is the decay of the running average of pi; the extra `pi_k` of A.4 is taken for a typo.
+    - ours: the server's default is Adam as released, of Keras, with lr = 0.01 and eps = 1e-4. Table 2 tunes both for
+      each data set.
     - paper: the prior has exponent 1, whatever the true one.
-    - ours: variances are at least 1e-6 and `var_floor` times their mean, because dead units of a ReLU would decide
-      everything otherwise.
+    - ours: shares are clipped in the E-step. Variances are at least 1e-6 and `var_floor` times their mean, because
+      dead units of a ReLU would decide everything otherwise.
     - ours: lam and eps, which the paper does not print. With lam = 0 an untrained branch is not stepped.
     - ours: ties of saturated posteriors are broken by log-odds, then by id.
-    - paper: at inference pi is uniform, and all samples of a client use one branch (Eq. 5), whatever the `selection`
-      in training.
+    - paper: at inference pi is uniform, and samples use one branch together (Eq. 5), whatever the `selection` in
+      training. Ours: together are all samples of a client; the paper takes batches of at most 64 images.
+    - ours: for K > 2 participants are assigned at the least cost, and idle branches have the mean of their losses.
     - ours: `prior = "learned"` is told nothing of the rhythm and finds it (docs/learned-rhythm.md). With it, and with
       em-only and uniform, a component moves by its share of the samples.
-    - paper: with K = 1 it is FedAvg with the same server optimizer.
+    - ours: with K = 1 it is FedAvg with the same server optimizer.
 
 The safe form moves components by certainty, takes consistent statistics alone, and has an anchor
 (docs/never-worse.md).

@@ -25,7 +25,7 @@ asks for nothing (arrivals, uniform, everyone).
 Choices:
     - paper: `distance = "mean"` is the mean of norms, not squared. In the released code ("vote") each sample votes
       for its nearest center.
-    - released code: a tie goes to the last branch, because branch 1 needs a strictly smaller distance.
+    - paper: a tie goes to the last branch, because branch 1 needs a strictly smaller distance (line 10).
     - paper: `update = "overwrite"` is Eq. 12. With "certainty", ours, a center moves only while the prior gives its
       mode the majority.
     - paper: `alpha = "integral"` is Eq. 13. It adds up what the prior is wrong by, even if every client is assigned
@@ -37,9 +37,13 @@ Choices:
     - paper: `rescale` applies alpha at inference too (Eq. 11). The released code does so in its test.
     - ours: for K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)`, and all are taken relative to the first.
       For two that is the formula above.
-    - ours: with lam = 0 an untrained branch is not stepped.
+    - ours: lam and eps are of no released command. With lam = 0 an untrained branch is not stepped.
+    - ours: the server's default is Adam as released, of Keras, with lr = 0.01 and eps = 1e-4. Table 2 tunes both for
+      each data set. The released command for Stack Overflow clips updates (`max_update_norm = 1.0`).
+    - released code: centers begin as N(0, 0.1^2). Ours: a mode without participants keeps its center.
+    - ours: at test time all samples of a client choose together; the paper takes batches.
     - ours: `prior = "learned"` is told nothing of the rhythm and finds it in sums (docs/learned-rhythm.md).
-    - paper: with K = 1 it is FedAvg with the same server optimizer.
+    - ours: with K = 1 it is FedAvg with the same server optimizer.
 
 The safe form has leaky factors, which apply in training alone, and an anchor (docs/never-worse.md).
 """

@@ -30,8 +30,12 @@ with `reassign = "all"` and `trigger = "adaptive"`: after a drift event every cl
 if two clients of one cluster are too far apart, k-center clustering starts over.
 
 Choices:
-    - paper: centers are recomputed after each move, as line 3 of Algorithm 2 has it, in the order of clients'
-      numbers. The text of section 2.2 holds them fixed until all have moved, so that no order matters.
+    - paper: centers are recomputed after each move, as line 3 of Algorithm 2 has it. Ours: in the order of
+      clients' numbers. The text of section 2.2 holds them fixed until all have moved, so that no order matters.
+    - paper: drift is handled before each round (appendix C). Algorithm 1 has R rounds between.
+    - ours: one epoch by default. `local.local_steps` is the paper's L.
+    - ours: k-means has 2 to 10 clusters. Of many clients some are drawn: 20,000 to fit, 1,000 to judge. All models
+      begin equal.
     - ours: all reports of a round are there before the first client moves, so centers are means of the new ones.
     - ours: no code was found. A client reports if its representation is more than `drift_eps` away from its last
       report. No model is sent for that, unless gradients are taken at the global one.

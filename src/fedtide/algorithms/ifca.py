@@ -19,17 +19,18 @@ the start, all clients may end up with one model: check the entropy of the choic
 
 Choices:
     - released code: a model without members is not stepped.
-    - released code: the choice uses plain cross-entropy in evaluation mode; ties go to the first model. A model with
-      a non-finite loss is chosen only if all losses are non-finite (ours).
-    - paper: `variant = "averaging"` trains locally. The paper's gradients are `variant = "gradient"` with `weighting
-      = "uniform"`; their recorded loss is that of training mode.
-    - ours: members are weighted by samples, as in the expert-model paper. The released code averages uniformly
-      (`weighting = "uniform"`).
+    - released code: the choice uses plain cross-entropy in evaluation mode (on CIFAR its loss of training); ties go to
+      the first model. A model with a non-finite loss is chosen only if all losses are non-finite (ours).
+    - paper: `variant = "averaging"` trains locally. The paper's gradients are `variant = "gradient"`; their recorded
+      loss is that of training mode.
+    - paper: members have equal weights. The released code for FEMNIST weights them by samples, as the expert-model
+      paper does (`weighting = "samples"`).
     - ours: before evaluation a client chooses on its labeled validation samples, or on training samples if it has
-      none. The released code chooses with the test labels. A client without labeled samples takes the model that most
-      clients have trained so far.
+      none. The released code chooses with test labels on CIFAR and MNIST. A client without labeled samples takes the
+      model that most clients have trained so far.
     - ours: `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
-      before any training. The paper repeats whole runs, as the seeds of an experiment do.
+      before any training. The paper repeats whole runs, as the seeds of an experiment do. The released code for CIFAR
+      draws models anew until each has a share of the participants.
 
 The paper shares layers between models on FEMNIST: `transforms = [{ kind = "shared", layers = "trunk" }]`. The safe
 form has an anchor (docs/never-worse.md).
@@ -73,6 +74,7 @@ from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
     APART,
     Served,
+    Starts,
     at_most_registered,
     best_set,
     find_model,
@@ -105,7 +107,7 @@ def ifca(
     n_init: ModelCount = 1,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
-    weighting: Weighting = "samples",
+    weighting: Weighting = "uniform",
 ) -> Algorithm[State]:
     """Iterative federated clustering.
 
@@ -163,7 +165,7 @@ def ifca(
 
     works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
     predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
-    traits = Traits(sends=(Served,), models="clusters", refuses=APART)
+    traits = Traits(sends=(Served, Starts), models="clusters", refuses=APART)
     made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}
@@ -172,5 +174,5 @@ def ifca(
 
 ENTRY = Entry(
     "ifca", ifca, "K models down, the update of one up", "clustered", helps=("groups", "meaning", "hours"),
-    tells="which model it trained, unless sums are secure", safe=Safe(transforms=(Anchored(),)),
+    tells="which model it trained, unless sums are secure", safe=Safe({}, {"weighting": "samples"}, (Anchored(),)),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from fedtide.core.strict import Strict, as_written
 from fedtide.core.types import Algorithm, Holdings
 from fedtide.learn.fit import check_fit
 from fedtide.learn.task import Task
+from fedtide.learn.wsm import SAFE_BLEND, WSM
 from fedtide.transforms.transform import apply
 
 
@@ -70,17 +71,20 @@ def checked(name: str, make: Callable[..., Algorithm], safe: Safe | None = None)
             if not strangers:
                 raise FedtideError(f"{name}: {error}") from None
             key = next(iter(strangers))
-            raise FedtideError(f"{name}.{old_key(key) or unknown_key(key, model())}") from None
+            raise FedtideError(f"{name}.{old_key(name, key, python=True) or unknown_key(key, model())}") from None
         if in_safe:
+            weighted = isinstance(getattr(bound.arguments.get("task"), "loss", None), WSM)
             with within(name):
-                bound.arguments.update(with_safe(name, safe, bound.arguments))
+                bound.arguments.update(with_safe(name, safe or (Safe() if weighted else None), bound.arguments))
         bound.arguments.update(as_written(name, model(), bound.arguments))
         task = bound.arguments["task"]
         if not isinstance(task, Task):
             raise refused(f"{name}.task", task, "a Task, such as ft.Task(lambda: nn.Linear(3, 2))")
+        if in_safe and isinstance(task.loss, WSM):
+            bound.arguments["task"] = replace(task, loss=replace(task.loss, blend=SAFE_BLEND))
         bound.apply_defaults()
         transforms = safe.transforms if safe is not None and in_safe else ()
-        algorithm = build(make, bound.arguments, ())
+        algorithm = build(make, bound.arguments)
         check = partial(_check, name, bound.arguments, algorithm.check)
         return apply(replace(algorithm, check=check), *transforms)
 

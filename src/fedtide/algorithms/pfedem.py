@@ -34,8 +34,10 @@ Choices:
     - paper: `update = "overwrite"` is Eq. 12 and 13, after which both components describe the same distribution while
       the other one is away. With "certainty", ours, a component moves only as far as its share is above 1/K, by `a0 *
       (K share - 1)/(K - 1)`; with "share" by its share.
-    - paper: `normalize_by = "participants"` is Eq. 5, with the n_i of the round. "members" weights by n_ik, which is
-      the stated objective (Eq. 6).
+    - paper: `normalize_by = "participants"` is Eq. 5. Ours: its n_i are those of the round's participants; the paper's
+      are of all samples so far. "members" weights by n_ik, which is the stated objective (Eq. 6).
+    - ours: one epoch by default. `local.local_steps` is the paper's J, the same for all K models.
+    - ours: variances are at least `var_floor` times their mean, and shares are clipped in the E-step.
     - paper: `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1. "posterior" weights
       models by the sample's own posterior. All ways are reported.
     - ours: the split is that of the last E-step, after the M-steps of the previous ones.

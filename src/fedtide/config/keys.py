@@ -92,6 +92,8 @@ def code(value: Any) -> str:
     """
     if isinstance(value, dict):
         return f"`{{ {', '.join(f'{key} = {code(each).strip(chr(96))}' for key, each in value.items())} }}`"
+    if isinstance(value, list | tuple):
+        return f"`[{', '.join(code(each).strip(chr(96)) for each in value)}]`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
@@ -109,8 +111,8 @@ def spelled(value: Any) -> str:
         own = {key: each for key, each in changed(value).items() if key != "kind"}
         kind = {"by" if hasattr(value, "by") else "kind": names[0]}
         return code(kind | own) if own else code(names[0])
-    if isinstance(value, list | tuple):
-        return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
+    if dataclasses.is_dataclass(value) and (own := changed(value)):
+        return code(own)
     if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
         return "see its keys"
     return code(value)
@@ -316,11 +318,16 @@ def safe_form(name: str) -> str:
     safe = REGISTRY[name].safe
     if safe is None:
         return ""
-    kinds = [changed(transform) for transform in safe.transforms]
-    said = [table["kind"] if len(table) == 1 else table for table in map(_as_file, kinds)]
+    said = [_short(_as_file(transform)) for transform in safe.transforms]
     sets = [f"`{key} = {spelled(value).strip('`')}`" for key, value in safe.options.items()]
     usual = [f"by default `{key} = {spelled(value).strip('`')}`" for key, value in safe.usual.items()]
     return ", ".join([*sets, *([f"`transforms = {as_toml(said)}`"] if said else []), *usual])
+
+
+def _short(table: dict[str, Any]) -> Any:
+    """Return a transform as briefly as a file may have it."""
+    table = table["way"] if table.keys() == {"kind", "way"} else table
+    return table["kind"] if len(table) == 1 else table
 
 
 def _as_file(value: Any) -> Any:

@@ -141,12 +141,17 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
     if not all(isinstance(item, dict) for item in items):
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
     names = [item.get("name", item.get("algorithm", item.get("kind"))) for item in items]
-    which, rest = located(path, names)
-    for other in (bare, full) if which is None and above == "method" else ():  # "IFCA" and "IFCA (safe)"
-        which, rest = located(path, [other(str(name), item) for name, item in zip(names, items, strict=True)])
-        if which is not None:
-            break
     where = f"{above}.{'.'.join(path)}"
+    which, rest = None, path
+    for other in (full, bare) if above == "method" else ():  # "IFCA (safe)" and "IFCA"
+        called = [other(str(name), item) for name, item in zip(names, items, strict=True)]
+        which, rest = located(path, called)
+        if which is not None:
+            if called.count(called[which]) > 1 and not path[0].isdigit():
+                raise FedtideError(f"{where}: several methods are called '{called[which]}'; name one with its form")
+            break
+    if above != "method":
+        which, rest = located(path, names)
     if not rest:
         raise FedtideError(f"{where}: that is a whole table; name one of its keys, '{where}.<key>'")
     if above == "method" and which is None and len(rest) > 1 and not _is_key(rest[0], items):

@@ -31,6 +31,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 from fedtide.evaluate.metrics import SHIPPED
 from fedtide.learn.target import CLASSES
+from fedtide.learn.wsm import SAFE_BLEND
 
 SCALES = ("nano", "cpu", "paper")
 
@@ -267,6 +268,8 @@ def _method(
     """Check one method and return it in the form of the schema."""
     takes = SHARED if model is None else {*model.model_fields, *SHARED}
     common = {key: value for key, value in defaults.items() if key in takes}
+    if common.get("safe") and not _has_safe_form({**common, **method}):
+        del common["safe"]
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
     if not isinstance(nested, dict):
@@ -277,7 +280,7 @@ def _method(
         own = _in_safe_form(entry, own, nested)
         known = own if model is None else model.model_fields
         for key in own:
-            if entry["algorithm"] in REGISTRY and key not in known and (old := old_key(key)):
+            if entry["algorithm"] in REGISTRY and key not in known and (old := old_key(entry["algorithm"], key)):
                 raise FedtideError(old)
     shift = _merged(shared, entry.get("shift", {}))
     if model is not None:
@@ -294,6 +297,12 @@ def _method(
     return out | {"options": own}
 
 
+def _has_safe_form(method: Mapping[str, Any]) -> bool:
+    """Tell whether a method that is written has a safe form, of its own or of its loss."""
+    known, loss = REGISTRY.get(str(method["algorithm"])), by_kind(method.get("loss"))
+    return (known is not None and known.safe is not None) or (isinstance(loss, dict) and loss.get("kind") == "wsm")
+
+
 def _in_safe_form(entry: dict[str, Any], own: dict[str, Any], dumped: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's options with those that `safe = true` stands for, and set its loss.
 
@@ -308,18 +317,12 @@ def _in_safe_form(entry: dict[str, Any], own: dict[str, Any], dumped: Mapping[st
     safe, loss = None if known is None else known.safe, entry.get("loss")
     table = by_kind(loss)
     if isinstance(table, dict) and table.get("kind") == "wsm":
-        if "blend" in table and table["blend"] != WSM_BLEND:
-            raise FedtideError(
-                "loss.blend: is not allowed with safe = true, because safe sets it; leave one of them out"
-            )
-        entry["loss"] = {**table, "blend": WSM_BLEND}
+        if "blend" in table and table["blend"] != SAFE_BLEND:
+            raise FedtideError("loss.blend: is not allowed with safe = true, which sets it; leave one of them out")
+        entry["loss"] = {**table, "blend": SAFE_BLEND}
         safe = safe or Safe()
     written = {key: value for key, value in own.items() if key not in dumped}
     return {**with_safe(entry["algorithm"], safe, written), **{key: own[key] for key in dumped if key in own}}
-
-
-WSM_BLEND = 0.3
-"""Share of equal fractions of classes in the safe form of the re-weighted softmax (docs/never-worse.md)."""
 
 
 def _labeled(experiment: Experiment) -> Experiment:
@@ -329,7 +332,8 @@ def _labeled(experiment: Experiment) -> Experiment:
         for method in experiment.method
     ]
     names = {each.name for method in methods for each in (method, *map(method.named, method.others))}
-    meant = {method.bare: method.name for method in methods}
+    written = [method.bare for method in methods]
+    meant = {method.bare: method.name for method in methods if written.count(method.bare) == 1}
     meant |= {f"{method.bare}, {other}": method.named(other).name for method in methods for other in method.others}
 
     def full(name: Any) -> Any:
@@ -521,6 +525,7 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
     for method, made in zip(values["method"], experiment.method, strict=True):
         known = REGISTRY.get(made.algorithm)
         sets = known.safe.options if known is not None and known.safe is not None and made.safe else {}
+        method["name"] = made.bare
         method |= {key: value for key, value in method.pop("options", {}).items() if key not in sets}
     return values
 

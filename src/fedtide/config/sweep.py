@@ -74,6 +74,8 @@ def axes(experiment: Experiment, where: str = "experiment") -> dict[str, tuple[A
         FedtideError: keys that change together have not a value each, or a key stands in two places.
     """
     every = [key for keys in experiment.sweep for key in keys.split(", ")]
+    if form := [key for key in every if key.startswith("method.") and key.endswith((".safe", ".transforms"))]:
+        raise refused(f"{where}: sweep", form[0], "other keys; write a method for each form")
     if twice := [key for key in every if every.count(key) > 1]:
         raise refused(f"{where}: sweep", f"{twice[0]} twice", "each once")
     out: dict[str, tuple[Any, ...]] = {}

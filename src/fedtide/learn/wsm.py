@@ -17,6 +17,9 @@ from fedtide.core.errors import refused
 from fedtide.core.types import Shard
 from fedtide.learn.loss import Columns, CrossEntropy, each, keep_counted, mask_of
 
+SAFE_BLEND = 0.3
+"""Blend in the safe form of a method (docs/never-worse.md)."""
+
 
 @ingredient
 class WSM:
@@ -27,13 +30,15 @@ class WSM:
     value is never negative, and it equals cross-entropy for a client with equally many samples of each class. With
     `blend = 0`, the thesis, a class that a client does not hold gets no gradient, so training does not push it out of
     the model; with plain SGD a client of one class changes only running statistics. Weight decay, a proximal or control
-    term and `blend` reach all classes. The default is the thesis; `safe = true` in a method stands for `blend = 0.3`
+    term and `blend` reach all classes. By default the gradient is that of the thesis; `safe = true` in a method stands
+    for `blend = 0.3`
     (docs/never-worse.md).
     Evaluation and decisions between models use plain cross-entropy; q-FedAvg weights clients by this loss, so with
     `blend = 0` clients of one class count next to nothing there.
 
     When to use it: clients hold few of the classes, and few clients participate in a round. It adds no communication.
-    The thesis found that it helps with BatchNorm, or BatchNorm and GroupNorm mixed, and hurts with GroupNorm alone.
+    The thesis found that at most rates it helps with BatchNorm, or BatchNorm and GroupNorm mixed, and hurts with
+    GroupNorm alone.
 
     For sequences, fractions and loss are over the steps that count. Without `blend` a label that is not among the
     prepared samples has infinite loss.
@@ -41,7 +46,7 @@ class WSM:
     Args:
         blend: the part b of equal fractions in `a_c = (1 - b) n_c / n + b / C` of C classes; 0 is the thesis, 1 is
             cross-entropy.
-        val: also count the client's validation samples, as in the released code.
+        val: also count the client's validation samples, as in the released code. The thesis can be read either way.
 
     Raises:
         FedtideError: a label exceeds the model's outputs.

@@ -141,15 +141,22 @@ def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
     return Weights(params, weights.buffers)
 
 
+@dataclass(frozen=True)
+class Starts:
+    """Sets of models, of which one is to be the start."""
+
+    sets: list[tuple[Weights, ...]]
+
+
 def fit_question(task: Task) -> Work:
-    """Build the question "fit": a client's lowest mean loss among the models of each of several "sets"."""
+    """Build the question "fit": a client's lowest mean loss among the models of each of several sets."""
 
     @Stepwise
     def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Steps[Answer | None]:
         if not len(shard):
             return None
         least = []
-        for models in payload["sets"]:
+        for models in payload.sets:
             least.append((yield Losses(task, models, shard)).min())
         return Answer({"losses": Weighted(torch.stack(least).clamp(max=1e6), len(shard))})
 
@@ -158,7 +165,7 @@ def fit_question(task: Task) -> Work:
 
 def best_set(fleet: Fleet, pick: Callable[[], Tensor], sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
     """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
-    got = mean(fleet.ask("fit", pick(), {"sets": list(sets)}).total) if len(sets) > 1 else None
+    got = mean(fleet.ask("fit", pick(), Starts(list(sets))).total) if len(sets) > 1 else None
     return sets[0 if got is None else int(got["losses"].argmin())]
 
 

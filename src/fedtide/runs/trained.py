@@ -270,7 +270,8 @@ def _run_of(root: Path, method: str | None, seed: int | None) -> Planned:
     if method is None and len(names) > 1:
         raise FedtideError(f"--method: found none, allowed: {', '.join(names)}")
     found = [run for run in runs if method in (None, run.method.name, slug(run.method.name))]
-    if not found:
+    found = found or [run for run in runs if method == run.method.bare]
+    if not found or len({run.method.name for run in found}) > 1:
         raise FedtideError(f"--method: found '{method}', {nearest(str(method), names)}")
     seeds = [run.seed for run in found]
     if seed is not None and seed not in seeds:

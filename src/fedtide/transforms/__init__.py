@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.config_types import by_kind
+from fedtide.core.errors import nearest
 from fedtide.transforms.anchored import Anchored, anchored
 from fedtide.transforms.personalized import WAYS, Personalized, personalized
 from fedtide.transforms.pooled import Pooled, pooled
@@ -28,11 +29,18 @@ __all__ = [
 ]  # fmt: skip
 
 
+KINDS = ("anchored", "pooled", "shared", "personalized")
+
+
 def _spelled(value: Any) -> Any:
     """Read `"anchored"` as `{kind = "anchored"}`, and a way to personalize, such as "fine-tuned", as that."""
     table = by_kind(value)
-    way = isinstance(table, dict) and table.get("kind") in WAYS
-    return {"kind": "personalized", "way": table} if way else table
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if kind in WAYS:
+        return {"kind": "personalized", "way": table}
+    if isinstance(kind, str) and kind not in KINDS:
+        raise ValueError(f"found {kind!r}, {nearest(kind, [*KINDS, *WAYS])}")
+    return table
 
 
 AnyTransform = Annotated[

@@ -200,7 +200,7 @@ class Anchored:
             if not held.has_val:
                 raise FedtideError(
                     "transforms: 'anchored' is not allowed without validation samples, because they choose its weight; "
-                    "set data.split.val, or leave it (or safe) out"
+                    "set data.split.val, or leave 'anchored' and safe out"
                 )
 
         base = algorithm.traits.compute_cost or training_cost(local, {})

@@ -88,7 +88,10 @@ class Personalized:
             raise refused(KEY, None, "one of " + ", ".join(WAYS))
         nets = Networks(*made_with(algorithm, "task"))
         made = algorithm if self.way is None else with_way(algorithm, self.way, nets, KEY)
-        others = {name: with_way(algorithm, way, nets, KEY) for name, way in self.named().items()}
+        others = {
+            name: with_way(algorithm, way, nets, f"transforms: 'personalized'.others[{number}]")
+            for number, (name, way) in enumerate(self.named().items())
+        }
         # All are judged by what the algorithm serves; ways read the models in it.
         return replace(made, others={**algorithm.others, **others})
 

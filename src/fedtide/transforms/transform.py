@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Reply, Shard, Sum, Weights, Work
@@ -43,13 +43,21 @@ def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
     Raises:
         FedtideError: one of them has no meaning for the algorithm, or is there twice.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise refused("transforms", type(algorithm).__name__, "an Algorithm, such as ft.algorithms.ifca(task)")
+    for transform in transforms:
+        if not hasattr(transform, "why_not"):
+            raise refused("transforms", transform, "a transform, such as ft.transforms.Anchored()")
     plain = algorithm if algorithm.plain is None else algorithm.plain
     wanted = sorted((*algorithm.transforms, *transforms), key=lambda transform: transform.place)
     made = unpersonalized(plain) if any(getattr(transform, "way", None) for transform in wanted) else plain
     for number, transform in enumerate(wanted):
         if transform.kind in [before.kind for before in wanted[:number]]:
-            said = f"transforms: found '{transform.kind}' twice, allowed: each once, with those of safe = true"
-            raise FedtideError(said)
+            if transform.kind == "personalized":
+                raise FedtideError(
+                    f"transforms: '{transform.label}' is a second way to personalize; put it into others"
+                )
+            raise FedtideError(f"transforms: '{transform.kind}' stands twice, with those of safe = true; leave one out")
         if why := why_not(plain, transform):
             raise FedtideError(f"transforms: '{transform.kind}' is not allowed with '{plain.name}', because {why}")
         made = replace(transform(made), plain=plain, transforms=(*made.transforms, transform))
@@ -133,7 +141,7 @@ def made_with(algorithm: Algorithm, *names: str) -> tuple[Any, ...]:
     """
     if missing := [name for name in names if name not in algorithm.options]:
         said = ", ".join(missing)
-        raise FedtideError(f"transforms: '{algorithm.name}' was made without {said}, which its function must take")
+        raise FedtideError(f"transforms: the function of '{algorithm.name}' must take {said}")
     return tuple(algorithm.options[name] for name in names)
 
 

@@ -17,7 +17,7 @@ from fedtide.runs.digest import digest_of
 Place = tuple[str, ...]
 """Path of a value in the tables of an experiment."""
 
-FIXED = ("name", "algorithm", "shift")
+FIXED = ("name", "algorithm", "shift", "safe", "transforms")
 """Keys of a method that no search may change, so that all compared methods meet the same data."""
 
 NEAR = 0.05
@@ -110,19 +110,25 @@ def stages(experiment: Experiment, where: str = "experiment") -> list[list[Searc
         FedtideError: a key, a method or a range is invalid.
     """
     tune = tune_of(experiment, where)
-    bare = {method.bare: method.name for method in experiment.method}
-    return [_searches(stage, tune, bare, where) for stage in tune.stages()]
+    return [_searches(stage, tune, names_of(experiment), where) for stage in tune.stages()]
 
 
-def _searches(stage: TuneStage, tune: Tune, bare: Mapping[str, str], where: str) -> list[Search]:
-    names = list(bare.values())
+def names_of(experiment: Experiment) -> dict[str, str]:
+    """Return the name of each method by that name, and by the written one if no other method has it."""
+    written = [method.bare for method in experiment.method]
+    shown = {method.name: method.name for method in experiment.method}
+    return {name: full for name, full in zip(written, shown, strict=True) if written.count(name) == 1} | shown
+
+
+def _searches(stage: TuneStage, tune: Tune, known: Mapping[str, str], where: str) -> list[Search]:
+    names = list(dict.fromkeys(known.values()))
     at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
-    among = [bare.get(name, name) for name in stage.methods or ()]
+    among = [known.get(name, name) for name in stage.methods or ()]
     for name in among:
         if name not in names:
             raise unknown(f"{at}.methods", name, names)
     allowed = names if stage.methods is None else list(dict.fromkeys(among))
-    about = {key: _about(key, bare, f"{at}.ranges.{key}") for key in stage.ranges}
+    about = {key: _about(key, known, f"{at}.ranges.{key}") for key in stage.ranges}
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
             raise unknown(f"{at}.ranges.{key}", method, allowed)
@@ -136,7 +142,7 @@ def _searches(stage: TuneStage, tune: Tune, bare: Mapping[str, str], where: str)
         for key, (method, rest) in about.items():
             if method in (None, name):
                 label, range_ = f"{at}.ranges.{key}", stage.ranges[key]
-                also = tuple(_elsewhere(other, bare, label) for other in range_.also)
+                also = tuple(_elsewhere(other, known, label) for other in range_.also)
                 if also and method is None and len(reached) > 1:
                     raise FedtideError(f"{label}.also: allowed with a range about one method, 'method.<name>.<key>'")
                 parameters.append(Parameter(key, ("method", name, *rest), also, range_, label))
@@ -147,7 +153,7 @@ def _searches(stage: TuneStage, tune: Tune, bare: Mapping[str, str], where: str)
     return out
 
 
-def _about(key: str, bare: Mapping[str, str], label: str) -> tuple[str | None, Place]:
+def _about(key: str, known: Mapping[str, str], label: str) -> tuple[str | None, Place]:
     """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
@@ -155,20 +161,21 @@ def _about(key: str, bare: Mapping[str, str], label: str) -> tuple[str | None, P
             f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
             "share the rest"
         )
-    names = list(bare.values())
+    names = list(dict.fromkeys(known.values()))
     which, rest = located(path, names)
-    if which is None:  # a name as it is written in the file, without its form
-        which, rest = located(path, list(bare))
+    if which is None and not path[0].isdigit():  # a name as it is written in the file, without its form
+        place, rest = located(path, list(known))
+        which = None if place is None else names.index(known[list(known)[place]])
     if not rest or rest[0] in FIXED:
         found = "".join(rest[:1])
         raise refused(label, found, f"a key of the method other than {', '.join(FIXED)}")
     return None if which is None else names[which], tuple(rest)
 
 
-def _elsewhere(key: str, bare: Mapping[str, str], label: str) -> Place:
-    method, rest = _about(key, bare, f"{label}.also: found '{key}'")
+def _elsewhere(key: str, known: Mapping[str, str], label: str) -> Place:
+    method, rest = _about(key, known, f"{label}.also: found '{key}'")
     if method is None:
-        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(bare.values())}")
+        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(dict.fromkeys(known.values()))}")
     return ("method", method, *rest)
 
 

@@ -184,7 +184,7 @@ def test_early_stopping_costs_fewer_bytes():
 
 
 def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
-    run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
+    run = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": True}), rounds=3)
     used = (run.state.chosen > 0).nonzero().flatten().tolist()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
     assert payload.numbers.tolist() == used
@@ -193,7 +193,7 @@ def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     state = replace(run.state, chosen=torch.tensor([50.0, 3, 9]), last=torch.tensor([10.0, 11, 20]))
     payload, _ = run.host.algorithm.serve(state, run.host.population.clients)
     assert (payload.numbers.tolist(), int(payload.usual)) == ([1, 2], 1)
-    every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=3)
+    every = played(toy("aem", {"clusters": 3, "exploration": {"epsilon": 0.0}}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
     assert payload.numbers.tolist() == [0, 1, 2]
 
@@ -328,8 +328,8 @@ def test_the_anchor_is_fedavgs_model_bit_for_bit_and_nobody_chooses_it_in_traini
 def test_without_exploration_it_is_ifca_with_its_anchor_and_the_weight_of_that():
     """Clients of both weigh the anchor beside the model that they train."""
     options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "clusters": 3}
-    ours = played(toy("aem", {**options, **ANCHORED, "exploration": {"epsilon": 0.0}, "drop_unused": False}), rounds=4)
-    theirs = played(toy("ifca", {**options, "transforms": ["anchored"]}), rounds=4)
+    ours = played(toy("aem", {**options, **ANCHORED, "exploration": {"epsilon": 0.0}}), rounds=4)
+    theirs = played(toy("ifca", {**options, "weighting": "samples", "transforms": ["anchored"]}), rounds=4)
     assert same(ours.state.inner.weights, theirs.state.inner.weights)
     assert same(ours.state.own.weights, theirs.state.own.weights)
     assert ours.state.own.share == theirs.state.own.share
@@ -353,7 +353,7 @@ def test_a_client_that_explores_does_not_weigh_the_anchor():
 def test_beside_a_choice_the_anchor_is_mixed_in_and_for_other_ways_it_is_one_of_the_models():
     others = {"kind": "personalized", "way": "choice", "others": [{"kind": "fine-tuned", "solver": FEW}]}
     ways = {"transforms": [others, "anchored"]}
-    experiment = toy("aem", {"clusters": 2, "drop_unused": False, **ways})
+    experiment = toy("aem", {"clusters": 2, **ways})
     run = played(experiment, rounds=1)
     algorithm, x, owner = run.host.algorithm, torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
     payload, _ = algorithm.serve(run.state, run.host.population.clients)
