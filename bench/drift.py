@@ -119,9 +119,9 @@ def cases() -> list[Case]:
     rule = KMeans(k_max=K_MAX, n_init=STARTS, silhouette_samples=SAMPLED, fit_samples=None)
     wholly = f"{size} float64, L1"
     return [
-        Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, FixedFraction()), 0.005, True),
+        Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, FixedFraction()), 0.5, True),
         Case("all of `handle_drift`", f"{wholly}, K = {K_MAX}",
-             lambda: handle_drift(state, everybody, rule, FixedFraction(), "last-event", Rng(SEED)), 0.005, True),
+             lambda: handle_drift(state, everybody, rule, FixedFraction(), "last-event", Rng(SEED)), 0.5, True),
         Case("clusters made, models mixed", f"{wholly}, {some}",
              lambda: recluster(state, cluster_reports(state, rule, Rng(SEED)))),
         Case("heterogeneity", one_by_one, lambda: heterogeneity(x, found.label, "l1"), None, True),

@@ -1,4 +1,4 @@
-"""Models that clients make of shared ones for themselves: `personal` of adaptive expert models, and `by_own_weights`.
+"""Ways for a client to personalize the models that it receives, and `by_own_weights`.
 
 >>> import fedtide as ft
 >>> ft.personal.Choice().kind

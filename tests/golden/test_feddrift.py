@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from fedtide.algorithms.feddrift import (
     Eager,
@@ -25,30 +24,10 @@ from fedtide.algorithms.feddrift import (
 )
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.learn.task import Task
 from fedtide.multi.clusters import Served
-from helpers.stages import begun, holding, rounds
-
-
-def zero() -> nn.Module:
-    """Both weights 0, whatever the key."""
-    module = nn.Linear(1, 2, bias=False)
-    nn.init.zeros_(module.weight)
-    return module
-
-
-TASK = Task(zero, dtype=torch.float64)
-TURN = LocalTrainer(lr=4.0, epochs=10, batch_size=0)
-X = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-A, B = torch.tensor([1, 0]), torch.tensor([0, 1])
-
-
-def concepts(names: str, before: int = 0):
-    """A client for each letter: A, B, or a dot for one without rows."""
-    held = [(X[:0], A[:0]) if name == "." else (X, A if name == "A" else B) for name in names]
-    return holding(held, classes=2, before=before)
+from helpers.concepts import TASK, TURN, A, B, X, concepts
+from helpers.stages import begun, rounds
 
 
 def played(*stages: str, **options):

@@ -77,7 +77,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, Train
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
-    APART,
+    NOT_POOLED,
     Served,
     at_most_registered,
     find_model,
@@ -302,7 +302,7 @@ def aem(
 
     made = Algorithm(
         "aem", init, {"train": train}, round, serve, predict_by_cluster(task), find_model(task), as_served,
-        at_most_registered(clusters), traits=Traits(sends=(Sent, Served), models="clusters", refuses=APART),
+        at_most_registered(clusters), traits=Traits(sends=(Sent, Served), models="clusters", refuses=NOT_POOLED),
         options={"clusters": clusters},
     )  # fmt: skip
     # As if no client explored, and no model were frozen or out of use.

@@ -72,7 +72,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.steps import Losses, Steps, Stepwise, local_update
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
-    APART,
+    NOT_POOLED,
     Served,
     Starts,
     at_most_registered,
@@ -165,7 +165,7 @@ def ifca(
 
     works: dict[str, Work] = {"train": train} | ({"fit": fit_question(task)} if n_init > 1 else {})
     predict, adapt, check = predict_by_cluster(task), find_model(task), at_most_registered(clusters)
-    traits = Traits(sends=(Served, Starts), models="clusters", refuses=APART)
+    traits = Traits(sends=(Served, Starts), models="clusters", refuses=NOT_POOLED)
     made = Algorithm("ifca", init, works, round, serve, predict, adapt, as_served, check, traits=traits)
     # Every participant evaluates all models.
     forward = {"train": clusters, "fit": n_init * clusters, "loss": clusters + (clusters > 1)}

@@ -94,7 +94,7 @@ def sum_update(delta: Weights, weight: float, *, squares: bool) -> dict[str, Any
     Args:
         delta: new minus old.
         weight: weight of the client in the mean.
-        squares: also send what partial pooling needs (`fedtide.multi.pooling`).
+        squares: also send what partial pooling needs (`fedtide.transforms.pooled`).
     """
     total: dict[str, Any] = {"delta": Weighted(delta, weight)}
     if squares:

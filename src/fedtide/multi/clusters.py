@@ -45,7 +45,7 @@ from fedtide.models.branched import in_branch, in_layer
 ChooseOn = Literal["val", "train"]
 """Labeled samples on which a client chooses its model before evaluation."""
 
-APART = {"pooled": "its models begin apart, and an update of one says nothing of another"}
+NOT_POOLED = {"pooled": "its models begin with different weights, so their updates cannot be compared"}
 """Why models that begin apart are not pooled."""
 
 Divisor = Literal["members", "participants"]

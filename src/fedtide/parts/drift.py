@@ -72,6 +72,7 @@ class MovingCenters:
         known = label >= 0
         self.sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, label[known], self.rows[known])
         self.counts = torch.bincount(label[known], minlength=len(centers))
+        self.stale = set(range(len(centers)))  # reports are new, and the centers are those of the reports before
 
     def nearest(self, i: int) -> int:
         """Return the cluster with members whose center is nearest to client i; ties go to the first."""
@@ -79,14 +80,17 @@ class MovingCenters:
         return int(filled[between(self.x[i : i + 1], self.centers[filled], self.kind).argmin()])
 
     def move(self, i: int, new: int) -> None:
-        """Move client i, and recompute the centers of the clusters that it left and joined."""
+        """Move client i, and recompute the centers of the clusters that it left and joined, if those changed."""
         old = int(self.label[i])
-        self.label[i] = new
-        for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
-            self.sums[k] += change * self.rows[i]
-            self.counts[k] += change
-        for k in {old, new} - {-1}:
+        if new != old:
+            self.label[i] = new
+            for k, change in ((old, -1), (new, 1)) if old >= 0 else ((new, 1),):
+                self.sums[k].add_(self.rows[i], alpha=change)
+                self.counts[k] += change
+                self.stale.add(k)
+        for k in {old, new} & self.stale:
             self._recompute(k)
+            self.stale.remove(k)
 
     def _recompute(self, k: int) -> None:
         if self.center == "median":

@@ -38,7 +38,7 @@ class Transform(Protocol):
 
 
 def apply(algorithm: Algorithm, *transforms: Transform) -> Algorithm:
-    """Apply transforms to an algorithm, which may have some already; the order in which they are given is no matter.
+    """Apply transforms to an algorithm, which may have some already; their order does not matter.
 
     Raises:
         FedtideError: one of them has no meaning for the algorithm, or is there twice.
