@@ -422,15 +422,14 @@ def as_served_in_cluster(payload: Weights, memory: Memory, answer: Answer) -> tu
     return Served((payload,), usual=0), None
 
 
-def find_model(task: Task, on: ChooseOn = "val") -> Work:
-    """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
+def find_model(task: Task) -> Work:
+    """Build the `adapt` of methods whose clients take the model with the lowest loss on their validation samples.
 
-    The memory gets the place of the one "found". A client without labeled samples keeps
-    none.
+    A client without validation samples judges on its training samples. The memory gets the place of the one "found".
     """
 
     def adapt(payload: Served, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = decision_rows(shard, on)
+        rows = decision_rows(shard, "val")
         if len(payload.models) == 1 or not len(rows):
             return None
         return Answer({}, memory={"found": mean_losses(task, payload.models, rows).argmin()})
