@@ -312,7 +312,7 @@ def keys_of(name: str) -> list[Key]:
 def safe_form(name: str) -> str:
     """Say what `safe = true` stands for in a method with this algorithm; "" if it has no such form.
 
-    >>> safe_form("ifca"), safe_form("fedavg")
+    >>> safe_form("fedem"), safe_form("fedavg")
     ('`transforms = ["anchored"]`', '')
     """
     safe = REGISTRY[name].safe
