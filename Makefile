@@ -21,7 +21,7 @@ help:
 	@echo "make coverage  run them with whole recipes and all laws, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
-	@echo "make deployed  play over Flower on this machine, with TLS, keys and kills, about twenty minutes"
+	@echo "make deployed  play with real processes on this machine, with TLS, keys and many kills, about twenty minutes"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -44,17 +44,6 @@ env: .venv/.installed
 .venv/.developing: .venv/.installed
 	@echo "installing what tests and checks need, 1 to 3 minutes"
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	@touch $@
-
-# Flower wants versions of its own of what others use, so it has an environment that looks into the other one.
-.venv/deploy/.installed: pyproject.toml .venv/.developing
-	@echo "installing Flower, about a minute"
-	@$(BIN)/python -m venv .venv/deploy
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
-		> "$$(.venv/deploy/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-base.pth"
-	@$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*extras["optional-dependencies"]["deploy"], sep="\n")' > .venv/deploy/requirements.txt
-	@.venv/deploy/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/deploy/requirements.txt
 	@touch $@
 
 .venv/.documenting: .venv/.installed
@@ -86,8 +75,8 @@ faults: .venv/.developing
 
 # One after the other: each has processes of its own. Some of them: make deployed DEPLOYED="-k scaffold"
 DEPLOYED ?=
-deployed: .venv/deploy/.installed
-	.venv/deploy/bin/python -m pytest -n 0 tests/unit/deploy tests/deploy $(DEPLOYED)
+deployed: .venv/.developing
+	$(PYTEST) -n 0 tests/unit/remote tests/deploy --kills 300 $(DEPLOYED)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .

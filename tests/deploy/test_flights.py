@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.deploy.replay import replay

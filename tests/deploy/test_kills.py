@@ -8,29 +8,25 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
 from fedtide.deploy.log import Log
-from fedtide.deploy.rehearse import Running, Server, compared, home_of, prepared
+from fedtide.deploy.rehearse import Running, Server, compared, prepared
 from fedtide.deploy.replay import replay
 from fedtide.deploy.site import Roster, make_site
 from helpers.hospitals import hospitals
-from helpers.processes import children, number_in, running
+from helpers.processes import children
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
-OF_NODES = ("worker", "supernode", "node's tasks", "node's keeper")
-KINDS = (*OF_NODES, "server", "superlink", "server's tasks", "relay", "gate", "server's keeper")
-MOMENT = 8.0
+KINDS = ("server", "node", "worker")
+MOMENT = 3.0
 """Seconds after the beginning of a round, or after the kill before, within which the next one is."""
 DEADLINE = "30m"
 """Nobody is late: what is killed is back within minutes."""
@@ -49,7 +45,10 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
         with ExitStack() as stack:
             server = stack.enter_context(Server(there, log))
             server.wait()
-            nodes = {node.name: stack.enter_context(Running(there, node.name, log)) for node in there.roster.node}
+            nodes = {
+                node.name: stack.enter_context(Running(there, node.name, log, range(kills + 4)))
+                for node in there.roster.node
+            }
             draw, reached = random.Random(seed), 0
             kinds = [*KINDS, *draw.choices(KINDS, k=kills)][:kills]
             draw.shuffle(kinds)
@@ -59,10 +58,10 @@ def test_a_run_of_kills_is_the_simulation(tmp_path, request, record_property, ca
                 time.sleep(draw.uniform(0, MOMENT))
                 assert server.process.poll() is None, "all rounds were over before all kills were done"
                 name = draw.choice(list(nodes))
-                log.say("kill", f"killing {kind} {name if kind in OF_NODES else ''}")
-                _kill(kind, server, nodes[name], home_of(there.root, name), there.flower / "server")
+                log.say("kill", f"killing {kind} {'' if kind == 'server' else name}")
+                _kill(kind, server, nodes[name])
                 done[kind] += 1
-            server.watch(())
+            server.watch((), nodes)
         lines = read_rounds(there.record, ASKS)
         words = Counter(
             word
@@ -89,27 +88,13 @@ def _next_round(server: Server, reached: int) -> int:
     return status.round
 
 
-def _kill(kind: str, server: Server, node: Running, home: Path, flower: Path) -> None:
-    """Kill a part of a node or of the server; what nobody keeps running is started again."""
+def _kill(kind: str, server: Server, node: Running) -> None:
+    """Kill a part of a node or the server; what nobody keeps running is started again."""
     if kind == "server":
         server.restart()
-    elif kind == "node's keeper":
+    elif kind == "node":
         node.restart()
-    elif kind == "server's keeper":
-        _end(os.kill, *running("supervise.py", str(flower / "processes.json")))
-    elif kind == "node's tasks":
-        _end(os.kill, *children(number_in(home / "run", "supernode")))
-    elif kind == "server's tasks":
-        _end(os.kill, *children(number_in(flower, "superlink")))
-    elif kind == "relay":
-        _end(os.kill, *children(*children(number_in(flower, "superlink"))))
-    elif kind in ("worker", "supernode"):
-        _end(os.killpg, number_in(home / "run", kind))
     else:
-        _end(os.killpg, number_in(flower, kind))
-
-
-def _end(kill: Callable[[int, int], None], *numbers: int) -> None:
-    for number in numbers:
-        with contextlib.suppress(ProcessLookupError):
-            kill(number, signal.SIGKILL)
+        for number in children(node.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.deploy.replay import replay

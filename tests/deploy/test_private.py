@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.deploy.replay import replay

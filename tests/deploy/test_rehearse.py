@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
 from fedtide.config import read

@@ -1,14 +1,11 @@
 """A worker that sends back what it is asked, or does what its header tells it to."""
 
-import contextlib
 import os
-import socket as socketlib
-import subprocess
 import sys
 import time
-from pathlib import Path
+from multiprocessing.connection import Connection
 
-from fedtide.deploy.flower.worker import serve
+from fedtide.site.worker import serve
 
 
 def handle(header, payload):
@@ -20,26 +17,5 @@ def handle(header, payload):
     return {"echo": header, "pid": os.getpid()}, payload * header.get("times", 1)
 
 
-@contextlib.contextmanager
-def started(socket):
-    """Give a process of this module that listens on `socket`; its file is there a moment before somebody listens."""
-    running = subprocess.Popen([sys.executable, __file__, str(socket)], stdout=subprocess.PIPE, text=True)
-    try:
-        end = time.monotonic() + 120.0  # it imports torch
-        while not _listens(socket):
-            assert running.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        yield running
-    finally:
-        running.kill()
-        running.communicate()
-
-
-def _listens(socket):
-    with socketlib.socket(socketlib.AF_UNIX) as line:
-        return line.connect_ex(str(socket)) == 0
-
-
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), handle)
+    serve(Connection(int(sys.argv[-1])), handle, print)

@@ -1,24 +1,23 @@
-"""A server and nodes of Flower on the loopback, with TLS and keys, whose workers only echo."""
+"""A server and nodes on the loopback, with TLS and keys, whose workers only echo."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedtide.deploy import certificates
-from fedtide.deploy.flower.carrier import FlowerCarrier
-from fedtide.deploy.flower.link import Link
-from fedtide.deploy.flower.processes import free_port, supernode, supervise
 from fedtide.fleets.carrier import Question, Response
+from fedtide.remote.line import Known
+from fedtide.remote.server import GrpcCarrier
+from fedtide.site.node import known_of, node_command, write
 
 ECHO = Path(__file__).with_name("echo_worker.py")
+RUN = "0123456789abcdef"
 
 
 def until(check: Callable[[], Any], seconds: float) -> Any:
@@ -26,7 +25,7 @@ def until(check: Callable[[], Any], seconds: float) -> Any:
     end = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < end, f"not within {seconds:g} s"
-        time.sleep(0.1)
+        time.sleep(0.02)
     return found
 
 
@@ -35,74 +34,72 @@ class Federation:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.said: list[str] = []
         self.authority = root / "authority"
         self.authority.mkdir()
-        self.port = free_port()
-        certificates.make_authority(self.authority, f"127.0.0.1:{self.port}")
+        certificates.make_authority(self.authority, "127.0.0.1:1")
         self.keys: dict[str, str] = {}
         self.nodes: dict[str, subprocess.Popen[str]] = {}
         self.lines: dict[str, list[str]] = {}
-        self.carrier = FlowerCarrier()
-        self.link = self._link()
+        self.port = 0
+        self.serve()
         self._number = 0
 
-    def _link(self) -> Link:
-        return Link(
-            self.carrier,
-            self.root / "flower",
-            host="127.0.0.1",
-            port=self.port,
-            ca=self.authority / "ca.crt",
-            certificate=self.authority / "server.crt",
-            key=self.authority / "server.key",
-            keys=lambda: dict(self.keys),
-            renew=lambda: False,
-            say=self.said.append,
-        )
+    def serve(self) -> None:
+        """Start a server; another one than the last, at the same port."""
+        self.carrier = GrpcCarrier("127.0.0.1", self.port, run=RUN, authority=self.authority, nodes=10)
+        self.port = self.carrier.port
+        self.admit()
 
-    def start(self, name: str, *, admitted: bool = True, key: Path | None = None, ca: Path | None = None) -> None:
-        """Start a node, with a new key unless there is one."""
-        home = self.root / name
-        home.mkdir(exist_ok=True)
-        own = key or home / "key"
+    def admit(self) -> None:
+        """Let in those whose keys are known."""
+        self.carrier.admit(dict(self.keys), frozenset({"berlin", "oslo", "rome", "stranger"}))
+
+    def line(self, home: str, key: Path | None = None, authority: Path | None = None, name: str = "") -> dict[str, Any]:
+        """Return what the stream of a node needs, with a new key unless there is one."""
+        folder = self.root / home
+        folder.mkdir(exist_ok=True)
+        own = key or folder / "key"
         if not own.exists():
-            certificates.make_node_key(own, home / "key.pub", name)
-        if admitted:
-            self.keys[name] = certificates.read_public_key(home / "key.pub")[0]
-        worker = {
-            "name": "worker",
-            "command": [sys.executable, "-P", str(ECHO), str(home / "w")],
-            "env": dict(os.environ),
-            "causes": [],
-        }
-        there = f"127.0.0.1:{self.port}"
-        flower = supernode(there, ca or self.authority / "ca.crt", own, home / "w", home / "flower")
-        command = supervise(home / "run", [worker, flower], with_parent=True)
-        self.nodes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.lines[name] = []
-        threading.Thread(target=self._listen, args=(name,), daemon=True).start()
+            certificates.make_node_key(own, folder / "key.pub", home)
+        ca = str(authority or self.authority / "ca.crt")
+        line = {"address": f"127.0.0.1:{self.port}", "authority": ca, "run": RUN, "name": name or home}
+        return {**line, "key": str(own), "json": False, "with_parent": True}
 
-    def _listen(self, name: str) -> None:
-        stdout = self.nodes[name].stdout
-        assert stdout is not None
-        with stdout:
-            for line in stdout:
+    def known(self, name: str, admitted: bool = True) -> Known:
+        """Return what a node knows of the server, with its key, which is let in."""
+        known = known_of(self.line(name))
+        if admitted:
+            self.keys[name] = certificates.read_public_key(self.root / name / "key.pub")[0]
+            self.admit()
+        return known
+
+    def start(self, home: str, *, admitted: bool = True, worker: Path = ECHO, **line: Any) -> None:
+        """Start a node."""
+        folder, told = self.root / home, self.line(home, **line)
+        if admitted:
+            self.keys[home] = certificates.read_public_key(folder / "key.pub")[0]
+            self.admit()
+        path = write(folder, {"home": str(folder)}, {**told, "worker": [sys.executable, "-P", str(worker)]})
+        process = subprocess.Popen(
+            node_command(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.nodes[home], self.lines[home] = process, []
+        threading.Thread(target=self._listen, args=(home, process), daemon=True).start()
+
+    def _listen(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
                 self.lines[name].append(line.strip())
 
-    def number(self, name: str, process: str) -> int:
-        """Return the process id of a part of a node, or of the server (""); 0 while it is started again."""
-        folder = self.root / name / "run" if name else self.root / "flower" / "server"
-        with suppress(FileNotFoundError):
-            return int((folder / f"{process}.pid").read_text() or 0)
-        return 0
-
-    def stop(self, name: str) -> None:
-        """End a node as its owner would."""
-        stdin = self.nodes[name].stdin
-        assert stdin is not None
-        stdin.close()
-        self.nodes.pop(name).wait()
+    def stop(self, name: str, kill: bool = False) -> None:
+        """End a node as its owner would, or kill it."""
+        process = self.nodes.pop(name)
+        assert process.stdin is not None
+        if kill:
+            process.kill()
+        process.stdin.close()
+        process.wait()
 
     def push(
         self, node: str, header: dict[str, Any], payload: bytes = b"tree", seconds: float = 300.0, largest: int = 10**8
@@ -126,4 +123,3 @@ class Federation:
         for name in list(self.nodes):
             self.stop(name)
         self.carrier.close()
-        self.link.close()

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -10,8 +11,8 @@ import torch
 from fedtide.core import codec, strangers
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Weighted
-from fedtide.deploy.flower.worker import serve
 from fedtide.deploy.work import node_of
+from fedtide.site.worker import serve
 
 LIES = ("honest", "garbage", "nan", "shape", "weight", "version", "lost", "large", "honest")
 LARGE = 400_000_000
@@ -51,4 +52,4 @@ def handle(node, header, payload):
 
 if __name__ == "__main__":
     liar = node_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    serve(Path(sys.argv[2]), lambda header, payload: handle(liar, header, payload))
+    serve(Connection(int(sys.argv[2])), lambda header, payload: handle(liar, header, payload), print)

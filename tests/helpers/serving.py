@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,10 +12,11 @@ from typing import Any
 
 from fedtide.config import read
 from fedtide.core.record import ASKS, read_rounds
-from fedtide.deploy.flower.processes import free_port, supervise
-from fedtide.deploy.join import node_processes
+from fedtide.deploy.join import line_of
+from fedtide.deploy.rehearse import free_port
 from fedtide.deploy.seat import Seat
 from fedtide.deploy.site import Roster, admit, make_site
+from fedtide.site.node import node_command, write
 from helpers.federation import until
 from helpers.hospitals import hospitals
 
@@ -122,10 +122,7 @@ class Serving:
             return self.fedtide("join", str(ticket), *told, "--home", str(home))
         (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
         known = {"ticket": str(seat.copy), "data": list(map(str, files)), "policy": None, "home": str(home)}
-        processes = node_processes(home, known, seat.ticket.address, home / "ca.crt", seat.key)
-        was = processes[0]["command"]
-        processes[0] |= {"command": [*was[:2], str(worker), *was[-2:]], "env": os.environ | {"PYTHONPATH": paths()}}
-        return self._run(*supervise(home / "run", processes, with_parent=False))
+        return self._run(*node_command(write(home, known, line_of(seat) | {"worker": [sys.executable, str(worker)]})))
 
     def asks(self) -> list[dict[str, Any]]:
         """Return what the record says of each round that is over."""
@@ -148,8 +145,3 @@ class Serving:
         """End everything that was started and is still there."""
         for command in reversed(self.commands):
             command.end()
-
-
-def paths() -> str:
-    """Return where a program finds modules that this process has found."""
-    return os.pathsep.join(path for path in sys.path if path)

@@ -3,15 +3,16 @@
 import json
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fedtide.deploy.flower.worker import serve
 from fedtide.deploy.work import node_of
+from fedtide.site.worker import serve
 
-SECONDS = {"lyon": 2.0, "oslo": 20.0}
+SECONDS = {"lyon": 1.0, "oslo": 8.0}
 
 
-def main(told, socket):
+def main(told, line):
     node, seconds = node_of(told), SECONDS.get(Path(told["ticket"]).stem, 0.0)
 
     def handle(header, payload):
@@ -19,8 +20,8 @@ def main(told, socket):
             time.sleep(seconds)
         return node.handle(header, payload)
 
-    serve(socket, handle)
+    serve(Connection(line), handle, print)
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), int(sys.argv[2]))

@@ -1,6 +1,6 @@
 """Keys and certificates: a site's own authority, its server's certificate, and the key of a node.
 
-All are of elliptic curves: P-256 for certificates, P-384 for nodes, as Flower wants. The authority signs nothing but
+All are of elliptic curves: P-256 for certificates, P-384 for nodes. The authority signs nothing but
 the certificate of its own server, and nodes trust it for that server alone.
 """
 

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TextIO
 
 from fedtide.core.errors import FedtideError, printable
-from fedtide.core.record import plain
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Log:
         line = f"{now.astimezone():%H:%M:%S} {printable(' '.join(text.split()))}"
         if self.lines:
             line = json.dumps(
-                {"at": now.isoformat(timespec="milliseconds"), "event": event, "text": text} | plain(facts)
+                {"at": now.isoformat(timespec="milliseconds"), "event": event, "text": text} | _plain(facts)
             )
         with self._lock:
             try:
@@ -89,7 +88,7 @@ def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             # A page that a person opens in a browser may ask for any address by a name of its own.
             known = self.path == "/health" and host in ("127.0.0.1", "localhost")
-            said = plain(status()) if known else {"problem": "allowed: GET /health"}
+            said = _plain(status()) if known else {"problem": "allowed: GET /health"}
             body = json.dumps(said).encode()
             self.send_response(404 if not known else 503 if said.get("problem") else 200)
             self.send_header("Content-Type", "application/json")
@@ -101,3 +100,13 @@ def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
             """Say nothing: the log is for what happens in the federation."""
 
     return Handler
+
+
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as JSON takes them; a process that has none needs no torch for it."""
+    if not facts:
+        return {}
+    from fedtide.core.record import plain
+
+    made: dict[str, Any] = plain(facts)
+    return made

@@ -6,9 +6,8 @@ One node and the server are killed on the way; then what came out is compared wi
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,23 +27,23 @@ from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import read_rounds
 from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.deploy import certificates
-from fedtide.deploy.flower.processes import check_installed, free_port, supervise
-from fedtide.deploy.join import node_processes
 from fedtide.deploy.log import Log
 from fedtide.deploy.serve import serve
 from fedtide.deploy.site import Roster, Site, write_roster
 from fedtide.deploy.status import Status
 from fedtide.runs.digest import digest_of
 from fedtide.runs.runner import Run
+from fedtide.site.node import node_command, write
+from fedtide.wire.masks import library
 
 DEADLINE = "5m"
-"""For the answers to one question: a killed node is back within two minutes."""
+"""For the answers to one question: a killed node is back within seconds, or a minute on a busy machine."""
 STALLED = 900.0
 """Seconds without a round after which a rehearsal is given up."""
 LOOK = 0.2
 """Seconds between two looks at how the server is."""
-MIDST = 3.0
-"""Seconds after the beginning of a round at which a process is killed."""
+MIDST, SLOW = 1.0, 2.5
+"""Seconds after the beginning of a round at which a process is killed, and that each question of that round takes."""
 COPIED = ("ca.crt", "ca.key", "server.crt", "server.key")
 COMPARED = ("asked", "answered", "refused", "trained", "seconds", "epsilon", "facts")
 """What a record says of a round that has to be the same; how clients are judged is compared by accuracy."""
@@ -62,7 +61,7 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     Raises:
         FedtideError: it cannot be rehearsed, or what came out is not what the simulation gives.
     """
-    check_installed()
+    library()
     if rounds < 1:
         raise refused("--rounds", rounds, "1 or more")
     there = prepared(site, rounds)
@@ -75,9 +74,10 @@ def rehearse(site: Site, *, rounds: int = 3, kills: bool = True, log: Log) -> in
     with ExitStack() as stack:
         server = stack.enter_context(Server(there, log))
         server.wait()  # nodes that come before would say that they are not let in
-        for node in there.roster.node:
-            stack.enter_context(Running(there, node.name, log))
-        server.watch(_plan(there, kills))
+        plan = _plan(there, kills)
+        slow = [kill.after for kill in plan]
+        nodes = {node.name: stack.enter_context(Running(there, node.name, log, slow)) for node in there.roster.node}
+        server.watch(plan, nodes)
     log.say("played", f"{rounds} rounds in {time.monotonic() - began:.0f} s; the simulation plays them now")
     differs = list(compared(there))
     for line in differs[:5]:
@@ -144,28 +144,36 @@ def _plan(site: Site, kills: bool) -> list[Kill]:
 
 
 class Running:
-    """A node, which is kept running meanwhile."""
+    """A node, which is kept running meanwhile, as a service would be."""
 
-    def __init__(self, site: Site, name: str, log: Log) -> None:
+    def __init__(self, site: Site, name: str, log: Log, slow: Sequence[int] = ()) -> None:
         home = home_of(site.root, name).absolute()
-        told = {"site": str(site.root.absolute()), "home": str(home)}
-        ca = site.root.absolute() / "authority" / "ca.crt"
-        self._command = supervise(
-            home / "run", node_processes(home, told, site.address, ca, home / "key"), with_parent=True
-        )
+        told: dict[str, Any] = {"site": str(site.root.absolute()), "home": str(home)}
+        if slow:
+            told["slow"] = {"rounds": list(slow), "seconds": SLOW}
+        line = {
+            "address": site.address,
+            "authority": str(site.root.absolute() / "authority" / "ca.crt"),
+            "run": site.digest,
+            "name": name,
+            "key": str(home / "key"),
+            "json": False,
+            "with_parent": True,
+        }
+        self._command = node_command(write(home, told, line))
         self._name, self._log = name, log
 
     def start(self) -> None:
-        """Start what keeps it running."""
-        self.keeper = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=_pass_on, args=(self.keeper, self._name, self._log), daemon=True).start()
+        """Start it."""
+        self.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=_pass_on, args=(self.process, self._name, self._log), daemon=True).start()
 
     def restart(self) -> None:
-        """Kill what keeps it running, and start that again."""
-        assert self.keeper.stdin is not None
-        self.keeper.kill()
-        self.keeper.wait()
-        self.keeper.stdin.close()
+        """Kill it, and start it again."""
+        assert self.process.stdin is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
         self.start()
 
     def __enter__(self) -> Running:
@@ -173,9 +181,9 @@ class Running:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        assert self.keeper.stdin is not None
-        self.keeper.stdin.close()
-        self.keeper.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def _pass_on(process: subprocess.Popen[str], name: str, log: Log) -> None:
@@ -225,7 +233,7 @@ class Server:
         while (status := self.look(began)) is None or status.phase == "starting":
             continue
 
-    def watch(self, plan: Sequence[Kill]) -> None:
+    def watch(self, plan: Sequence[Kill], nodes: Mapping[str, Running]) -> None:
         """Wait until all rounds are over, and kill on the way."""
         rounds, moved, left = -1, time.monotonic(), list(plan)
         while self.process.poll() is None:
@@ -236,7 +244,7 @@ class Server:
                 rounds, moved = status.round, time.monotonic()
             if left and rounds >= left[0].after and status.phase == "playing":
                 time.sleep(MIDST)
-                self._kill(left.pop(0).node, rounds + 1)
+                self._kill(left.pop(0).node, rounds + 1, nodes)
                 moved = time.monotonic()
         self._check()
 
@@ -244,13 +252,9 @@ class Server:
         if self.process.poll():
             raise FedtideError(f"the server ended with status {self.process.returncode}; see the lines above")
 
-    def _kill(self, node: str, number: int) -> None:
-        if node:
-            self._log.say("kill", f"killing node {node} in round {number}: it is back in a minute or two")
-            _kill_node(home_of(self._site.root, node))
-            return
-        self._log.say("kill", f"killing the server in round {number}")
-        self.restart()
+    def _kill(self, node: str, number: int, nodes: Mapping[str, Running]) -> None:
+        self._log.say("kill", f"killing {f'node {node}' if node else 'the server'} in round {number}")
+        (nodes[node] if node else self).restart()
 
     def restart(self) -> None:
         """Kill it, and start it again."""
@@ -259,13 +263,11 @@ class Server:
         self.start()
 
 
-def _kill_node(home: Path) -> None:
-    """Kill what a node consists of, but for what starts it again."""
-    for name in ("worker", "supernode"):
-        try:
-            os.killpg(int((home / "run" / f"{name}.pid").read_text()), signal.SIGKILL)
-        except (OSError, ValueError):
-            continue
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def differences(deployed: Path, simulated: Path) -> Iterator[str]:

@@ -251,7 +251,7 @@ def check_versions(ticket: Ticket) -> None:
 def warnings(ticket: Ticket) -> Iterator[str]:
     """Say which packages differ from the server's: sums are right, and their last bits others than simulated ones."""
     here = versions()
-    for name in ("torch", "numpy", "flwr"):
+    for name in ("torch", "numpy"):
         if name in here and name in ticket.versions and here[name] != ticket.versions[name]:
             there = ticket.versions[name]
             yield f"warning: {name} is {here[name]} here and {there} at the server; last bits may differ"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -21,13 +22,11 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Shard, Simulation
 from fedtide.deploy import certificates
-from fedtide.deploy.flower.carrier import FlowerCarrier
-from fedtide.deploy.flower.processes import check_installed
 from fedtide.deploy.log import Health, Log
 from fedtide.deploy.private import forget, private_wire, safe_of
 from fedtide.deploy.seat import algorithm_without_rows, like
 from fedtide.deploy.site import Roster, Site, read_roster
-from fedtide.deploy.status import Connected, Status
+from fedtide.deploy.status import Connected, Status, way_in
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.carrier import Carrier
 from fedtide.fleets.heard import one_line
@@ -36,18 +35,29 @@ from fedtide.fleets.real_clock import RealClock, RoundClock, WallClock
 from fedtide.fleets.remote import RemoteFleet
 from fedtide.fleets.schema import Schemas, made_up
 from fedtide.fleets.vectors import Vectors
+from fedtide.remote.server import GrpcCarrier
 from fedtide.report.page import write_report
 from fedtide.runs import folder
 from fedtide.runs.build import host_of, metrics_of, wire_of
 from fedtide.runs.private import server_wire
 from fedtide.runs.runner import Progress, Run
 from fedtide.wire.ledger import LEDGER
-from fedtide.wire.masks import Bundle, verified
+from fedtide.wire.masks import Bundle, library, verified
 from fedtide.wire.release import simulated_noise
 from fedtide.wire.steps import Wire
 
+WAITED = 20
+"""Nodes of which is said how they can come in; a table has the others."""
 TOLD = 3.0
 """Seconds between two writings of the status file."""
+LOOK = 1.0
+"""Seconds between two looks at whose keys are admitted."""
+DAY = 86_400.0
+"""Seconds between two looks at the server's certificate."""
+SETTLE = 20.0
+"""Seconds that a server, when it is started, gives nodes that are admitted to come in, beyond the fewest."""
+AGAIN = 300.0
+"""Seconds after which it is said again whom the server waits for."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +141,19 @@ class Watch:
         phase: what the server does, in words.
         round: how many rounds are over.
         next: when the next one begins, where a clock says so.
+        missing: how many clients more have to be there for a round to begin.
     """
 
     site: Site
     log: Log
-    carrier: Carrier
+    carrier: GrpcCarrier
     phase: str = "starting"
     round: int = 0
     next: datetime | None = None
+    missing: int = 0
     _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
+    _whom: tuple[str, ...] = ()
+    _said: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wrong: str = ""
 
@@ -161,7 +175,8 @@ class Watch:
                     "node", f"{node.name} {'is connected' if online else 'is gone'}", node=node.name, online=online
                 )
         nodes = {name: Connected(online=online, since=since) for name, (online, since) in self._since.items()}
-        phase = self.phase if there or self.phase != "playing" else "waiting for nodes"
+        more = f"{self.missing} more {'client' if self.missing == 1 else 'clients'}"
+        phase = f"waiting for {more}" if self.missing else self.phase
         if phase == "playing" and self.next is not None and now < self.next:
             phase = f"waiting for {self.next:%H:%M:%S} ({self.site.deploy.zone}), when the next round begins"
         return Status(
@@ -170,7 +185,27 @@ class Watch:
             rounds=self.site.experiment.rounds,
             phase=phase,
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
+            waiting=self._ways_in(nodes, there, now) if self.missing else (),
         )
+
+    def _ways_in(self, nodes: Mapping[str, Connected], there: frozenset[str], now: datetime) -> tuple[str, ...]:
+        """Say of each node that is not there how it can come in."""
+        knocked = {name: certificates.fingerprint(key) for name, key in list(self.carrier.knocked.items())}
+        away = [node for node in self.site.roster.node if node.name not in there]
+        return tuple(
+            way_in(self.site.root, node, nodes.get(node.name), knocked.get(node.name), now) for node in away[:WAITED]
+        )
+
+    def waits(self, missing: int, number: int) -> None:
+        """Note for how many clients a round waits; say for whom, when that changes and every few minutes."""
+        self.missing = missing
+        status = self.look()
+        whom = tuple(line.partition(":")[0] for line in status.waiting)
+        if missing and (whom != self._whom or time.monotonic() - self._said > AGAIN):
+            for line in (f"{status.phase} before round {max(number, 0) + 1} begins", *status.waiting):
+                self.log.say("waiting", line)
+            self._said = time.monotonic()
+        self._whom = whom
 
     def write(self) -> None:
         """Write the status file; where it cannot be written, say so once and go on."""
@@ -182,6 +217,18 @@ class Watch:
         if wrong and wrong != self._wrong:
             self.log.say("disk", wrong)
         self._wrong = wrong
+
+    def remember(self) -> None:
+        """Know when nodes were last seen by the server before this one."""
+        try:
+            before = Status.read(self.site.status)
+        except FedtideError:  # it is written anew
+            return
+        if before is None:
+            return
+        for name, node in before.nodes.items():
+            if (seen := before.at if node.online else node.since) is not None:
+                self._since[name] = (False, seen if seen.tzinfo else seen.replace(tzinfo=UTC))
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -216,54 +263,96 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
     Raises:
         FedtideError: it cannot be served.
     """
-    check_installed()
-    from fedtide.deploy.flower.link import Link  # needs cryptography
-
-    def renew() -> None:
-        if said := certificates.renew_if_due(site.authority, site.address):
-            log.say("certificate", said)
-
-    renew()
+    library()
+    if said := certificates.renew_if_due(site.authority, site.address):
+        log.say("certificate", said)
     host, port = listening(site.address)
-    if not site.run.exists():
-        folder.create(site.experiment, site.run)
-    site.flower.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
-        carrier = stack.enter_context(FlowerCarrier())
+        carrier = stack.enter_context(
+            GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=len(site.roster.node))
+        )
+        if not site.run.exists():
+            folder.create(site.experiment, site.run)
         watch, latest = Watch(site, log, carrier), Latest(site.root, site.roster, log)
         if health is not None:
-            opened = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
-            log.say("health", f"health: {opened.address}")
+            answers = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
+            log.say("health", f"health: {answers.address}")
+        watch.remember()
+        stack.enter_context(_letting_in(site, carrier, latest, log))
         stack.enter_context(watch.looking())
-        link = Link(
-            carrier,
-            site.flower,
-            host=host,
-            port=port,
-            ca=site.authority / "ca.crt",
-            certificate=site.authority / "server.crt",
-            key=site.authority / "server.key",
-            keys=lambda: {node.name: node.key for node in latest.read().node if node.key is not None},
-            renew=renew,
-            say=lambda line: log.say("flower", line),
-        )
-        stack.enter_context(link)
-        link.wait()
         log.say("served", f"nodes are let in at {site.address}", address=site.address)
         watch.phase, over = "playing", False
+        settle = time.monotonic() + SETTLE
+
+        def waits(there: int) -> bool:
+            nonlocal settle
+            roster = latest.read()
+            if roster.clients > watch.site.roster.clients:
+                raise _Grown
+            enough = roster.clients if rehearsed else site.deploy.fewest
+            admitted = sum(len(node.clients) for node in roster.node if node.key is not None)
+            watch.waits(max(enough - there, 0), fleet.moment.round)
+            if there >= enough and (there >= admitted or time.monotonic() > settle):
+                settle = 0.0
+                return False
+            return True
+
         while not over:
             watch.site = site = replace(site, roster=latest.read())
-            fleet, judge = _judge(site, carrier, rehearsed, log)
-            for progress in _play(site, fleet, judge, log, latest):
-                watch.round, over = progress.round, progress.round == progress.rounds
-                watch.next = next_round(fleet)
-                shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
-                log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+            fleet, judge = _judge(site, carrier, rehearsed, log, waits)
+            try:
+                for progress in _play(site, fleet, judge, log, latest):
+                    watch.round, over = progress.round, progress.round == progress.rounds
+                    watch.next = next_round(fleet)
+                    shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
+                    log.say("round", f"round {progress.round} of {progress.rounds}{shown}", **vars(progress))
+                    watch.write()
+            except _Grown:
+                continue
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
+        carrier.close(over=True)
         forget(site)
     log.say("over", f"report: {write_report([site.run])}")
     return 0
+
+
+class _Grown(Exception):
+    """The roster has grown while a round waits for clients to be there."""
+
+
+@contextmanager
+def _letting_in(site: Site, carrier: GrpcCarrier, latest: Latest, log: Log) -> Iterator[None]:
+    """Let in those whose keys the roster has, and no others, and look after the server's certificate meanwhile."""
+    over, looked = threading.Event(), time.monotonic()
+
+    def look() -> None:
+        nodes = latest.read().node
+        carrier.admit(
+            {node.name: node.key for node in nodes if node.key is not None}, frozenset(node.name for node in nodes)
+        )
+
+    def work() -> None:
+        nonlocal looked
+        while not over.wait(LOOK):
+            look()
+            if time.monotonic() - looked > DAY:
+                looked = time.monotonic()
+                try:
+                    said = certificates.renew_if_due(site.authority, site.address)
+                except (OSError, FedtideError) as error:
+                    said = str(error)
+                if said:
+                    log.say("certificate", said)
+
+    look()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def without_failures(
@@ -291,7 +380,9 @@ def without_failures(
     return replace(algorithm, round=round)
 
 
-def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[RemoteFleet, Judge]:
+def _judge(
+    site: Site, carrier: GrpcCarrier, rehearsed: bool, log: Log, waits: Callable[[int], bool]
+) -> tuple[RemoteFleet, Judge]:
     """Return the fleet of a site's nodes, and who judges it."""
     experiment, method = site.experiment, site.method
     about = site.about.rows
@@ -316,7 +407,7 @@ def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[Rem
         text = f"{method.name}: round {number} is not counted: answers to '{question}' end in {type(error).__name__}"
         log.say("failed", f"{text}: {one_line(error)}", method=method.name, question=question, round=number)
 
-    fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes), wire)
+    fleet = fleet_of(site, carrier, algorithm, who, clock, made_up(row, about.classes), wire, waits)
     algorithm = without_failures(algorithm, fleet, fail)
     judged = views(held, experiment.eval_clients, site.seed, experiment.eval_splits)
     return fleet, Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
@@ -345,6 +436,7 @@ def fleet_of(
     clock: RealClock,
     rows: Shard,
     wire: Wire | None = None,
+    waits: Callable[[int], bool] = lambda there: False,
 ) -> RemoteFleet:
     """Return the nodes of a site as a fleet; `rows` are made up, as those of a client look."""
     deploy, schemas = site.deploy, Schemas(algorithm.works, rows)
@@ -363,6 +455,7 @@ def fleet_of(
         heaviest=deploy.heaviest,
         signed=partial(_signed, site),
         vectors=None if wire is None else Vectors(wire, schemas),
+        waits=waits,
     )
 
 

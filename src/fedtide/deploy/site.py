@@ -6,11 +6,10 @@
     authority/         ca.crt, ca.key (secret), server.crt, server.key (secret)
     tickets/           NAME.ticket for each node
     run/               the run folder, once served
-    flower/            what Flower keeps
     private/           what noise needs to go on after a crash, while a private study is served (secret)
     status.json        who is connected, while it is served
 
-All but the last four are made at once by `fedtide deploy`, which never writes over anything.
+All but the last three are made at once by `fedtide deploy`, which never writes over anything.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ except ImportError:  # Windows
 
 LARGEST = 20_000_000
 """Bytes of a site's file."""
-PACKAGES = ("fedtide", "torch", "numpy", "flwr")
+PACKAGES = ("fedtide", "torch", "numpy", "grpcio")
 """Packages whose versions nodes compare with the server's."""
 
 
@@ -251,11 +250,6 @@ class Site:
     def record(self) -> Path:
         """The folder of the one run in the run folder."""
         return self.run / slug(self.method.name) / str(self.seed)
-
-    @property
-    def flower(self) -> Path:
-        """The folder of what Flower keeps."""
-        return self.root / "flower"
 
     @property
     def private(self) -> Path:

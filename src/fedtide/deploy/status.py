@@ -19,7 +19,7 @@ from fedtide.deploy import certificates
 from fedtide.deploy.files import read_bytes
 from fedtide.deploy.private import spent
 from fedtide.deploy.seat import algorithm_without_rows
-from fedtide.deploy.site import Site
+from fedtide.deploy.site import Member, Site
 from fedtide.report.measures import bytes_of
 
 LARGEST = 20_000_000
@@ -50,6 +50,7 @@ class Status(Strict):
         phase: what the server does, in words.
         nodes: by name.
         problem: what a person has to look at; "" where all is well.
+        waiting: whom the server waits for, and how each of them can come in.
     """
 
     at: datetime
@@ -58,6 +59,7 @@ class Status(Strict):
     phase: Annotated[Text, Field(max_length=1000)]
     nodes: dict[str, Connected]
     problem: Annotated[Text, Field(max_length=1000)] = ""
+    waiting: Annotated[tuple[Annotated[Text, Field(max_length=1000)], ...], Field(max_length=1000)] = ()
 
     def write(self, path: Path) -> None:
         """Write it in place of what was written before."""
@@ -82,6 +84,29 @@ class Status(Strict):
     def age(self, now: datetime) -> float:
         """Return the seconds since this was written."""
         return (now - (self.at if self.at.tzinfo else self.at.replace(tzinfo=UTC))).total_seconds()
+
+
+def way_in(root: Path, node: Member, found: Connected | None, knocked: str | None, now: datetime) -> str:
+    """Say why a node that is waited for is not there, and how it can come in.
+
+    Args:
+        root: the site.
+        node: of the roster.
+        found: when it was last seen; None if it never was.
+        knocked: the fingerprint of the key with which it came and was not let in; None if it did not.
+        now: the time.
+    """
+    if node.key is None:
+        came = "" if knocked is None else f"; it came with the key {knocked}"
+        return f"{node.name}: not admitted{came}: fedtide admit {root} {node.name} {node.name}.pub"
+    if knocked is not None:
+        return (
+            f"{node.name}: it came with another key than the one that is admitted, {knocked}: if it has lost that, "
+            f"remove its line 'key' from {root / 'roster.toml'} and admit the new one"
+        )
+    if found is None or found.since is None:
+        return f"{node.name}: never seen: fedtide join {node.name}.ticket --data ROWS, where its rows are"
+    return f"{node.name}: last seen {_ago((now - found.since).total_seconds())}: see what fedtide join says there"
 
 
 HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
@@ -110,6 +135,8 @@ def lines(site: Site, now: datetime) -> Iterator[str]:
         yield f"server: round {status.round} of {status.rounds}, {status.phase} ({_ago(age)})"
     if status.problem:
         yield f"problem: {status.problem}"
+    if age <= STALE:
+        yield from (f"waits for {line}" for line in status.waiting)
 
 
 def rows(site: Site, now: datetime) -> Iterator[tuple[str, ...]]:

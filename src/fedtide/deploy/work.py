@@ -1,20 +1,21 @@
-"""The resident worker's program: a node with its rows, which answers on a socket until it is ended."""
+"""The worker's program: a node with its rows, which answers until the process that is connected has gone."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedtide.core.memory import MemoryStore
 from fedtide.deploy import certificates
 from fedtide.deploy.budget import OWN, Budget, ledger_for
-from fedtide.deploy.flower.worker import say, serve
 from fedtide.deploy.log import Health
 from fedtide.deploy.peers import Peers
 from fedtide.deploy.policy import Owner
@@ -23,6 +24,8 @@ from fedtide.deploy.site import Site
 from fedtide.fleets.client import ClientRows
 from fedtide.fleets.node import REFUSED, Node, NoRules, Rules
 from fedtide.runs.build import host_of
+from fedtide.site.worker import Handle, serve
+from fedtide.site.worker import write_log as say
 from fedtide.wire.clip import clip_of
 from fedtide.wire.masks import Masker
 
@@ -132,16 +135,29 @@ class Watch:
         return {"run": self.node.run, "since": self.since.isoformat(), "answered": self.answered, "last": self.last}
 
 
-def main(path: Path, socket: Path) -> None:
-    """Answer questions on a socket, as what a file says."""
+def _slowed(handle: Handle, told: Mapping[str, Any]) -> Handle:
+    """Take time for questions of some rounds, in which a rehearsal kills somebody."""
+    if "slow" not in told:
+        return handle
+
+    def slowly(header: dict[str, Any], payload: bytes) -> tuple[Mapping[str, Any], bytes]:
+        if header.get("moment", {}).get("round") in told["slow"]["rounds"]:
+            time.sleep(told["slow"]["seconds"])
+        return handle(header, payload)
+
+    return slowly
+
+
+def main(path: Path, line: int) -> None:
+    """Answer questions on a line to the node's process, as what a file says."""
     told = json.loads(path.read_text(encoding="utf-8"))
     watch = Watch(node_of(told), datetime.now(UTC), Path(told["home"]) / RECORD)
     with ExitStack() as stack:
         if (port := told.get("health")) is not None:
             say(f"health: {stack.enter_context(Health(port, watch.status)).address}")
         say("ready")
-        serve(socket, watch.handle, say)
+        serve(Connection(line), _slowed(watch.handle, told), say)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

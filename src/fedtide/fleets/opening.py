@@ -198,7 +198,9 @@ class MaskedSums:
         self, until: float, ask: Ask, payload: Payload, post: Post, first: int | None = None, **how: Any
     ) -> None:
         """Put a question and wait for its first answers, or all of them."""
-        self.send(ask, payload, max(until - self.clock.monotonic(), 0.0), post, **how)
+        seconds = max(until - self.clock.monotonic(), 0.0)
+        self.send(ask, payload, seconds, post, **how)
+        until = self.clock.monotonic() + seconds  # from when it went out: before, answers' schemas may be tried
         self.mail.listen(post, ask.clients.tolist(), len(ask.clients) if first is None else first, until)
 
 

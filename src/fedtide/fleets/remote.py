@@ -66,13 +66,16 @@ class RemoteFleet:
         run: digest of the run; nodes refuse questions of another.
         reveals: values that the server may see per client, () for sums only.
         patience: seconds within which answers to a question count; an ask may allow fewer.
-        fewest: number of answers below which none is counted, but for methods that wait for a number of their own.
+        fewest: number of clients that a round waits for before it begins, and of answers below which none is counted,
+            but for methods that wait for a number of their own.
         first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
         deadline: seconds within which answers to "train" count; an ask may say otherwise.
         schemas: what answers must look like; None takes any, from nodes of this process.
         heaviest: largest weight that a client may give to a value.
         signed: tells whether a key for masks is signed by the registered key of its node, by its name.
         vectors: sums in fixed point, masked where their wire is secure; None adds in floating point.
+        waits: tells whether a round waits for more clients than are there, whose number it is told; it is asked every
+            second before a round begins.
     """
 
     carrier: Carrier
@@ -90,6 +93,7 @@ class RemoteFleet:
     heaviest: float = 1e6
     signed: Callable[[str, Bundle], bool] = lambda node, key: True
     vectors: Vectors | None = None
+    waits: Callable[[int], bool] = lambda there: False
     truth: ClassVar[None] = None
     substituted: ClassVar[None] = None
 
@@ -125,15 +129,14 @@ class RemoteFleet:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def begin(self, moment: Moment) -> None:
-        """Enter a moment: wait for the time of the round, and a while for enough clients to be there."""
+        """Enter a moment: wait for the time of the round, and for as many clients to be there as it takes."""
         if self._began:
             self._lines.append(self._round_line())
         self.moment = replace(moment, seconds=self.clock.begin(moment))
         self.queries, self.asks, self._drawn = [], [], {}
         self._elapsed, self._began = None, True
         self._enroll()
-        until = self.clock.monotonic() + self.patience
-        while len(self._look()) < self.fewest and self.clock.monotonic() < until:
+        while self.waits(there := len(self._look())) or there < self.fewest:
             self.clock.sleep(LOOK)
         self._willing = self._without(self._left_out.now(moment.round))
         self._go_back()
@@ -317,9 +320,9 @@ class RemoteFleet:
         has an end of its own.
         """
         there, questions = self._answering(ask), self._questions
-        until = self.clock.monotonic() + seconds
         if sent is None:
             questions.send(ask.of(there), payload, seconds)
+            until = self.clock.monotonic() + seconds  # from when it went out: before, answers' schemas may be tried
             return self._mail.listen("ask", ask.clients[there].tolist(), first, until)
         questions.send_again(ask.of(~sent), payload, seconds)
         questions.send(ask.of(there & sent), payload, seconds, "flight")

@@ -1,0 +1,170 @@
+"""The door of a server to the network: strangers are few, short and small, counted from when they connect.
+
+It passes bytes on to gRPC on the loopback, and knows nothing of what is in them. A connection is a stranger's until the
+server says that a node has shown its key on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+STRANGERS = 64
+"""Connections at a time on which no node has shown its key; one more ends the oldest from the busiest address."""
+SECONDS = 10.0
+"""Seconds that one of them may last."""
+ALLOWED = 2**16
+"""Bytes that it may send."""
+FILES, SPARE = 3, 200
+"""Open files of one connection: its two ends here, and that of gRPC; and those of the rest of a server."""
+CHUNK = 2**18
+"""Bytes that are passed on at a time."""
+LINGER = 5.0
+"""Seconds in which the last bytes of a connection have to be taken."""
+
+
+@dataclass(eq=False)
+class Guest:
+    """A connection.
+
+    Attributes:
+        address: where it comes from.
+        writer: to it.
+        known: whether a node has shown its key on it.
+        sent: bytes that it sent.
+    """
+
+    address: str
+    writer: asyncio.StreamWriter
+    known: bool = False
+    sent: int = 0
+
+    def end(self) -> None:
+        """End the connection now."""
+        self.writer.transport.abort()
+
+
+@dataclass
+class Door:
+    """Takes connections and passes them on.
+
+    Args:
+        behind: the port of the loopback where gRPC listens.
+    """
+
+    behind: int
+    _strangers: dict[Guest, asyncio.TimerHandle] = field(default_factory=dict)
+    _guests: dict[int, Guest] = field(default_factory=dict)
+    _server: Any = None
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            FedtideError: the port is taken, or the address is none of this machine.
+        """
+        try:
+            self._server = await asyncio.start_server(self._take, host, port, limit=CHUNK, backlog=1000)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                why = "is taken by another program: end that one, or choose another port"
+            elif error.errno == errno.EACCES:
+                why = "may not be opened by this user: choose a port above 1023"
+            else:
+                why = f"cannot be opened ({error.strerror or error})"
+            raise FedtideError(f"deploy.address: port {port} of {host} {why}") from None
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def guest(self, port: int) -> Guest | None:
+        """Return the connection that gRPC sees from a port of the loopback; None for one that did not come this way."""
+        return self._guests.get(port)
+
+    def know(self, guest: Guest) -> None:
+        """Take a connection for that of a node."""
+        guest.known = True
+        self._forget(guest)
+
+    def close(self) -> None:
+        """Listen no longer, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for guest in (*self._strangers, *self._guests.values()):
+            guest.end()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        guest = Guest(str((writer.get_extra_info("peername") or ("?",))[0]), writer)
+        if len(self._strangers) >= STRANGERS:
+            self._make_room()
+        self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
+        back, port = None, 0
+        try:
+            answers, back = await asyncio.open_connection("127.0.0.1", self.behind, limit=CHUNK)
+            port = back.get_extra_info("sockname")[1]
+            self._guests[port] = guest
+            ways = [asyncio.create_task(_pass_on(reader, back, guest)),
+                    asyncio.create_task(_pass_on(answers, writer))]  # fmt: skip
+            _, left = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in left:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:
+            pass
+        finally:
+            self._forget(guest)
+            self._guests.pop(port, None)
+            for end in filter(None, (writer, back)):  # what is on its way still arrives, if it does so soon
+                end.close()
+                asyncio.get_running_loop().call_later(LINGER, end.transport.abort)
+
+    def _make_room(self) -> None:
+        """End the oldest stranger of the address that has the most of them."""
+        ((busiest, _),) = Counter(guest.address for guest in self._strangers).most_common(1)
+        oldest = next(guest for guest in self._strangers if guest.address == busiest)
+        self._forget(oldest)
+        oldest.end()
+
+    def _forget(self, guest: Guest) -> None:
+        if (timer := self._strangers.pop(guest, None)) is not None:
+            timer.cancel()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: Guest | None = None) -> None:
+    """Pass on what comes, until it ends; of a stranger no more than it may send."""
+    while data := await reader.read(CHUNK):
+        if guest is not None and not guest.known:
+            guest.sent += len(data)
+            if guest.sent > ALLOWED:
+                return
+        writer.write(data)
+        await writer.drain()
+
+
+def check_files(nodes: int) -> None:
+    """Have this process open as many files as its nodes and as many strangers as come in need.
+
+    Raises:
+        FedtideError: the system does not allow it.
+    """
+    if resource is None:
+        return
+    wanted = FILES * (nodes + STRANGERS) + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            but = f"raise it with: ulimit -n {wanted}"
+            raise FedtideError(f"open files: found a limit of {hard}, allowed: {wanted} for {nodes} nodes; {but}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

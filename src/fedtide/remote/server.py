@@ -1,0 +1,411 @@
+"""The carrier over gRPC, at the server: nodes come in through the door, show their key, and are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from fedtide.core.errors import FedtideError
+from fedtide.fleets import messages
+from fedtide.fleets.carrier import Question, Response
+from fedtide.fleets.heard import one_line
+from fedtide.remote import proof
+from fedtide.remote.door import Door, check_files
+from fedtide.remote.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
+
+INTRODUCTION = 10.0
+"""Seconds in which a node has to show its key."""
+ALIVE = 5.0
+"""Seconds in which a node has to move when another one comes with its key."""
+GRACE, LOOK = 2.0, 0.05
+"""Seconds that streams have to end in when the server does, and between two looks at what happens."""
+OPTIONS = [
+    *BOTH,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),
+]
+
+
+@dataclass
+class Open:
+    """A question without an answer.
+
+    Attributes:
+        question: what is asked.
+        asked: when.
+        sent: whether it has gone out.
+    """
+
+    question: Question
+    asked: float
+    sent: bool = False
+
+    @property
+    def left(self) -> float:
+        """Seconds within which an answer counts."""
+        return self.asked + self.question.expires - time.monotonic()
+
+
+@dataclass(eq=False)
+class Stream:
+    """What is said to a node that is there.
+
+    Attributes:
+        out: messages that are to be sent; None ends the stream.
+        moved: when something last went over it.
+    """
+
+    out: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
+    moved: float = field(default_factory=time.monotonic)
+
+    async def alive(self) -> bool:
+        """Tell whether the node still moves."""
+        began = time.monotonic()
+        self.out.put_nowait(Message("ping"))
+        while self.moved < began and time.monotonic() < began + ALIVE:
+            await asyncio.sleep(LOOK)
+        return self.moved >= began
+
+
+class GrpcCarrier:
+    """A way to nodes over gRPC. It runs in a thread of its own, from when it is made until it is closed.
+
+    `knocked` has the keys, by name, with which expected nodes came that are not let in.
+
+    A question is sent when its node is there, and again when the node comes back without having answered it. If no
+    answer comes within its seconds, the response says so.
+
+    Args:
+        host: the interface where it listens.
+        port: its port; 0 takes one that is free.
+        run: digest of the study.
+        authority: the folder with ca.crt, server.crt and server.key; a new certificate holds from the next connection.
+        nodes: how many nodes there may be.
+
+    Raises:
+        FedtideError: the port cannot be opened, or the system allows too few open files.
+    """
+
+    def __init__(self, host: str, port: int, *, run: str, authority: Path, nodes: int) -> None:
+        check_files(nodes)
+        self._grpc = library()
+        self._run, self._folder = run, authority
+        self._authority = (authority / "ca.crt").read_bytes()
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._expected: frozenset[str] = frozenset()
+        self._gone: set[str] = set()
+        self._removed: set[str] = set()
+        self._open: dict[str, Open] = {}
+        self._came: list[tuple[str, str, dict[str, Any], bytes, bytes]] = []
+        self._streams: dict[str, Stream] = {}
+        self._over = False
+        self.knocked: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        started: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run_loop, args=(host, port, started), daemon=True)
+        self._thread.start()
+        self.port = started.result()
+
+    # -- what a fleet calls, from its own thread ----------------------------------------------------------------------
+
+    def admit(self, keys: Mapping[str, str], expected: frozenset[str] = frozenset()) -> None:
+        """Know these nodes from now on, by their public keys, "KIND BASE64", and no others.
+
+        Questions at a node whose key is not among them any more are over.
+
+        Args:
+            keys: by name.
+            expected: names of nodes that may come and be let in later; it is noted when one of them comes (`knocked`).
+        """
+        names = {key: name for name, key in keys.items()}
+        with self._lock:
+            gone = {name for key, name in self._names.items() if names.get(key) != name}
+            self._names, self._expected = names, expected
+            self._gone |= gone
+            self._removed |= gone
+            for name in keys:
+                self.knocked.pop(name, None)
+        for name in gone:
+            self._say(name, None)
+
+    def present(self) -> frozenset[str]:
+        """Return the names of the nodes that can be asked now."""
+        with self._lock:
+            return frozenset(self._streams) - self._gone
+
+    def removed(self) -> frozenset[str]:
+        """Return the names of nodes whose keys were removed since the last call."""
+        with self._lock:
+            names, self._removed = frozenset(self._removed), set()
+            return names
+
+    def push(self, questions: Sequence[Question]) -> None:
+        """Send questions on their way."""
+        for question in questions:
+            waiting = Open(question, time.monotonic())
+            with self._lock:
+                self._open[question.id] = waiting
+            self._say(question.node, waiting)
+
+    def pull(self) -> list[Response]:
+        """Return what came since the last pull."""
+        with self._lock:
+            came, self._came = self._came, []
+            gone, self._gone = self._gone, set()
+            removed = [waiting for waiting in self._open.values() if waiting.question.node in gone]
+        done = [response for told in came if (response := self._response(*told)) is not None]
+        done += [self._close(waiting, error="its key was removed") for waiting in removed if self._is_open(waiting)]
+        for waiting in [each for each in list(self._open.values()) if each.left <= 0]:
+            allowed = f"within its {waiting.question.expires:g} s"
+            never = f"cannot be reached: was not there {allowed}"
+            done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.sent else never))
+            self._say(waiting.question.node, Message("drop", waiting.question.id))
+        return done
+
+    def close(self, over: bool = False) -> None:
+        """Hang up.
+
+        Args:
+            over: whether the study is over; nodes are told, and end.
+        """
+        if self._thread.is_alive():
+            self._over = over
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(10 * GRACE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _is_open(self, waiting: Open) -> bool:
+        return waiting.question.id in self._open
+
+    def _response(
+        self, node: str, name: str, said: Mapping[str, Any], header: bytes, payload: bytes
+    ) -> Response | None:
+        """Return the response to a question; None where it was answered before, or is another node's."""
+        waiting = self._open.get(name)
+        if waiting is None or waiting.question.node != node:
+            return None
+        if (error := said.get("error")) is not None:
+            return self._close(waiting, error=one_line(error) or "failed")
+        try:
+            return self._close(waiting, messages.from_json(header), payload)
+        except FedtideError as reason:
+            return self._close(waiting, error=f"sent what cannot be read ({reason})")
+
+    def _close(
+        self, waiting: Open, header: Mapping[str, Any] | None = None, payload: bytes = b"", error: str = ""
+    ) -> Response:
+        with self._lock:
+            del self._open[waiting.question.id]
+        seconds = time.monotonic() - waiting.asked
+        return Response(waiting.question.id, waiting.question.node, header or {}, payload, seconds, error)
+
+    def _say(self, node: str, what: Open | Message | None) -> None:
+        """Have something said to a node that is there; None ends its stream."""
+
+        def put() -> None:
+            if (stream := self._streams.get(node)) is not None:
+                stream.out.put_nowait(_asked(what) if isinstance(what, Open) else what)
+
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(put)
+
+    # -- what happens in the carrier's thread -------------------------------------------------------------------------
+
+    def _run_loop(self, host: str, port: int, started: Future[int]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # it ends what is left of streams, too
+            runner.run(self._serve(host, port, started))
+
+    async def _serve(self, host: str, port: int, started: Future[int]) -> None:
+        self._closing = asyncio.Event()
+        try:
+            grpc = self._grpc
+            server = grpc.aio.server(options=OPTIONS)
+            talk = grpc.stream_stream_rpc_method_handler(self._talk)
+            service, method = METHOD[1:].split("/")
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: talk}),))
+            certificate = _Certificate(grpc, self._folder)
+            credentials = grpc.dynamic_ssl_server_credentials(certificate(), certificate)
+            self._door = Door(server.add_secure_port("127.0.0.1:0", credentials))
+            await server.start()
+            await self._door.open(host, port)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(self._door.port)
+        await self._closing.wait()
+        for stream in self._streams.values():
+            if self._over:
+                stream.out.put_nowait(Message("over"))
+            stream.out.put_nowait(None)
+        for _ in range(int(GRACE / LOOK)):
+            if self._streams:
+                await asyncio.sleep(LOOK)
+        await server.stop(GRACE)
+        self._door.close()
+
+    async def _talk(self, unused: Any, context: Any) -> None:
+        """Serve one stream: find out whose it is, and ask."""
+        del unused
+        guest = self._door.guest(int(context.peer().rpartition(":")[2]))
+        status = self._grpc.StatusCode
+        if guest is None:
+            return await context.abort(status.PERMISSION_DENIED, "nodes come in at the server's address")
+        try:
+            async with asyncio.timeout(INTRODUCTION):
+                name = await self._introduced(context)
+            if (before := self._streams.get(name)) is not None:
+                if await before.alive():
+                    raise _Refused("a node with the same key is connected")
+                before.out.put_nowait(None)
+        except (Broken, TimeoutError):
+            return await context.abort(status.INVALID_ARGUMENT, "who this is was not shown in time")
+        except _Refused as why:
+            return await context.abort(status.UNAUTHENTICATED, str(why))
+        self._door.know(guest)
+        stream = Stream()
+        with self._lock:
+            self._streams[name] = stream
+            waiting = [each for each in self._open.values() if each.question.node == name]
+        stream.out.put_nowait(Message("welcome"))
+        for each in waiting:
+            stream.out.put_nowait(_asked(each))
+        ways = [
+            asyncio.create_task(self._write(context, stream)),
+            asyncio.create_task(self._read(context, name, stream)),
+        ]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            broken = [error for way in done if isinstance(error := way.exception(), Broken)]
+        finally:
+            with self._lock:
+                if self._streams.get(name) is stream:
+                    del self._streams[name]
+            for way in ways:
+                way.cancel()
+        if broken:
+            await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
+
+    async def _introduced(self, context: Any) -> str:
+        """Have a node show its key; return the name with which that is admitted.
+
+        Raises:
+            Broken: it says something else.
+            _Refused: it is not let in; the text says why.
+        """
+        asked = proof.nonce()
+        await context.write(
+            next(Message("challenge", said={"nonce": asked, "time": time.time(), "scheme": SCHEME}).pieces())
+        )
+        piece = await context.read()
+        if piece is self._grpc.aio.EOF:
+            raise Broken
+        head = Head.of(piece)
+        keys = ("name", "key", "nonce", "signature", "run", "scheme")
+        name, key, own, signature, run, scheme = (str(head.said.get(each))[:1000] for each in keys)
+        if head.kind != "introduction" or head.header or head.payload:
+            raise Broken
+        if scheme != str(SCHEME):
+            raise _Refused(f"it speaks version {scheme[:9]} of the protocol, and this server version {SCHEME}")
+        if run != self._run:
+            raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
+        if not proof.holds(key, signature, proof.claim(run, self._authority, name, asked, own)):
+            raise _Refused("the key was not shown")
+        with self._lock:
+            known = self._names.get(key)
+            if known is None and name in self._expected:
+                self.knocked[name] = key
+        if known is None:
+            raise _Refused("its key is not admitted")
+        if known != name:
+            raise _Refused(f"its key is that of {known}")
+        return known
+
+    async def _write(self, context: Any, stream: Stream) -> None:
+        """Send what is to be said, until the stream is to end."""
+        while (message := await stream.out.get()) is not None:
+            with self._lock:
+                waiting = self._open.get(message.id)
+            if message.kind == "question":
+                if waiting is None:  # it is over
+                    continue
+                waiting.sent = True
+            for piece in message.pieces():
+                await context.write(piece)
+                stream.moved = time.monotonic()
+
+    async def _read(self, context: Any, name: str, stream: Stream) -> None:
+        """Take answers, until the stream ends."""
+
+        async def read() -> Any:
+            piece = await context.read()
+            stream.moved = time.monotonic()
+            return piece
+
+        while (
+            message := await next_message(read, self._grpc.aio.EOF, lambda head: self._wanted(name, head))
+        ) is not None:
+            if message.kind == "answer":
+                with self._lock:
+                    self._came.append((name, message.id, message.said, message.header, message.payload))
+
+    def _wanted(self, node: str, head: Head) -> bool:
+        """Tell whether a message is kept; an answer to nothing is read and thrown away.
+
+        Raises:
+            Broken: it is larger than it may be.
+        """
+        with self._lock:
+            waiting = self._open.get(head.id)
+            mine = waiting is not None and waiting.question.node == node
+            most = waiting.question.largest if mine and waiting is not None else MOST
+            too_large = head.header > HEADER or head.payload > most
+            if mine and too_large:
+                said = {"error": f"sent more than the {most} bytes that an answer may have"}
+                self._came.append((node, head.id, said, b"", b""))
+        if too_large:
+            raise Broken("a message is larger than it may be")
+        return head.kind != "answer" or mine
+
+
+class _Refused(Exception):
+    """A node is not let in; the text says why."""
+
+
+class _Certificate:
+    """Gives gRPC the server's certificate, when it was made anew the new one."""
+
+    def __init__(self, grpc: Any, folder: Path) -> None:
+        self._grpc, self._folder = grpc, folder
+        self._made: Any = None
+        self._of: Any = None
+
+    def __call__(self) -> Any:
+        try:
+            found = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
+        except OSError:  # it is just made
+            return self._made
+        if found != self._of:
+            self._of, self._made = found, self._grpc.ssl_server_certificate_configuration([found])
+        return self._made
+
+
+def _asked(waiting: Open) -> Message:
+    question = waiting.question
+    header = json.dumps(question.header).encode()
+    return Message("question", question.id, {"seconds": max(waiting.left, 0.0)}, header, question.payload)
