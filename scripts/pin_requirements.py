@@ -2,8 +2,8 @@
 
     make pins
 
-Versions are the newest that pyproject.toml allows, for Python 3.11 and newer and every platform; digests are those of the
-Python Package Index. pip refuses a file with another digest. No address of an index is written: pip asks its own.
+Versions are the newest that pyproject.toml allows, for Python 3.11 and newer and every platform. Digests are those of the
+Python Package Index; pip refuses a file that has another one. No address of an index is written: pip asks its own.
 """
 
 from __future__ import annotations
