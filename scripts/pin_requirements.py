@@ -2,7 +2,7 @@
 
     make pins
 
-Versions are the newest that pyproject.toml allows, for Python 3.11 and newer and every platform. Digests are those of the
+Versions are the newest that pyproject.toml allows, for Python 3.11 and newer on every platform. Digests are of the
 Python Package Index; pip refuses a file that has another one. No address of an index is written: pip asks its own.
 """
 
