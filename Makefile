@@ -13,7 +13,7 @@ ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { pri
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
 
-.PHONY: env demo test coverage portable faults deployed lint docs examples bench bench-peers clean help
+.PHONY: env demo test coverage portable faults deployed lint docs examples wheel pins bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
@@ -25,6 +25,8 @@ help:
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
+	@echo "make wheel  build the wheel and the source distribution into dist/, and check them"
+	@echo "make pins   write requirements/: the newest versions for those who deploy, with their digests"
 	@echo "make bench  measure speed and memory into bench/results.jsonl and docs/performance.md"
 	@echo "make bench-peers  install pfl, FedJAX and Flower, each in its own environment, for make bench to compare with"
 	@echo "make clean  remove the environment and everything that was made"
@@ -49,6 +51,13 @@ env: .venv/.installed
 .venv/.documenting: .venv/.installed
 	@echo "installing what the documentation needs, about a minute"
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $@
+
+# What makes a release is needed by neither users nor tests, so it has an environment of its own.
+.venv/release/.installed: | .venv/bin/python
+	@echo "installing build, twine and uv, seconds"
+	@$(BIN)/python -m venv .venv/release
+	@.venv/release/bin/python -m pip install --quiet --disable-pip-version-check build twine uv
 	@touch $@
 
 demo: .venv/.installed
@@ -91,6 +100,14 @@ docs: .venv/.documenting
 
 examples: .venv/.developing
 	$(BIN)/python docs/check.py
+
+wheel: .venv/release/.installed
+	rm -rf build dist
+	.venv/release/bin/python -m build
+	.venv/release/bin/python -m twine check --strict dist/*
+
+pins: .venv/release/.installed
+	.venv/release/bin/python scripts/pin_requirements.py
 
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
