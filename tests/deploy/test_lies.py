@@ -32,7 +32,12 @@ SAID = {
 def test_what_a_lying_node_sends_does_not_count(tmp_path):
     rounds = len(lying_worker.LIES)
     serving = Serving(
-        tmp_path, "berlin,lyon,oslo", "SCAFFOLD", {"deadline": "10m", "fewest": 2}, rounds=rounds, eval_every=rounds
+        tmp_path,
+        "berlin,lyon,oslo",
+        "SCAFFOLD",
+        {"deadline": "10m", "fewest": 2, "every": "3s"},
+        rounds=rounds,
+        eval_every=rounds,
     )
     try:
         server = serving.serve()
