@@ -27,6 +27,8 @@ ALLOWED = 2**16
 """Bytes that it may send."""
 FILES, SPARE = 3, 200
 """Open files of one connection: its two ends here, and that of gRPC; and those of the rest of a server."""
+QUEUE, AT_ONCE = 1000, 4
+"""Connections that the system keeps until they are taken, and how many of them are taken before others are ended."""
 CHUNK = 2**18
 """Bytes that are passed on at a time."""
 LINGER = 5.0
@@ -74,7 +76,10 @@ class Door:
             FedtideError: the port is taken, or the address is none of this machine.
         """
         try:
-            self._server = await asyncio.start_server(self._take, host, port, limit=CHUNK, backlog=1000)
+            self._server = await asyncio.start_server(self._take, host, port, limit=CHUNK, backlog=AT_ONCE)
+            for listening in self._server.sockets:
+                with listening.dup() as same:
+                    same.listen(QUEUE)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 why = "is taken by another program: end that one, or choose another port"
@@ -98,6 +103,12 @@ class Door:
         guest.known = True
         self._forget(guest)
 
+    def doubt(self, guest: Guest) -> None:
+        """Take a connection for a stranger's again: the stream of its node has ended."""
+        if guest.known and guest in self._guests.values():
+            guest.known, guest.sent = False, 0
+            self._count(guest)
+
     def close(self) -> None:
         """Listen no longer, and end all connections."""
         if self._server is not None:
@@ -107,9 +118,7 @@ class Door:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         guest = Guest(str((writer.get_extra_info("peername") or ("?",))[0]), writer)
-        if len(self._strangers) >= STRANGERS:
-            self._make_room()
-        self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
+        self._count(guest)
         back, port = None, 0
         try:
             answers, back = await asyncio.open_connection("127.0.0.1", self.behind, limit=CHUNK)
@@ -121,7 +130,7 @@ class Door:
             for way in left:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # it is gone, or the server closes
             pass
         finally:
             self._forget(guest)
@@ -129,6 +138,11 @@ class Door:
             for end in filter(None, (writer, back)):  # what is on its way still arrives, if it does so soon
                 end.close()
                 asyncio.get_running_loop().call_later(LINGER, end.transport.abort)
+
+    def _count(self, guest: Guest) -> None:
+        if len(self._strangers) >= STRANGERS:
+            self._make_room()
+        self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
 
     def _make_room(self) -> None:
         """End the oldest stranger of the address that has the most of them."""
