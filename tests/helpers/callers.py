@@ -1,4 +1,4 @@
-"""Who calls a server: nodes in threads of this process, and callers that keep to nothing, over gRPC and over sockets."""
+"""Who calls a server: nodes in threads of this process, and callers that keep to nothing, with gRPC and with sockets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedtide.core.errors import FedtideError
 from fedtide.remote import proof
@@ -23,14 +23,35 @@ from fedtide.remote.pieces import METHOD, SCHEME, Message, library, next_message
 from helpers.federation import Federation, until
 from helpers.processes import used
 
+T = TypeVar("T")
+
 
 def echo(header: bytes, payload: bytes, seconds: float) -> tuple[bytes, bytes]:
     """Answer with the question."""
     return header, payload
 
 
+class Loop:
+    """The loop of all callers of this process, which stays: gRPC bears no loops that come and go."""
+
+    _there: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def there(cls) -> asyncio.AbstractEventLoop:
+        """The loop, which runs in a thread of its own."""
+        if cls._there is None:
+            cls._there = asyncio.new_event_loop()
+            threading.Thread(target=cls._there.run_forever, daemon=True).start()
+        return cls._there
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Do something in the loop of all callers, and return what comes of it."""
+    return asyncio.run_coroutine_threadsafe(work, Loop.there()).result(60.0)
+
+
 class Near:
-    """A node in a thread of this process.
+    """A node in this process.
 
     Args:
         known: who is called, and who calls.
@@ -41,37 +62,31 @@ class Near:
         self.lines: list[str] = []
         self.error = ""
         self._line = Line(known, answer, self.lines.append)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
-            runner.run(self._run())
+        self._over = threading.Event()
+        self._task = asyncio.run_coroutine_threadsafe(self._run(), Loop.there())
 
     async def _run(self) -> None:
-        self._task = asyncio.current_task()
         try:
             await self._line.run()
         except FedtideError as error:
             self.error = str(error)
+        finally:
+            self._over.set()
 
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def wait(self, seconds: float = 20.0) -> None:
         """Wait until it ends by itself."""
-        self._thread.join(seconds)
-        assert self.over
+        assert self._over.wait(seconds)
 
     def close(self) -> None:
         """End it, if it has not ended."""
-        until(lambda: self.over or hasattr(self, "_task"), 5.0)
-        with suppress(RuntimeError):  # it has just ended
-            self._loop.call_soon_threadsafe(self._task.cancel)
-        self.wait()
+        self._task.cancel()
+        if not self._task.done() or not self._task.cancelled():
+            self.wait()
 
     def __enter__(self) -> Near:
         return self
@@ -89,20 +104,29 @@ def near(federation: Federation, name: str, answer: Callable[..., tuple[bytes, b
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """See that nothing is logged, as whoever calls could fill a disk with it."""
+    """See that nothing is logged, as whoever calls could fill a disk with it, and that no error is unforeseen.
+
+    What gRPC alone would say is let pass: that a stream has gone, which it is told not to say, and that another loop of
+    this process took an event.
+    """
     found: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            text = record.getMessage()
+            if not text.startswith(("ExecuteBatchError raised in core", "Exception in callback PollerCompletionQueue")):
+                found.append(text)
 
-    handler, root = Keep(logging.WARNING), logging.getLogger()
+    library()
+    handler, root, theirs = Keep(logging.WARNING), logging.getLogger(), logging.getLogger("grpc")
     root.addHandler(handler)
+    theirs.setLevel(logging.WARNING)
     try:
         yield
     finally:
         root.removeHandler(handler)
-    assert found == []
+        theirs.setLevel(logging.CRITICAL)
+    assert not found, found
 
 
 @contextmanager

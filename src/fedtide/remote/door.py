@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,13 +159,14 @@ class Door:
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: Guest | None = None) -> None:
     """Pass on what comes, until it ends; of a stranger no more than it may send."""
-    while data := await reader.read(CHUNK):
-        if guest is not None and not guest.known:
-            guest.sent += len(data)
-            if guest.sent > ALLOWED:
-                return
-        writer.write(data)
-        await writer.drain()
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            if guest is not None and not guest.known:
+                guest.sent += len(data)
+                if guest.sent > ALLOWED:
+                    return
+            writer.write(data)
+            await writer.drain()
 
 
 def check_files(nodes: int) -> None:

@@ -81,7 +81,7 @@ CAUSES = (
     Cause("Domain name not found|lookup error", "this machine finds no such host; ask its owner for it", wrong=True),
     Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
     Cause(
-        "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK",
+        "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
         "it hangs up, as what stands before a server does while that is away",
     ),
     Cause("", "it cannot be reached now (is it up, and is its address right?)"),
