@@ -10,6 +10,7 @@ import asyncio
 import errno
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ ALLOWED = 2**16
 """Bytes that it may send."""
 FILES, SPARE = 3, 200
 """Open files of one connection: its two ends here, and that of gRPC; and those of the rest of a server."""
+QUEUE, AT_ONCE = 1000, 4
+"""Connections that the system keeps until they are taken, and how many of them are taken before others are ended."""
 CHUNK = 2**18
 """Bytes that are passed on at a time."""
 LINGER = 5.0
@@ -78,7 +81,10 @@ class Door:
             FedtideError: the port is taken, or the address is none of this machine.
         """
         try:
-            self._server = await asyncio.start_server(self._take, host, port, limit=CHUNK, backlog=1000)
+            self._server = await asyncio.start_server(self._take, host, port, limit=CHUNK, backlog=AT_ONCE)
+            for listening in self._server.sockets:
+                with listening.dup() as same:
+                    same.listen(QUEUE)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 why = "is taken by another program: end that one, or choose another port"
@@ -102,6 +108,13 @@ class Door:
         guest.known = True
         self._forget(guest)
 
+    def doubt(self, guest: Guest) -> None:
+        """Take a connection for a stranger's again: the stream of its node has ended."""
+        if guest.known and guest in self._guests.values():
+            guest.known, guest.sent, guest.since = False, 0, time.monotonic()
+            if not self._count(guest):
+                guest.end()
+
     def close(self) -> None:
         """Listen no longer, and end all connections."""
         if self._server is not None:
@@ -111,9 +124,8 @@ class Door:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         guest = Guest(str((writer.get_extra_info("peername") or ("?",))[0]), writer)
-        if len(self._strangers) >= STRANGERS and not self._make_room(guest.address):
+        if not self._count(guest):
             return guest.end()
-        self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
         back, port = None, 0
         try:
             answers, back = await asyncio.open_connection("127.0.0.1", self.behind, limit=CHUNK)
@@ -125,7 +137,7 @@ class Door:
             for way in left:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # it is gone, or the server closes
             pass
         finally:
             self._forget(guest)
@@ -133,6 +145,13 @@ class Door:
             for end in filter(None, (writer, back)):  # what is on its way still arrives, if it does so soon
                 end.close()
                 asyncio.get_running_loop().call_later(LINGER, end.transport.abort)
+
+    def _count(self, guest: Guest) -> bool:
+        """Count a stranger; tell whether there is room for it."""
+        if len(self._strangers) >= STRANGERS and not self._make_room(guest.address):
+            return False
+        self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
+        return True
 
     def _make_room(self, address: str) -> bool:
         """End a stranger in favor of a new one from an address, if that is fair; tell whether it was."""
@@ -152,13 +171,14 @@ class Door:
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: Guest | None = None) -> None:
     """Pass on what comes, until it ends; of a stranger no more than it may send."""
-    while data := await reader.read(CHUNK):
-        if guest is not None and not guest.known:
-            guest.sent += len(data)
-            if guest.sent > ALLOWED:
-                return
-        writer.write(data)
-        await writer.drain()
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            if guest is not None and not guest.known:
+                guest.sent += len(data)
+                if guest.sent > ALLOWED:
+                    return
+            writer.write(data)
+            await writer.drain()
 
 
 def check_files(nodes: int) -> None:

@@ -25,7 +25,12 @@ QUESTIONS = 1000
 """Questions that may wait at a node."""
 SKEW = 600.0
 """Seconds by which the clocks of both ends may differ before it is said."""
-OPTIONS = [*BOTH, ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+OPTIONS = [
+    *BOTH,
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.per_message_decompression", 0),
+]
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ CAUSES = (
     Cause("Domain name not found|lookup error", "this machine finds no such host; ask its owner for it", wrong=True),
     Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
     Cause(
-        "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK",
+        "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
         "it hangs up, as what stands before a server does while that is away",
         away=True,
     ),
@@ -213,7 +218,7 @@ class Line:
             raise Broken("the server does not let this node in, and does not say why")
 
     def _compare_clocks(self, there: Any) -> None:
-        if isinstance(there, int | float) and SKEW < abs(ahead := time.time() - there) < 1e10:
+        if isinstance(there, int | float) and 0 <= there < 1e11 and abs(ahead := time.time() - there) > SKEW:
             word = "ahead of" if ahead > 0 else "behind"
             self.say(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
 
@@ -232,6 +237,7 @@ class Line:
                 self._out = None
             for way in ways:
                 way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _read(self, call: Any, end: Any, out: asyncio.Queue[Message]) -> bool:
         """Take what the server says until it ends the stream; tell whether it says that the study is over."""
@@ -276,6 +282,9 @@ class Line:
                     reply = Message("answer", name, {}, header, payload)
                 except Failed as why:
                     reply = Message("answer", name, {"error": str(why)[:300]})
+                except Exception as error:  # the next question is worked on all the same
+                    reply = Message("answer", name, {"error": f"failed: {type(error).__name__}"})
+                    self.say(f"a question failed: {type(error).__name__}: {error}")
                 if name in self._waiting and self._out is not None:
                     self._out.put_nowait(reply)
             self._waiting.pop(name, None)

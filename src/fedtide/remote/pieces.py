@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ Read = Callable[[], Awaitable[Any]]
 def library() -> Any:
     """Return the package `grpc`, with its `aio`; raise with the name of the extra where it is missing."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who comes and fails is said in our words
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # else whoever hangs up could fill a disk
     try:
         import grpc.aio
     except ImportError as error:

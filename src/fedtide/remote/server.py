@@ -33,6 +33,7 @@ OPTIONS = [
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.per_message_decompression", 0),  # a small piece stays small
 ]
 
 
@@ -44,11 +45,13 @@ class Open:
         question: what is asked.
         asked: when.
         sent: whether it has gone out.
+        came: whether the answer has come, and waits to be pulled.
     """
 
     question: Question
     asked: float
     sent: bool = False
+    came: bool = False
 
     @property
     def left(self) -> float:
@@ -232,19 +235,21 @@ class GrpcCarrier:
             runner.run(self._serve(host, port, started))
 
     async def _serve(self, host: str, port: int, started: Future[int]) -> None:
-        self._closing = asyncio.Event()
+        self._closing, grpc = asyncio.Event(), self._grpc
+        server = grpc.aio.server(options=OPTIONS)
         try:
-            grpc = self._grpc
-            server = grpc.aio.server(options=OPTIONS)
             talk = grpc.stream_stream_rpc_method_handler(self._talk)
             service, method = METHOD[1:].split("/")
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: talk}),))
             certificate = _Certificate(grpc, self._folder)
-            credentials = grpc.dynamic_ssl_server_credentials(certificate(), certificate)
+            if (first := certificate()) is None:
+                raise FedtideError(f"{self._folder}: server.key and server.crt have to be there")
+            credentials = grpc.dynamic_ssl_server_credentials(first, certificate)
             self._door = Door(server.add_secure_port("127.0.0.1:0", credentials))
             await server.start()
             await self._door.open(host, port)
         except BaseException as error:
+            await server.stop(None)
             started.set_exception(error)
             return
         started.set_result(self._door.port)
@@ -268,20 +273,22 @@ class GrpcCarrier:
             return await context.abort(status.PERMISSION_DENIED, "nodes come in at the server's address")
         try:
             async with asyncio.timeout(INTRODUCTION):
-                name = await self._introduced(context)
-            if (before := self._streams.get(name)) is not None:
-                if await before.alive():
-                    raise _Refused("a node with the same key is connected")
+                name, key = await self._introduced(context)
+            if (before := self._streams.get(name)) is not None and await before.alive():
+                raise _Refused("a node with the same key is connected")
+            stream = Stream()
+            with self._lock:
+                if self._names.get(key) != name:  # while this was found out
+                    raise _Refused("its key is not admitted")
+                before, self._streams[name] = self._streams.get(name), stream
+                waiting = [each for each in self._open.values() if each.question.node == name and not each.came]
+            if before is not None:
                 before.out.put_nowait(None)
         except (Broken, TimeoutError):
             return await context.abort(status.INVALID_ARGUMENT, "who this is was not shown in time")
         except _Refused as why:
             return await context.abort(status.UNAUTHENTICATED, str(why))
         self._door.know(guest)
-        stream = Stream()
-        with self._lock:
-            self._streams[name] = stream
-            waiting = [each for each in self._open.values() if each.question.node == name]
         stream.out.put_nowait(Message("welcome"))
         for each in waiting:
             stream.out.put_nowait(_asked(each))
@@ -298,11 +305,12 @@ class GrpcCarrier:
                     del self._streams[name]
             for way in ways:
                 way.cancel()
+            self._door.doubt(guest)
         if broken:
             await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
 
-    async def _introduced(self, context: Any) -> str:
-        """Have a node show its key; return the name with which that is admitted.
+    async def _introduced(self, context: Any) -> tuple[str, str]:
+        """Have a node show its key; return the name with which that is admitted, and the key.
 
         Raises:
             Broken: it says something else.
@@ -316,12 +324,13 @@ class GrpcCarrier:
         if piece is self._grpc.aio.EOF:
             raise Broken
         head = Head.of(piece)
-        keys = ("name", "key", "nonce", "signature", "run", "scheme")
-        name, key, own, signature, run, scheme = (str(head.said.get(each))[:1000] for each in keys)
         if head.kind != "introduction" or head.header or head.payload:
             raise Broken
-        if scheme != str(SCHEME):
-            raise _Refused(f"it speaks version {scheme[:9]} of the protocol, and this server version {SCHEME}")
+        if (scheme := head.said.get("scheme")) != SCHEME:
+            other = scheme if type(scheme) is int and 0 <= scheme < 10**6 else "?"
+            raise _Refused(f"it speaks version {other} of the protocol, and this server version {SCHEME}")
+        said = [head.said.get(each) for each in ("name", "key", "nonce", "signature", "run")]
+        name, key, own, signature, run = (each if isinstance(each, str) else "" for each in said)
         if run != self._run:
             raise _Refused(f"another study is served here ({self._run}); ask the site's owner for a new ticket")
         if not proof.holds(key, signature, proof.claim(run, self._authority, name, asked, own)):
@@ -334,7 +343,7 @@ class GrpcCarrier:
             raise _Refused("its key is not admitted")
         if known != name:
             raise _Refused(f"its key is that of {known}")
-        return known
+        return known, key
 
     async def _write(self, context: Any, stream: Stream) -> None:
         """Send what is to be said, until the stream is to end."""
@@ -347,7 +356,8 @@ class GrpcCarrier:
                 waiting.sent = True
             for piece in message.pieces():
                 await context.write(piece)
-                stream.moved = time.monotonic()
+                if message.kind != "ping":  # that is small enough to be taken where nobody is any more
+                    stream.moved = time.monotonic()
 
     async def _read(self, context: Any, name: str, stream: Stream) -> None:
         """Take answers, until the stream ends."""
@@ -362,25 +372,29 @@ class GrpcCarrier:
         ) is not None:
             if message.kind == "answer":
                 with self._lock:
+                    if (waiting := self._open.get(message.id)) is not None:
+                        waiting.came = True
                     self._came.append((name, message.id, message.said, message.header, message.payload))
 
     def _wanted(self, node: str, head: Head) -> bool:
-        """Tell whether a message is kept; an answer to nothing is read and thrown away.
+        """Tell whether a message is kept; an answer to nothing, or another one, is read and thrown away.
 
         Raises:
             Broken: it is larger than it may be.
         """
+        answer = head.kind == "answer"
         with self._lock:
-            waiting = self._open.get(head.id)
-            mine = waiting is not None and waiting.question.node == node
-            most = waiting.question.largest if mine and waiting is not None else MOST
-            too_large = head.header > HEADER or head.payload > most
-            if mine and too_large:
+            waiting = self._open.get(head.id) if answer else None
+            mine = waiting is not None and waiting.question.node == node and not waiting.came
+            most = waiting.question.largest if mine and waiting is not None else MOST if answer else 0
+            too_large = head.header > (HEADER if answer else 0) or head.payload > most
+            if mine and waiting is not None and too_large:
+                waiting.came = True
                 said = {"error": f"sent more than the {most} bytes that an answer may have"}
                 self._came.append((node, head.id, said, b"", b""))
         if too_large:
             raise Broken("a message is larger than it may be")
-        return head.kind != "answer" or mine
+        return not answer or mine
 
 
 class _Refused(Exception):
@@ -388,21 +402,24 @@ class _Refused(Exception):
 
 
 class _Certificate:
-    """Gives gRPC the server's certificate, when it was made anew the new one."""
+    """Gives gRPC the server's certificate where it was made anew, and None where it is as before.
+
+    One that was given is gRPC's own, which frees it: given twice it would be freed twice.
+    """
 
     def __init__(self, grpc: Any, folder: Path) -> None:
         self._grpc, self._folder = grpc, folder
-        self._made: Any = None
         self._of: Any = None
 
     def __call__(self) -> Any:
         try:
             found = tuple((self._folder / name).read_bytes() for name in ("server.key", "server.crt"))
         except OSError:  # it is just made
-            return self._made
-        if found != self._of:
-            self._of, self._made = found, self._grpc.ssl_server_certificate_configuration([found])
-        return self._made
+            return None
+        if found == self._of:
+            return None
+        self._of = found
+        return self._grpc.ssl_server_certificate_configuration([found])
 
 
 def _asked(waiting: Open) -> Message:

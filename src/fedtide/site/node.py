@@ -58,7 +58,10 @@ def known_of(line: dict[str, Any]) -> Known:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     check_secret(Path(line["key"]))
-    key = load_ssh_private_key(Path(line["key"]).read_bytes(), None)
+    try:
+        key = load_ssh_private_key(Path(line["key"]).read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise FedtideError(f"{line['key']}: damaged or not a private key of OpenSSH ({error})") from None
     return Known(line["address"], Path(line["authority"]).read_bytes(), line["run"], line["name"], key)
 
 
@@ -75,7 +78,9 @@ def main(path: Path) -> int:
         () if lock is None else (lock.fileno(),),
     )
     try:
-        return asyncio.run(_run(Line(known_of(line), worker.answer, lambda text: log.say("process", text)), worker, line))
+        return asyncio.run(
+            _run(Line(known_of(line), worker.answer, lambda text: log.say("process", text)), worker, line)
+        )
     except FedtideError as error:
         log.say("process", f"error: {error}")
         return 2
@@ -92,8 +97,8 @@ async def _run(line: Line, worker: Worker, told: dict[str, Any]) -> int:
     threading.Thread(target=_keep, args=(worker,), daemon=True).start()
     talking, stopping = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
     await asyncio.wait({talking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    worker.close()
     if not talking.done():
-        worker.close()
         os._exit(0)  # a thread may wait for the worker
     await talking
     return 0

@@ -55,9 +55,7 @@ class Worker:
         kept: open files that it takes along, such as the lock of its folder.
     """
 
-    def __init__(
-        self, command: Sequence[str], log: Path, say: Callable[[str], None], kept: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, say: Callable[[str], None], kept: Sequence[int] = ()) -> None:
         self._command, self._log, self._say, self._kept = list(command), log, say, tuple(kept)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,6 +97,8 @@ class Worker:
         """Wait until the worker is there and has read its rows."""
         starting = time.monotonic() + STARTING
         while not (self._there() and self._ready()):
+            if self._closed:
+                raise Failed("its node ends")
             if time.monotonic() > until:
                 raise Failed("late: its worker did not start in time")
             if time.monotonic() > starting:
@@ -113,18 +113,25 @@ class Worker:
         if self._process is not None:
             self._note_end()
         if time.monotonic() >= self._next and not self._closed:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no process, file or memory is left
+                self._put_off(f"cannot be started ({error})")
         return self._process is not None
 
     def _start(self) -> None:
         self._cut_log()
         here, there = socketpair()
-        with there, self._log.open("ab") as out:
-            self._from = out.tell()
-            self._process = subprocess.Popen(
-                [*self._command, str(there.fileno())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                pass_fds=(there.fileno(), *self._kept), start_new_session=True,
-            )  # fmt: skip
+        try:
+            with there, self._log.open("ab") as out:
+                self._from = out.tell()
+                self._process = subprocess.Popen(
+                    [*self._command, str(there.fileno())], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    pass_fds=(there.fileno(), *self._kept), start_new_session=True,
+                )  # fmt: skip
+        except OSError:
+            here.close()
+            raise
         self._line, self._began, self._is_ready = Connection(here.detach()), time.monotonic(), False
 
     def _ready(self) -> bool:
@@ -160,10 +167,16 @@ class Worker:
         self._process = None
         self._line.close()
         line = self._cause() or f"ended with status {status} after {lasted:.0f} s; see {self._log}"
-        if not known and line != self._said and not self._closed:
+        if lasted > STEADY:
+            self._pause = SHORTEST / 2
+        self._put_off("" if known else line)
+
+    def _put_off(self, line: str) -> None:
+        """Say why there is no worker, if that was not said last, and try again later."""
+        if line and line != self._said and not self._closed:
             self._say(f"worker: {line}")
         self._said = line
-        self._pause = SHORTEST if lasted > STEADY else min(2 * self._pause, LONGEST)
+        self._pause = min(2 * self._pause, LONGEST)
         self._next = time.monotonic() + self._pause
 
     def _cause(self) -> str:

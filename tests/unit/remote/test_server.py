@@ -1,0 +1,780 @@
+"""The server's end of streams, and callers that keep to nothing: what they may not do, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("cryptography")
+grpc = pytest.importorskip("grpc")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedtide.core.errors import FedtideError
+from fedtide.deploy import certificates
+from fedtide.remote import door, proof, server
+from fedtide.remote.line import channel_to
+from fedtide.remote.pieces import HEADER, METHOD, PIECE, Message
+from fedtide.remote.server import GrpcCarrier
+from helpers.callers import (
+    DATA,
+    PING,
+    RESET,
+    SETTINGS,
+    call_of,
+    elsewhere,
+    ended,
+    enter,
+    frame,
+    introduction,
+    left_open,
+    near,
+    plain,
+    quiet,
+    run,
+    said_by,
+    secure,
+    send,
+    small,
+    stream,
+)  # fmt: skip
+from helpers.federation import RUN, Federation, until
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("server"))
+    with near(made, "berlin"):
+        yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet():
+        yield
+
+
+@pytest.fixture
+def rome(federation):
+    """A node that is let in, and does what the test says."""
+    yield federation.known("rome")
+    until(lambda: "rome" not in federation.carrier.present(), 10.0)
+
+
+def guests(federation):
+    """All connections that there are."""
+    return list(federation.carrier._door._guests.values())
+
+
+def answers(federation, node="berlin"):
+    response = federation.ask(node, {"a": 1}, b"tree", seconds=30.0)
+    assert (response.error, response.payload, response.header) == ("", b"tree", {"a": 1})
+
+
+def pulled(federation, seconds=0.3):
+    """What comes within some time."""
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        found += federation.carrier.pull()
+        time.sleep(0.02)
+    return found
+
+
+# -- who is let in ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_never_speaks_is_ended(federation, rome, monkeypatch):
+    monkeypatch.setattr(server, "INTRODUCTION", 0.3)
+
+    async def talk():
+        async with stream(rome) as call:
+            assert (await said_by(call)).kind == "challenge"
+            return await ended(call)
+
+    assert run(talk()) == "INVALID_ARGUMENT: who this is was not shown in time"
+
+
+def test_an_introduction_that_was_recorded_lets_nobody_in(federation, rome):
+    async def talk():
+        async with stream(rome) as first, stream(rome) as second:
+            recorded = introduction(rome, (await said_by(first)).said["nonce"])
+            await first.write(recorded)
+            assert (await said_by(first)).kind == "welcome"
+            await said_by(second)
+            await second.write(recorded)
+            return await ended(second)
+
+    assert run(talk()) == "UNAUTHENTICATED: the key was not shown"
+    answers(federation)
+
+
+def test_one_introduction_is_taken_on_a_stream(federation, rome):
+    """A second one is no answer, and says nothing."""
+
+    async def talk():
+        async with stream(rome) as call:
+            nonce = (await said_by(call)).said["nonce"]
+            for _ in range(3):
+                await call.write(introduction(rome, nonce))
+            assert (await said_by(call)).kind == "welcome"
+            federation.push("rome", {}, b"x", seconds=0.2)
+            assert (await said_by(call)).kind == "question"
+            return (await asyncio.to_thread(federation.pull)).error
+
+    assert run(talk()).startswith("late: ")
+
+
+SHOWN = "UNAUTHENTICATED: the key was not shown"
+CASES = {
+    "signed for another run": ({"claim": {"run": "f" * 16}}, SHOWN),
+    "signed for another name": ({"claim": {"name": "berlin"}}, SHOWN),
+    "signed for another authority": ({"claim": {"authority": b"another"}}, SHOWN),
+    "signed for another stream": ({"claim": {"asked": "0" * 64}}, SHOWN),
+    "signed with another nonce": ({"claim": {"own": "0" * 64}}, SHOWN),
+    "no signature": ({"signature": ""}, SHOWN),
+    "a signature that is none": ({"signature": ["30"]}, SHOWN),
+    "no key": ({"key": None}, SHOWN),
+    "a key that is none": ({"key": {"a": []}}, SHOWN),
+    "half a letter": ({"key": "\ud800", "name": "\ud800"}, SHOWN),
+    "another run": ({"run": "f" * 16}, f"UNAUTHENTICATED: another study is served here ({RUN}); ask"),
+    "no run": ({"run": None}, "UNAUTHENTICATED: another study is served here"),
+    "another version": ({"scheme": 2}, "UNAUTHENTICATED: it speaks version 2 of the protocol, and this server"),
+    "no version": ({"scheme": "\ud800\x1b[31m"}, "UNAUTHENTICATED: it speaks version ? of the protocol"),
+    "a payload": ({"payload": 5}, "INVALID_ARGUMENT: who this is was not shown"),
+    "a header": ({"header": 5}, "INVALID_ARGUMENT: who this is was not shown"),
+    "another kind": ({"kind": "answer"}, "INVALID_ARGUMENT: who this is was not shown"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_does_not_show_the_key_is_told_so(federation, rome, case):
+    changes, words = CASES[case]
+
+    async def talk():
+        async with stream(rome) as call:
+            await call.write(introduction(rome, (await said_by(call)).said["nonce"], **changes))
+            return await ended(call)
+
+    assert run(talk()).startswith(words)
+    assert "rome" not in federation.carrier.present()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0" * 1000, b"[" * 4000, b"GET / HTTP/1.1", bytes(PIECE), b'{"kind":' * 500])
+def test_who_says_something_else_is_told_so(federation, rome, said):
+    async def talk():
+        async with stream(rome) as call:
+            await said_by(call)
+            await call.write(said)
+            return await ended(call)
+
+    found = run(talk())
+    assert found.startswith(("INVALID_ARGUMENT: who this is was not shown", "UNAVAILABLE"))  # more than a stranger may
+    answers(federation)
+
+
+def test_who_ends_its_half_or_hangs_up_is_forgotten(federation, rome):
+    before = guests(federation)
+
+    async def talk():
+        async with stream(rome) as call:
+            await said_by(call)
+            await call.done_writing()
+            assert (await ended(call)).startswith("INVALID_ARGUMENT: who this is was not shown")
+        async with stream(rome):
+            pass
+
+    run(talk())
+    until(lambda: set(guests(federation)) <= set(before), 15.0)
+
+
+def test_a_key_that_is_another_nodes_is_told_whose(federation, rome):
+    """Who has it knows the name already, as it is shown with a signature."""
+    as_other = replace(rome, name="oslo")
+
+    async def talk():
+        async with stream(rome) as call:
+            await call.write(introduction(as_other, (await said_by(call)).said["nonce"]))
+            return await ended(call)
+
+    assert run(talk()) == "UNAUTHENTICATED: its key is that of rome"
+
+
+def test_a_key_that_is_not_admitted_is_noted_for_names_that_are_expected(federation):
+    key = ec.generate_private_key(ec.SECP384R1())
+
+    async def talk(name):
+        known = replace(federation.known("rome"), key=key, name=name)
+        async with stream(known) as call:
+            await call.write(introduction(known, (await said_by(call)).said["nonce"]))
+            return await ended(call)
+
+    for name in ("stranger", "anyone", ""):
+        assert run(talk(name)) == "UNAUTHENTICATED: its key is not admitted"
+    assert federation.carrier.knocked == {"stranger": proof.public_line(key)}
+
+
+def test_a_key_that_is_removed_while_it_is_shown_lets_nobody_in(federation, rome, monkeypatch):
+    """Between the signature and the stream there may be seconds, in which another stream is asked whether it moves."""
+
+    async def alive(self):
+        federation.carrier.admit({name: key for name, key in federation.keys.items() if name != "rome"})
+        return False
+
+    monkeypatch.setattr(server.Stream, "alive", alive)
+
+    async def talk():
+        async with stream(rome) as one, stream(rome) as two:
+            await enter(one, rome)
+            await two.write(introduction(rome, (await said_by(two)).said["nonce"]))
+            return await ended(two)
+
+    assert run(talk()) == "UNAUTHENTICATED: its key is not admitted"
+    assert "rome" not in federation.carrier.present()
+    federation.admit()
+
+
+# -- the same key twice -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_node_with_the_same_key_is_refused_while_the_first_moves(federation):
+    async def talk():
+        async with stream(federation.known("berlin")) as call:
+            await call.write(introduction(federation.known("berlin"), (await said_by(call)).said["nonce"]))
+            return await ended(call)
+
+    assert run(talk()) == "UNAUTHENTICATED: a node with the same key is connected"
+    answers(federation)
+
+
+def test_a_node_that_comes_back_takes_the_place_of_a_stream_that_moves_no_more(federation, rome, monkeypatch):
+    """Its network was lost without a word: what is said to it goes nowhere, and is taken all the same."""
+    monkeypatch.setattr(server, "ALIVE", 0.3)
+
+    async def talk():
+        async with stream(rome) as lost, stream(rome) as back:
+            await enter(lost, rome)
+            await enter(back, rome)
+            federation.push("rome", {"q": 1})
+            question = await said_by(back)
+            await send(back, Message("answer", question.id, {}, question.header, b"back"))
+            assert (await asyncio.to_thread(federation.pull)).payload == b"back"
+            return await ended(lost)
+
+    assert run(talk()).startswith("OK")
+
+
+def test_of_many_that_come_back_at_once_one_stays(federation, rome, monkeypatch):
+    monkeypatch.setattr(server, "ALIVE", 0.2)
+
+    async def one():
+        async with stream(rome) as call:
+            with suppress(AssertionError, grpc.aio.AioRpcError):
+                await enter(call, rome)
+            return await ended(call)
+
+    async def talk():
+        tries = [asyncio.create_task(one()) for _ in range(5)]
+        await asyncio.sleep(2.0)
+        present = "rome" in federation.carrier.present()
+        streams = len(federation.carrier._streams)
+        left = [each for each in tries if not each.done()]
+        for each in left:
+            each.cancel()
+        return present, streams, len(left)
+
+    assert run(talk()) == (True, 2, 1)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_counts_once_and_for_its_own_question(federation, rome):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, b"x")
+            question = await said_by(call)
+            for name in ("nothing", "", "1.berlin", question.id + " "):
+                await send(call, Message("answer", name, {}, b"{}", b"no"))
+            for payload in (b"first", b"second", b"third"):
+                await send(call, Message("answer", question.id, {}, b'{"n": 1}', payload))
+            await send(call, Message("answer", question.id, {"error": "no"}))
+            first = await asyncio.to_thread(pulled, federation)
+            await send(call, Message("answer", question.id, {}, b'{"n": 2}', b"again"))
+            return first, await asyncio.to_thread(pulled, federation)
+
+    (first,), none = run(talk())
+    assert (first.payload, first.header, first.error) == (b"first", {"n": 1}, "")
+    assert none == []
+
+
+def test_answers_that_are_repeated_before_they_are_pulled_take_no_memory(federation, rome):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, largest=5_000_000)
+            question = await said_by(call)
+            for _ in range(60):
+                await send(call, Message("answer", question.id, {}, b"{}", bytes(5_000_000)))
+            return await asyncio.to_thread(pulled, federation)
+
+    with small(150):
+        (one,) = run(talk())
+    assert len(one.payload) == 5_000_000
+
+
+def test_a_node_answers_no_question_of_another(federation, rome):
+    wait = threading.Event()
+
+    def slow(header, payload, seconds):
+        wait.wait(10.0)
+        return header, payload
+
+    with near(federation, "oslo", slow):
+        federation.push("oslo", {"q": 1}, b"theirs")
+        name = f"{federation._number}.oslo"
+
+        async def talk():
+            async with stream(rome) as call:
+                await enter(call, rome)
+                await send(call, Message("answer", name, {}, b"{}", b"mine"))
+                await send(call, Message("answer", name, {"error": "mine"}))
+                return await asyncio.to_thread(pulled, federation)
+
+        assert run(talk()) == []
+        wait.set()
+        assert federation.pull().payload == b"theirs"
+
+
+def test_an_answer_that_is_late_counts_nothing(federation, rome):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, seconds=0.3)
+            question = await said_by(call)
+            late = await asyncio.to_thread(federation.pull)
+            assert (await said_by(call)).kind == "drop"
+            await send(call, Message("answer", question.id, {}, b"{}", b"x"))
+            return late, await asyncio.to_thread(pulled, federation)
+
+    late, none = run(talk())
+    assert late.error == "late: no answer within its 0.3 s"
+    assert none == []
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'{"a": NaN}', b'{"a": 1, "a": 2}', b"9" * 5000],
+    ids=range(9),
+)  # fmt: skip
+def test_a_header_that_is_no_json_is_its_nodes_fault(federation, rome, header):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1})
+            await send(call, Message("answer", (await said_by(call)).id, {}, header, b"x"))
+            return await asyncio.to_thread(federation.pull)
+
+    found = run(talk())
+    assert found.error.startswith("sent what cannot be read")
+    assert (found.header, found.payload) == ({}, b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("it broke", "it broke"), ("", "failed"), (3, "3"), (["a"], "['a']"), ("a\nb\x1b[31m", "a b"), ("\ud800", "")],
+)
+def test_an_error_of_a_node_is_one_line(federation, rome, error, words):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1})
+            await send(call, Message("answer", (await said_by(call)).id, {"error": error}))
+            return await asyncio.to_thread(federation.pull)
+
+    found = run(talk()).error
+    assert found
+    assert "\n" not in found
+    assert "\x1b" not in found
+    assert words in found
+    found.encode()
+
+
+TOO_LARGE = "INVALID_ARGUMENT: a message is larger than it may be"
+BROKEN_OFF = "INTERNAL: Internal error from Core"
+"""What gRPC says at a caller that was still sending."""
+LARGE = {
+    "an answer": (lambda name: Message("answer", name), {"payload": 1001}, "more than the 1000 bytes"),
+    "its header": (lambda name: Message("answer", name), {"header": HEADER + 1}, "more than the 1000 bytes"),
+    "an answer to nothing": (lambda name: Message("answer", "x"), {"payload": 2**40}, ""),
+    "a message of another kind": (lambda name: Message("pong"), {"payload": 1}, ""),
+    "one that says it is of a question": (lambda name: Message("pong", name), {"payload": 1000}, ""),
+    "an error": (lambda name: Message("answer", name, {"error": "x"}), {"payload": 2**35}, "more than the 1000 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_what_is_larger_than_it_may_be_ends_the_stream_with_words(federation, rome, case):
+    make, size, words = LARGE[case]
+
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, seconds=1.0, largest=1000)
+            message = make((await said_by(call)).id)
+            await call.write(next(replace(message, said={**message.said, **size}).pieces()))
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(bytes(1000))
+            return await ended(call), await asyncio.to_thread(federation.pull)
+
+    with small(50):
+        said, response = run(talk())
+    assert said in (TOO_LARGE, BROKEN_OFF)
+    assert (words or "late: ") in response.error
+    answers(federation)
+
+
+def test_half_a_message_and_a_reset_leave_the_question_open(federation, rome):
+    async def talk():
+        for _ in range(5):
+            async with stream(rome) as call:
+                await enter(call, rome)
+                if not federation.carrier._open:
+                    federation.push("rome", {"q": 1}, seconds=60.0)
+                question = await said_by(call)
+                pieces = list(Message("answer", question.id, {}, b"{}", bytes(3 * PIECE)).pieces())
+                for piece in pieces[:3]:
+                    await call.write(piece)
+            await asyncio.to_thread(until, lambda: "rome" not in federation.carrier.present(), 10.0)
+        assert pulled(federation, 0.1) == []
+        async with stream(rome) as call:
+            await enter(call, rome)
+            question = await said_by(call)
+            await send(call, Message("answer", question.id, {}, b"{}", b"whole"))
+            return await asyncio.to_thread(federation.pull)
+
+    assert run(talk()).payload == b"whole"
+
+
+@pytest.mark.parametrize("sizes", [(PIECE, 1), (1,), (PIECE - 1,), (0,)])
+def test_pieces_of_another_size_end_the_stream(federation, rome, sizes):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(json.dumps({"kind": "answer", "id": "x", "header": 0, "payload": 3 * PIECE}).encode())
+                for size in sizes:
+                    await call.write(bytes(size))
+            return await ended(call)
+
+    assert run(talk()) in ("INVALID_ARGUMENT: a piece has another size", BROKEN_OFF)
+    answers(federation)
+
+
+def test_a_piece_that_grows_when_it_is_unpacked_is_not_unpacked(federation, rome):
+    async def talk():
+        async with channel_to(rome) as channel:
+            call = channel.stream_stream(METHOD)(compression=grpc.Compression.Gzip)
+            await said_by(call)
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(bytes(50_000_000))
+            return await ended(call)
+
+    with small(150):  # the caller's own pieces are among them
+        assert not run(talk()).startswith("OK")
+    answers(federation)
+
+
+def test_what_comes_while_a_node_is_asked_much_is_answered_in_turn(federation):
+    ids = []
+    for number in range(50):
+        federation.push("berlin", {"n": number}, bytes(1000))
+        ids.append(f"{federation._number}.berlin")
+    found = {}
+    until(lambda: found.update({each.id: each for each in federation.carrier.pull()}) or len(found) == 50, 20.0)
+    assert [found[name].header["n"] for name in ids] == list(range(50))
+
+
+# -- connections, streams and frames ----------------------------------------------------------------------------------
+
+
+def test_the_port_behind_the_door_lets_nobody_in(federation, rome):
+    direct = elsewhere(rome, federation.carrier._door.behind)
+
+    async def talk():
+        async with stream(direct) as call:
+            return await ended(call)
+
+    assert run(talk()) == "PERMISSION_DENIED: nodes come in at the server's address"
+
+
+@pytest.mark.parametrize("method", ["/fedtide.Nodes/Other", "/", "/a/b", "/grpc.reflection.v1.ServerReflection/x"])
+def test_an_unknown_method_is_none(federation, rome, method):
+    async def talk():
+        async with channel_to(rome) as channel:
+            return await ended(channel.stream_stream(method)())
+
+    assert run(talk()).startswith("UNIMPLEMENTED")
+
+
+def test_of_a_thousand_streams_on_one_connection_few_are_open(federation, rome, monkeypatch):
+    monkeypatch.setattr(door, "SECONDS", 1.5)
+
+    async def talk():
+        async with channel_to(rome) as channel:
+            calls = [channel.stream_stream(METHOD)() for _ in range(1000)]
+            heard = [asyncio.create_task(call.read()) for call in calls]
+            await asyncio.sleep(0.8)
+            count = sum(each.done() for each in heard)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*heard, return_exceptions=True)
+            return count
+
+    with small(100):
+        assert run(talk()) <= 2
+    answers(federation)
+
+
+def flooded(federation, part, times=3000):
+    """Send the same frames until the server has had enough; tell whether it had."""
+    with secure(federation) as one:
+        with suppress(OSError):
+            for number in range(times):
+                one.sendall(part(number))
+        return not left_open(one, 3.0)
+
+
+FLOODS = {
+    "pings": lambda number: frame(PING, bytes(8)) * 50,
+    "answers to pings": lambda number: frame(PING, bytes(8), flags=1) * 50,
+    "settings": lambda number: frame(SETTINGS) * 50,
+    "streams that are reset": lambda number: call_of(2 * number + 1) + frame(RESET, bytes(4), 2 * number + 1),
+    "streams of no method": lambda number: call_of(2 * number + 1, "/x/y"),
+    "resets of nothing": lambda number: frame(RESET, bytes(4), 2 * number + 1),
+    "data of nothing": lambda number: frame(DATA, bytes(100), 2 * number + 1),
+    "empty data": lambda number: (b"" if number else call_of(1)) + frame(DATA, b"", 1) * 50,
+    "frames of no kind": lambda number: frame(99, bytes(100)),
+    "too large a frame": lambda number: b"\xff\xff\xff" + bytes(6) + bytes(10_000),
+    "no frames": lambda number: os.urandom(1000),
+    "windows": lambda number: frame(8, b"\x7f\xff\xff\xff"),
+    "priorities": lambda number: frame(2, bytes(5), 2 * number + 1) * 50,
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_of_a_stranger_ends_with_its_connection(federation, kind, monkeypatch):
+    monkeypatch.setattr(door, "SECONDS", 2.0)
+    with small(60):
+        assert flooded(federation, FLOODS[kind])
+    answers(federation)
+
+
+def test_many_that_reset_streams_at_once_keep_no_node_out(federation):
+    stop = threading.Event()
+
+    def attack():
+        while not stop.is_set():
+            with suppress(OSError):
+                flooded(federation, FLOODS["streams that are reset"])
+
+    threads = [threading.Thread(target=attack) for _ in range(2)]
+    with small(150):
+        for each in threads:
+            each.start()
+        try:
+            with near(federation, "oslo"):
+                for _ in range(5):
+                    answers(federation)
+                    answers(federation, "oslo")
+        finally:
+            stop.set()
+            for each in threads:
+                each.join()
+
+
+def test_a_stream_that_has_ended_makes_its_connection_a_strangers_again(federation, rome, monkeypatch):
+    """Else a node, or one that was, could keep as many open as it likes."""
+    monkeypatch.setattr(server, "ALIVE", 0.1)
+    monkeypatch.setattr(door, "SECONDS", 1.0)
+
+    async def talk():
+        async with channel_to(rome) as channel:
+            call = channel.stream_stream(METHOD)()
+            await enter(call, rome)
+            _, own = known = [guest for guest in guests(federation) if guest.known]
+            assert len(known) == 2
+            call.cancel()
+            await asyncio.to_thread(until, lambda: not own.known, 5.0)
+            await asyncio.to_thread(until, lambda: own not in guests(federation), 5.0)
+
+    run(talk())
+    answers(federation)
+
+
+def test_old_versions_of_tls_are_refused(federation):
+    context = ssl.create_default_context(cafile=str(federation.authority / "ca.crt"))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with suppress(ValueError, DeprecationWarning):
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with plain(federation.port) as raw, suppress(OSError), context.wrap_socket(raw, server_hostname="127.0.0.1") as one:
+        assert one.version() == "TLSv1.2"
+        assert "GCM" in one.cipher()[0] or "CHACHA" in one.cipher()[0]
+
+
+# -- the server itself ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(federation, tmp_path):
+    """Another server of the site, with an authority's folder of its own."""
+    shutil.copytree(federation.authority, tmp_path / "authority")
+    with GrpcCarrier("127.0.0.1", 0, run=RUN, authority=tmp_path / "authority", nodes=1) as made:
+        yield made, tmp_path / "authority"
+
+
+def serial_of(port):
+    """The number of the certificate that a connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with plain(port) as raw, context.wrap_socket(raw) as one:
+        return x509.load_der_x509_certificate(one.getpeercert(binary_form=True)).serial_number
+
+
+def test_a_certificate_that_is_made_anew_holds_from_the_next_connection(federation, other):
+    carrier, folder = other
+    known = elsewhere(federation.known("oslo"), carrier.port)
+    carrier.admit({"oslo": federation.keys["oslo"]})
+
+    async def talk():
+        async with stream(known) as call:
+            await enter(call, known)
+            first = serial_of(carrier.port)
+            certificates.renew(folder, "127.0.0.1:1")
+            second = serial_of(carrier.port)
+            assert first != second == serial_of(carrier.port)
+            assert second == certificates.read_certificate(folder / "server.crt").serial_number
+            (folder / "server.crt").unlink()  # while it is made anew once more, the last one holds
+            assert serial_of(carrier.port) == second
+            carrier.push([server.Question("1", "oslo", {}, b"", 10.0, 100)])
+            assert (await said_by(call)).kind == "question"  # the stream goes on
+        async with stream(known) as call:
+            await enter(call, known)  # and the ticket's authority is that of the new one
+
+    run(talk())
+
+
+def test_a_server_without_a_certificate_is_one_line(federation, tmp_path):
+    shutil.copy(federation.authority / "ca.crt", tmp_path)
+    with pytest.raises(FedtideError, match=r"server\.key and server\.crt have to be there") as error:
+        GrpcCarrier("127.0.0.1", 0, run=RUN, authority=tmp_path, nodes=1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_server_that_closes_ends_all_streams_and_nobody_waits(federation, other, over):
+    carrier, _ = other
+    known = elsewhere(federation.known("oslo"), carrier.port)
+    carrier.admit({"oslo": federation.keys["oslo"]})
+    silent = [plain(carrier.port) for _ in range(5)]
+
+    async def talk():
+        async with stream(known) as call, stream(known) as unknown:
+            await enter(call, known)
+            await said_by(unknown)
+            carrier.push([server.Question("1", "oslo", {}, bytes(3 * PIECE), 10.0, 100)])
+            assert (await said_by(call)).kind == "question"
+            closing = asyncio.create_task(asyncio.to_thread(carrier.close, over))
+            if over:
+                assert (await said_by(call)).kind == "over"
+            assert (await ended(call)).startswith("OK")
+            await closing
+
+    run(talk())
+    for each in silent:
+        assert not left_open(each, 5.0)
+        each.close()
+    carrier.close()
+    carrier.push([server.Question("2", "oslo", {}, b"", 0.0, 100)])  # what comes later is late
+    assert {each.error[:5] for each in carrier.pull()} <= {"late:", "canno"}
+    with pytest.raises(OSError):  # noqa: PT011 -- refused, on this system or that
+        socket.create_connection(("127.0.0.1", carrier.port), timeout=2.0)
+
+
+def test_a_key_that_is_removed_ends_its_stream_and_its_questions(federation, rome):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, seconds=100.0)
+            await said_by(call)
+            keys = {name: key for name, key in federation.keys.items() if name != "rome"}
+            federation.carrier.admit(keys, frozenset())
+            assert "rome" not in federation.carrier.present()
+            assert (await ended(call)).startswith("OK")
+            assert federation.pull().error == "its key was removed"
+            assert federation.carrier.removed() == {"rome"}
+            assert federation.carrier.removed() == frozenset()
+
+    run(talk())
+    federation.admit()
+
+
+def test_a_key_that_is_changed_lets_in_the_new_one_alone(federation, rome):
+    new = replace(rome, key=ec.generate_private_key(ec.SECP384R1()))
+
+    async def talk(known):
+        async with stream(known) as call:
+            await call.write(introduction(known, (await said_by(call)).said["nonce"]))
+            message = asyncio.create_task(said_by(call))
+            with suppress(grpc.aio.AioRpcError):
+                return (await message).kind
+            return await ended(call)
+
+    federation.carrier.admit(federation.keys | {"rome": proof.public_line(new.key)})
+    assert run(talk(rome)) == "UNAUTHENTICATED: its key is not admitted"
+    assert run(talk(new)) == "welcome"
+    assert federation.carrier.removed() == {"rome"}
+    federation.admit()
+    federation.carrier.pull()
+
+
+def test_questions_wait_for_a_node_that_comes_later(federation):
+    federation.push("oslo", {"n": 1}, seconds=30.0)
+    federation.push("nobody", {"n": 1}, seconds=0.2)
+    assert federation.pull().error == "cannot be reached: was not there within its 0.2 s"
+    with near(federation, "oslo"):
+        assert federation.pull().header == {"n": 1}
+
+
+def test_what_is_pushed_from_many_threads_is_answered_once_each(federation):
+    numbers = itertools.count(10**6)
+    ids = [f"{next(numbers)}.berlin" for _ in range(200)]
+
+    def ask(part):
+        for name in part:
+            federation.carrier.push([server.Question(name, "berlin", {}, b"x", 30.0, 100)])
+
+    threads = [threading.Thread(target=ask, args=(ids[k::4],)) for k in range(4)]
+    for each in threads:
+        each.start()
+    found = []
+    until(lambda: found.extend(federation.carrier.pull()) or len(found) >= 200, 20.0)
+    for each in threads:
+        each.join()
+    assert sorted(each.id for each in found) == sorted(ids)
+    assert {each.error for each in found} == {""}
+    assert pulled(federation, 0.1) == []
