@@ -23,7 +23,7 @@ except ImportError:  # Windows
 
 STRANGERS, TURN = 64, 2.0
 """Connections at a time on which no node has shown its key. One more is ended at once, or the oldest from the busiest
-address in its place: if that has had its turn of so many seconds, or the new one is from an address that is less busy."""
+address in its place: if that has had its turn of so many seconds, or the new one's address is less busy."""
 SECONDS = 10.0
 """Seconds that one of them may last."""
 ALLOWED = 2**16
