@@ -1,11 +1,11 @@
-"""What a message to a node costs beyond Flower's own, what a node holds at rest, and how soon its first answer comes.
+"""How long a message to a node and back takes, what a node holds at rest, and how soon its first answer comes.
 
 python bench/messages.py [--trips 20] [--out bench/results.jsonl]
 
-Everything runs on this machine, with TLS and registered keys. Bare Flower and ours pass the same small question to one
-node and back, and look for messages and tasks as often; a SuperNode looks every 3 s, which neither can change. Flower
-starts Python anew for each question, ours keeps a worker. Then a site is served to one node that joins it. It needs the
-extra `deploy`.
+Everything runs on this machine, with TLS and admitted keys. A small question goes to one node and back, by our carrier,
+and by Flower's if `make bench-peers` has installed it. A SuperNode of Flower looks for messages every 3 s and starts
+Python anew for each; our node has a stream open and keeps a worker. Then a site is served to one node that joins it. It
+needs the extra `deploy`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fedtide.deploy import certificates
-from fedtide.deploy.flower.processes import free_port
+from fedtide.deploy.rehearse import free_port
 from helpers.federation import Federation, until
 from helpers.processes import children, offspring, used
 from helpers.serving import Serving
 from machine import RESULTS, machine, now, told
+from peer import ENVIRONMENTS
 
-BIN = Path(sys.executable).parent
+BIN = ENVIRONMENTS / "flower" / "bin"
 WAIT = 400.0
 PYPROJECT = """[build-system]
 requires = ["hatchling"]
@@ -111,7 +112,7 @@ def bare(root: Path, trips: int) -> list[float]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # as ours; a second if nothing is said
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # a second if nothing is said
         "OMP_NUM_THREADS": "1",
     }
     with ExitStack() as stack:
@@ -159,10 +160,9 @@ def _flwr(env: Mapping[str, str], log: object, *words: str) -> None:
 
 
 def ours(root: Path, trips: int) -> list[float]:
-    """Return the seconds of round trips through our relay, gate and app, to a worker that echoes."""
+    """Return the seconds of round trips by our carrier, to a worker that echoes."""
     made, took = Federation(root), []
     try:
-        made.link.wait()
         made.start("berlin")
         until(lambda: made.carrier.present() == {"berlin"}, WAIT)
         for number in range(trips + 1):
@@ -212,10 +212,12 @@ def main() -> None:
     given = parser.parse_args()
     line: dict[str, object] = {"bench": "messages", "date": now(), "trips": given.trips}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for name, measure in (("bare", bare), ("ours", ours)):
+        for name, measure in (("flower", bare), ("ours", ours)):
+            if name == "flower" and not (BIN / "flower-superlink").exists():
+                continue
             (root := Path(folder) / name).mkdir()
             took = measure(root, given.trips)
-            line |= {f"{name} s": round(statistics.median(took), 2), f"{name} most s": round(max(took), 2)}
+            line |= {f"{name} s": round(statistics.median(took), 4), f"{name} most s": round(max(took), 4)}
         line |= {name: round(value, 1) for name, value in node(Path(folder) / "site").items()}
     told("A message to a node", line | machine(), given.out)
 
