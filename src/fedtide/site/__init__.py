@@ -1,0 +1,1 @@
+"""A deployment: its roster, tickets, policies, and what serves and joins it."""
