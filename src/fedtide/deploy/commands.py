@@ -169,11 +169,12 @@ def join(
     return take_part(seat, log=log, health=health)
 
 
-def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -> int:
+def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_json: bool = False) -> int:
     """Play a site with real clients; after a stop or a crash the same command goes on with the same bits.
 
     Args:
         site: the folder of the site.
+        dry: say what it will do, and do nothing.
         health: a port of the loopback at which programs of this machine are told how the server is.
         log_json: write the log as lines of JSON.
     """
@@ -181,9 +182,14 @@ def serve(site: Path, /, *, health: int | None = None, log_json: bool = False) -
     from fedtide.deploy.log import Log
     from fedtide.deploy.serve import serve as play
     from fedtide.deploy.site import Site
+    from fedtide.deploy.status import intent
 
     found = Site.read(site)
     check_own(site)
+    if dry:
+        for line in intent(found, datetime.now(UTC)):
+            _say(line)
+        return 0
     return play(found, log=Log(log_json), health=health)
 
 

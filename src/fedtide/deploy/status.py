@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedtide.config.deploy import listening
 from fedtide.core.asks import NodeRecord, nodes_of, read_asks
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Flag, Text, Whole
@@ -109,12 +110,28 @@ def way_in(root: Path, node: Member, found: Connected | None, knocked: str | Non
     return f"{node.name}: last seen {_ago((now - found.since).total_seconds())}: see what fedtide join says there"
 
 
-HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
-          "sent")  # fmt: skip
+def intent(site: Site, now: datetime) -> Iterator[str]:
+    """Say in lines what `fedtide serve` will do."""
+    yield from about(site)
+    deploy, rounds = site.deploy, site.experiment.rounds
+    played = len(read_asks(site.record))
+    yield f"rounds: {rounds - played} of {rounds} are left" if played < rounds else f"rounds: all {rounds} are played"
+    yield "listens: at port {1} of {0}, the only one".format(*listening(site.address))
+    each = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
+    clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
+    yield f"begins a round: {each}, once {clients} there"
+    few = "" if deploy.fewest == 1 else f"; fewer than {deploy.fewest} count for nothing"
+    yield f"waits for answers: {deploy.deadline} from when the question went out{few}"
+    before = Status.read(site.status)
+    for node in site.roster.node:
+        found = None if before is None else before.nodes.get(node.name)
+        if found is not None and found.online and before is not None:
+            found = Connected(online=False, since=before.at)
+        yield f"node {way_in(site.root, node, found, None, now)}"
 
 
-def lines(site: Site, now: datetime) -> Iterator[str]:
-    """Say in lines how a site is."""
+def about(site: Site) -> Iterator[str]:
+    """Say in lines what a site is."""
     title = site.experiment.title or "a study"
     yield f"site: {title}, {site.method.name}, digest {site.digest}, at {site.address}"
     wire = site.experiment.wire
@@ -123,7 +140,16 @@ def lines(site: Site, now: datetime) -> Iterator[str]:
     if wire is not None and wire.privacy is not None:
         yield from spent(site, algorithm_without_rows(site.experiment, site.about.rows))
     until = certificates.read_certificate(site.authority / "server.crt").not_valid_after_utc
-    yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one before"
+    yield f"certificate: until {until:%Y-%m-%d}; fedtide serve makes a new one in its last 30 days"
+
+
+HEADER = ("node", "clients", "key", "connected", "asked", "answered", "late", "refused", "shown by client", "received",
+          "sent")  # fmt: skip
+
+
+def lines(site: Site, now: datetime) -> Iterator[str]:
+    """Say in lines how a site is."""
+    yield from about(site)
     status = Status.read(site.status)
     if status is None:
         yield f"server: never served; start it with: fedtide serve {site.root}"

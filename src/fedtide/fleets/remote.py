@@ -35,7 +35,7 @@ from fedtide.wire.masks import Bundle
 from fedtide.wire.release import ledger_of, release_of
 from fedtide.wire.safe import Safe
 
-LOOK = 1.0
+LOOK = 0.2
 """Seconds between two looks at who is there."""
 
 LATE, AT_WORK = "late", "at work"
@@ -74,8 +74,8 @@ class RemoteFleet:
         heaviest: largest weight that a client may give to a value.
         signed: tells whether a key for masks is signed by the registered key of its node, by its name.
         vectors: sums in fixed point, masked where their wire is secure; None adds in floating point.
-        waits: tells whether a round waits for more clients than are there, whose number it is told; it is asked every
-            second before a round begins.
+        waits: tells whether a round waits for more clients than are there, whose number it is told; it is asked
+            again and again before a round begins.
     """
 
     carrier: Carrier

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,9 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-STRANGERS = 64
-"""Connections at a time on which no node has shown its key; one more ends the oldest from the busiest address."""
+STRANGERS, TURN = 64, 2.0
+"""Connections at a time on which no node has shown its key. One more is ended at once, or the oldest from the busiest
+address in its place: if that has had its turn of so many seconds, or the new one is from an address that is less busy."""
 SECONDS = 10.0
 """Seconds that one of them may last."""
 ALLOWED = 2**16
@@ -40,12 +42,14 @@ class Guest:
     Attributes:
         address: where it comes from.
         writer: to it.
+        since: when it came.
         known: whether a node has shown its key on it.
         sent: bytes that it sent.
     """
 
     address: str
     writer: asyncio.StreamWriter
+    since: float = field(default_factory=time.monotonic)
     known: bool = False
     sent: int = 0
 
@@ -107,8 +111,8 @@ class Door:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         guest = Guest(str((writer.get_extra_info("peername") or ("?",))[0]), writer)
-        if len(self._strangers) >= STRANGERS:
-            self._make_room()
+        if len(self._strangers) >= STRANGERS and not self._make_room(guest.address):
+            return guest.end()
         self._strangers[guest] = asyncio.get_running_loop().call_later(SECONDS, guest.end)
         back, port = None, 0
         try:
@@ -130,12 +134,16 @@ class Door:
                 end.close()
                 asyncio.get_running_loop().call_later(LINGER, end.transport.abort)
 
-    def _make_room(self) -> None:
-        """End the oldest stranger of the address that has the most of them."""
-        ((busiest, _),) = Counter(guest.address for guest in self._strangers).most_common(1)
+    def _make_room(self, address: str) -> bool:
+        """End a stranger in favor of a new one from an address, if that is fair; tell whether it was."""
+        there = Counter(guest.address for guest in self._strangers)
+        ((busiest, most),) = there.most_common(1)
         oldest = next(guest for guest in self._strangers if guest.address == busiest)
+        if there[address] + 1 >= most and time.monotonic() - oldest.since < TURN:
+            return False
         self._forget(oldest)
         oldest.end()
+        return True
 
     def _forget(self, guest: Guest) -> None:
         if (timer := self._strangers.pop(guest, None)) is not None:

@@ -17,8 +17,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.remote import proof
 from fedtide.remote.pieces import BOTH, HEADER, METHOD, MOST, SCHEME, Broken, Head, Message, library, next_message
 
-SHORTEST, LONGEST = 1.0, 15.0
-"""Seconds until a lost stream is tried anew: at first, and at most."""
+SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
+"""Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
 INTRODUCTION = 30.0
 """Seconds in which a server has to let a node in, or say why not."""
 QUESTIONS = 1000
@@ -37,12 +37,14 @@ class Cause:
         line: what it means, and what to do.
         wrong: whether a node that is just started goes no further: its ticket, or its address, will not do.
         over: whether a node that was running ends: nothing at the server will mend it.
+        away: whether nobody is there, whom many attempts could bother.
     """
 
     pattern: str
     line: str
     wrong: bool = False
     over: bool = False
+    away: bool = False
 
 
 NOT_IN = "the server does not let this node in"
@@ -78,8 +80,9 @@ CAUSES = (
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK",
         "it hangs up, as what stands before a server does while that is away",
+        away=True,
     ),
-    Cause("", "it cannot be reached now (is it up, and is its address right?)"),
+    Cause("", "it cannot be reached now (is it up, and is its address right?)", away=True),
 )
 
 
@@ -165,7 +168,8 @@ class Line:
                 if cause.over:
                     raise FedtideError(f"server {self.known.address}: {cause.line}")
                 self._tell(f"server {self.known.address}: {cause.line}; it tries again")
-                pause = SHORTEST if time.monotonic() - began > 2 * LONGEST else min(1.5 * pause, LONGEST)
+                lasted = time.monotonic() - began > 2 * LONGEST
+                pause = SHORTEST if lasted else min(1.5 * pause, AWAY if cause.away else LONGEST)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
         finally:
             work.cancel()
