@@ -115,7 +115,10 @@ def intent(site: Site, now: datetime) -> Iterator[str]:
     yield from about(site)
     deploy, rounds = site.deploy, site.experiment.rounds
     played = len(read_asks(site.record))
-    yield f"rounds: {rounds - played} of {rounds} are left" if played < rounds else f"rounds: all {rounds} are played"
+    if played >= rounds:
+        yield f"rounds: all {rounds} are played; see them with: fedtide report {site.run}"
+        return
+    yield f"rounds: {rounds - played} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*listening(site.address))
     each = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
     clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
