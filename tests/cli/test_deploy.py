@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -111,6 +112,24 @@ def test_the_home_of_another_study_is_not_taken(here, tmp_path, capsys):
         "--home", home,
     )  # fmt: skip
     assert "belongs to another study or site" in line
+
+
+def test_the_home_of_another_node_is_not_taken(here, tmp_path, capsys):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    make_node_key(home / "berlin.key", home / "berlin.pub", "berlin")
+    line = refused(capsys, here, "join", "site/tickets/lyon.ticket", "--data", "lyon.csv", "--home", home)
+    assert line.endswith("is the folder of node 'berlin'; allowed: --home with a folder of 'lyon' alone")
+    assert sorted(path.name for path in home.iterdir()) == ["berlin.key", "berlin.pub"]
+
+
+def test_a_port_that_is_taken_is_said_before_a_node_runs(here, tmp_path, capsys):
+    pytest.importorskip("grpc")
+    home = tmp_path / "home"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ask = ["--data", "berlin.csv", "--home", home, "--health", taken.getsockname()[1]]
+        line = refused(capsys, here, "join", "site/tickets/berlin.ticket", *ask)
+    assert "allowed: a free port of this machine" in line
 
 
 def test_a_site_is_never_written_over(here, capsys):

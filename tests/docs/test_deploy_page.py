@@ -12,7 +12,8 @@ from cyclopts import CycloptsError
 from fedtide.cli import app
 from helpers.shell import done
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+PATH = Path(__file__).parents[2] / "docs" / "deploy.md"
+PAGE = PATH.read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?P<head>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLED = {
     title[1]: found["body"] for found in BLOCK.finditer(PAGE) if (title := re.search(r'title="([^"]+)"', found["head"]))
@@ -36,19 +37,9 @@ def test_a_command_that_is_none_cannot_be_typed():
             app.parse_args(shlex.split(line), exit_on_error=False, print_error=False)
 
 
-def test_commands_of_containers_can_be_typed():
-    yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load(TITLED["compose.yaml"])["services"]
-    assert sorted(services) == ["node", "server"]
-    for name, service in services.items():
-        program, *words = service["command"]
-        assert program == "fedtide"
-        app.parse_args(words, exit_on_error=False, print_error=False)
-        assert service["profiles"] == [name]
-        assert service["cap_drop"] == ["ALL"]
-        places = {volume.split(":")[1] for volume in service["volumes"]}
-        named = {f"/work/{word}" for word in words if re.fullmatch(r"site|home|[\w.]+\.(ticket|csv|toml)", word)}
-        assert named == places
+def test_the_page_names_the_files_of_services_and_containers():
+    files = {path.name for path in (PATH.parents[1] / "deploy").iterdir()}
+    assert files == set(re.findall(r"`([\w.-]+\.(?:service|yaml|sh)|Containerfile)`", PAGE))
 
 
 def test_the_site_of_the_page_is_made_and_its_ticket_read(tmp_path, monkeypatch, capsys):

@@ -70,8 +70,8 @@ class Deploy(Strict):
             machine itself. Where the host is no loopback the server listens on all interfaces.
         every: from the beginning of a round to that of the next, or longer where a round is not over by then; None
             begins the next as soon as one is over.
-        deadline: for the answers to one question; what comes later counts for nothing.
-        fewest: clients that a round waits for before it begins, at most for the deadline, and answers to a question
+        deadline: for the answers to one question, from when it goes out; what comes later counts for nothing.
+        fewest: clients that have to be there before a round begins, however long that takes, and answers to a question
             below which none counts.
         heaviest: largest weight that a client may give to its answer, mostly its number of rows; an answer with a
             larger one is refused. Near the rows of your largest client no other can outweigh it by a lie.

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from fedtide.deploy.log import Log
+from fedtide.deploy.log import Log, check_port
 from fedtide.deploy.seat import Seat
 from fedtide.remote.line import look_at
 from fedtide.remote.pieces import library
@@ -23,9 +23,11 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
         health: a port of this machine at which programs can ask how the node is; None opens none.
 
     Raises:
-        FedtideError: the server is not the one of the ticket.
+        FedtideError: the server is not the one of the ticket, or the port is taken.
     """
     library()
+    if health is not None:
+        check_port(health)
     home = seat.home.absolute()
     (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
     line = {**line_of(seat), "json": log.lines}

@@ -77,7 +77,16 @@ class Health:
 
     def __exit__(self, *raised: object) -> None:
         self._server.shutdown()
+        self.close()
+
+    def close(self) -> None:
+        """Listen no longer."""
         self._server.server_close()
+
+
+def check_port(port: int) -> None:
+    """Raise for a port at which `Health` could not listen now."""
+    Health(port, dict).close()
 
 
 def _handler(status: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:

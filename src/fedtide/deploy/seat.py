@@ -114,15 +114,23 @@ class Seat:
         check_own(self.home)
         if self.copy.exists():
             before = Ticket.read(self.copy)
-            if (before.digest, before.authority, before.clients) != (
-                self.ticket.digest,
-                self.ticket.authority,
-                self.ticket.clients,
-            ):
-                raise FedtideError(
-                    f"{self.home}: belongs to another study or site (digest {before.digest}, and the ticket says "
-                    f"{self.ticket.digest}); allowed: --home with a new folder"
-                )
+            pairs = {
+                "digest": (before.digest, self.ticket.digest),
+                "authority": (_short(before), _short(self.ticket)),
+                "clients": (list(before.clients), list(self.ticket.clients)),
+            }
+            for key, (mine, told) in pairs.items():
+                if mine != told:
+                    raise FedtideError(
+                        f"{self.home}: belongs to another study or site ({key} {mine}, and the ticket says {told}); "
+                        "allowed: --home with a new folder"
+                    )
+        others = sorted(self.home.glob("*.key"))
+        if others and not self.key.exists():  # two nodes would share what is kept for one
+            raise FedtideError(
+                f"{self.home}: is the folder of node '{others[0].stem}'; allowed: --home with a folder of "
+                f"'{self.ticket.node}' alone"
+            )
 
     def settle(self) -> bool:
         """Make the node's folder and key where there are none, note its rules; tell whether the key is new."""
@@ -175,6 +183,10 @@ class Seat:
                 f"of {ticket.registered} clients too much, ask its owner for a delta far below one over their number"
             )
         yield from warnings(ticket)
+
+
+def _short(ticket: Ticket) -> str:
+    return certificates.authority_fingerprint(ticket.authority.encode())[:16]
 
 
 def home_of(ticket: Ticket, home: Path | None) -> Path:

@@ -19,6 +19,7 @@ from fedtide.config.deploy import listening
 from fedtide.core.durations import seconds_of, zone_of
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import read_rounds
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Shard, Simulation
 from fedtide.deploy import certificates
@@ -58,6 +59,8 @@ SETTLE = 20.0
 """Seconds that a server, when it is started, gives nodes that are admitted to come in, beyond the fewest."""
 AGAIN = 300.0
 """Seconds after which it is said again whom the server waits for."""
+FIRST = 3.0
+"""Seconds that nodes have to come back to a server that is started again before it is said whom it waits for."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class Watch:
     _since: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
     _whom: tuple[str, ...] = ()
     _said: float = 0.0
+    _quiet: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wrong: str = ""
 
@@ -201,10 +205,13 @@ class Watch:
         self.missing = missing
         status = self.look()
         whom = tuple(line.partition(":")[0] for line in status.waiting)
-        if missing and (whom != self._whom or time.monotonic() - self._said > AGAIN):
+        now = time.monotonic()
+        if missing and now < self._quiet:
+            return
+        if missing and (whom != self._whom or now - self._said > AGAIN):
             for line in (f"{status.phase} before round {max(number, 0) + 1} begins", *status.waiting):
                 self.log.say("waiting", line)
-            self._said = time.monotonic()
+            self._said = now
         self._whom = whom
 
     def write(self) -> None:
@@ -219,13 +226,15 @@ class Watch:
         self._wrong = wrong
 
     def remember(self) -> None:
-        """Know when nodes were last seen by the server before this one."""
+        """Know what the server before this one has played, and when nodes were last seen."""
+        self.round = len(read_rounds(self.site.record))
         try:
             before = Status.read(self.site.status)
         except FedtideError:  # it is written anew
             return
         if before is None:
             return
+        self._quiet = time.monotonic() + FIRST
         for name, node in before.nodes.items():
             if (seen := before.at if node.online else node.since) is not None:
                 self._since[name] = (False, seen if seen.tzinfo else seen.replace(tzinfo=UTC))

@@ -98,11 +98,11 @@ def way_in(root: Path, node: Member, found: Connected | None, knocked: str | Non
         now: the time.
     """
     if node.key is None:
-        came = "" if knocked is None else f"; it came with the key {knocked}"
+        came = "" if knocked is None else f"; it comes with the key {knocked}: compare that with its owner, then"
         return f"{node.name}: not admitted{came}: fedtide admit {root} {node.name} {node.name}.pub"
     if knocked is not None:
         return (
-            f"{node.name}: it came with another key than the one that is admitted, {knocked}: if it has lost that, "
+            f"{node.name}: it comes with another key than the one that is admitted, {knocked}: if it has lost its own, "
             f"remove its line 'key' from {root / 'roster.toml'} and admit the new one"
         )
     if found is None or found.since is None:
@@ -115,7 +115,10 @@ def intent(site: Site, now: datetime) -> Iterator[str]:
     yield from about(site)
     deploy, rounds = site.deploy, site.experiment.rounds
     played = len(read_asks(site.record))
-    yield f"rounds: {rounds - played} of {rounds} are left" if played < rounds else f"rounds: all {rounds} are played"
+    if played >= rounds:
+        yield f"rounds: all {rounds} are played; see them with: fedtide report {site.run}"
+        return
+    yield f"rounds: {rounds - played} of {rounds} are left"
     yield "listens: at port {1} of {0}, the only one".format(*listening(site.address))
     each = "when the one before is over" if deploy.every is None else f"every {deploy.every} ({deploy.zone})"
     clients = f"{deploy.fewest} {'client is' if deploy.fewest == 1 else 'clients are'}"
@@ -209,4 +212,5 @@ def _ago(age: float) -> str:
     for length, word in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if age >= 2 * length:
             return f"{age / length:.0f} {word} ago"
-    return f"{max(age, 0):.0f} seconds ago"
+    seconds = f"{max(age, 0):.0f}"
+    return f"{seconds} {'second' if seconds == '1' else 'seconds'} ago"

@@ -211,7 +211,10 @@ class Ticket(Strict):
         if made.made.tzinfo is None:
             raise refused("made", str(made.made), "a time with its zone, such as 2026-03-01T12:00:00Z")
         if made.seal != seal:
-            raise refused("seal", seal, made.seal, "the ticket says something else; it was damaged or changed")
+            raise FedtideError(
+                f"seal: found {shown(seal)}, and what the ticket says has {made.seal}: it was damaged or changed; ask "
+                "the site's owner for it again"
+            )
         made.rows.source_at(Path("rows"))
         study_of(made.study)
         return made

@@ -78,6 +78,25 @@ def test_a_server_says_when_the_next_round_begins():
     assert watch.look().phase == "playing"
 
 
+def test_a_server_that_is_started_again_knows_its_rounds_and_lets_nodes_come_back(tmp_path):
+    told = io.StringIO()
+    (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n{"round": 1}\n{"round"')
+    site: Any = SimpleNamespace(
+        experiment=SimpleNamespace(rounds=3), roster=Roster.of("berlin"), root=tmp_path, record=tmp_path,
+        status=tmp_path / "status.json",
+    )  # fmt: skip
+    carrier: Any = SimpleNamespace(present=frozenset, knocked={})
+    Watch(site, Log(file=told), carrier).write()
+    watch = Watch(site, Log(file=told), carrier)
+    watch.remember()
+    assert watch.look().round == 2
+    watch.waits(1, 2)
+    assert told.getvalue() == ""
+    watch._quiet = 0.0
+    watch.waits(1, 2)
+    assert "waiting for 1 more client before round 3 begins" in told.getvalue()
+
+
 def rounds(answered: int, error: Exception) -> tuple[Any, list[Any]]:
     def round(state: Any, fleet: Any, rng: Any) -> Any:
         raise error
