@@ -253,8 +253,8 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         watch.phase, over = "playing", False
         while not over:
             watch.site = site = replace(site, roster=latest.read())
-            fleet, judge = _judge(site, carrier, rehearsed, log)
-            for progress in _play(site, fleet, judge, log, latest):
+            fleet, judge = judge_of(site, carrier, rehearsed, log)
+            for progress in play_rounds(site, fleet, judge, log, latest):
                 watch.round, over = progress.round, progress.round == progress.rounds
                 watch.next = next_round(fleet)
                 shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
@@ -291,7 +291,7 @@ def without_failures(
     return replace(algorithm, round=round)
 
 
-def _judge(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[RemoteFleet, Judge]:
+def judge_of(site: Site, carrier: Carrier, rehearsed: bool, log: Log) -> tuple[RemoteFleet, Judge]:
     """Return the fleet of a site's nodes, and who judges it."""
     experiment, method = site.experiment, site.method
     about = site.about.rows
@@ -376,7 +376,7 @@ def _signed(site: Site, name: str, key: Bundle) -> bool:
     return registered in (None, key.identity) and verified(site.digest, name, key)
 
 
-def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:
+def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:
     """Play the rounds that are left, until the roster grows, and say whose answers did not count."""
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
 
