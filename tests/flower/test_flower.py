@@ -164,7 +164,7 @@ def test_a_rehearsal_is_the_simulation(flower, name):
 
 @pytest.mark.deploy
 @pytest.mark.slow
-def test_rows_of_the_nodes_are_played_as_in_a_simulation(flower):
+def test_own_rows_are_played_as_in_a_simulation(flower):
     said = flower.run("fedavg")
     assert "round 2 of 2: accuracy" in said
     data = [flower.folder / f"{file}.csv" for files in ROWS.values() for file in files.split(",")]
