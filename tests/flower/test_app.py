@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import shlex
 import tokenize
 import tomllib
 from importlib.metadata import version
@@ -116,3 +117,14 @@ def test_an_app_is_never_written_over(here, capsys):
     (here / "app").mkdir()
     line = refused(capsys, here, "deploy", "study.toml", "--flower", "app", "--method", "FedAvg")
     assert line == "app: already exists, and is left as it is; allowed: --flower with another folder"
+
+
+def test_commands_of_the_page_write_the_app(here):
+    pytest.importorskip("cryptography")  # for the certificate
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("fedtide deploy ")]
+    assert len(lines) == 2
+    for line in lines:
+        assert done(*shlex.split(line)[1:]) == 0
+    assert (here / "app" / "fedtide_study" / "tickets" / "oslo.toml").exists()
+    assert (here / "keys" / "authority" / "server.crt").exists()
