@@ -201,7 +201,7 @@ def test_what_an_owner_mistypes_is_named(here, config, said):
         seat_of(here, tuple(config.items()), False)
 
 
-def test_a_node_answers_with_its_own_rows(here):
+def test_a_node_has_the_clients_of_its_files(here):
     name, node = seat_of(here, (("name", "lyon"), ("data", "lyon.csv,pilot.csv")), False)
     assert (name, node.clients) == ("lyon", frozenset({1, 2}))
 
