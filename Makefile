@@ -4,8 +4,8 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 
 # Tests run as many processes as there are cores: each has one thread, and loads what another has compiled.
-test coverage portable faults deployed: export OMP_NUM_THREADS = 1
-test coverage portable faults deployed: export PYTHONDONTWRITEBYTECODE =
+test coverage portable faults deployed flower: export OMP_NUM_THREADS = 1
+test coverage portable faults deployed flower: export PYTHONDONTWRITEBYTECODE =
 
 # What tests write lies in memory where there is room: they would wait for a disk ten thousand times, and what is killed
 # dies at its work and not nearly always while it waits.
@@ -13,7 +13,7 @@ ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { pri
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PYTEST := TMPDIR=$(firstword $(ROOM) $(TMPDIR) /tmp) $(RUN) pytest
 
-.PHONY: env demo test coverage portable faults deployed lint docs examples wheel pins bench bench-peers clean help
+.PHONY: env demo test coverage portable faults deployed flower lint docs examples wheel pins bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
@@ -22,6 +22,7 @@ help:
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make faults  kill runs, damage files and write bad configurations, a thousand times each, other ones every day"
 	@echo "make deployed  play with real processes on this machine, with TLS, keys and many kills, about twenty minutes"
+	@echo "make flower  play on a SuperLink with TLS and three SuperNodes of Flower, two to three minutes"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   write the generated parts of the documentation, and build it into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -46,6 +47,17 @@ env: .venv/.installed
 .venv/.developing: .venv/.installed
 	@echo "installing what tests and checks need, 1 to 3 minutes"
 	@$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+# Flower wants versions of its own of what others use, so it has an environment that looks into the other one.
+.venv/flower/.installed: pyproject.toml .venv/.developing
+	@echo "installing what apps for Flower need, about a minute"
+	@$(BIN)/python -m venv .venv/flower
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' \
+		> "$$(.venv/flower/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-base.pth"
+	@.venv/flower/bin/python -m pip install --quiet --disable-pip-version-check \
+		"$$($(BIN)/python -c 'import tomllib; \
+		print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["flower"][0])')"
 	@touch $@
 
 .venv/.documenting: .venv/.installed
@@ -86,6 +98,12 @@ faults: .venv/.developing
 DEPLOYED ?=
 deployed: .venv/.developing
 	$(PYTEST) -n 0 tests/unit/remote tests/deploy --kills 300 $(DEPLOYED)
+
+# A SuperLink with TLS and three SuperNodes, as people who have their own start them (docs/flower.md).
+# The part that continuous integration runs: make flower FLOWER="-k 'not ifca and not own_rows'"
+FLOWER ?=
+flower: .venv/flower/.installed
+	.venv/flower/bin/python -m pytest -n 0 tests/flower $(FLOWER)
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .

@@ -5,14 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from fedtide.core.errors import printable
+from fedtide.core.errors import FedtideError, printable
 from fedtide.request import Scale, recipe
 from fedtide.terminal import console, say
+
+if TYPE_CHECKING:
+    from fedtide.config import Experiment
 
 Sets = Annotated[list[str], Parameter(name="--set", show_default=False)]
 Kills = Annotated[bool, Parameter(negative="--no-kills")]
@@ -22,10 +25,11 @@ def deploy(
     experiment: str,
     /,
     *,
-    method: str,
-    nodes: str,
+    method: str | None = None,
+    nodes: str | None = None,
     address: str | None = None,
     out: Path = Path("site"),
+    flower: Path | None = None,
     scale: Scale | None = None,
     set_: Sets = [],  # noqa: B006 - never changed
 ) -> int:
@@ -37,6 +41,7 @@ def deploy(
         nodes: names, as in berlin,lyon,oslo; lyon:3 stands for three clients.
         address: HOST:PORT at which nodes reach this machine, in place of deploy.address.
         out: the folder that is made; it must not exist.
+        flower: write an app to this folder instead, which your own SuperLink and SuperNodes of Flower run.
         scale: size of a recipe.
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated.
     """
@@ -44,6 +49,12 @@ def deploy(
     from fedtide.deploy.site import Roster, make_site
 
     file = recipe(experiment.removeprefix("recipe:")) if experiment.startswith("recipe:") else Path(experiment)
+    if flower is not None:
+        return _flower(read(file, scale=scale, sets=set_), method, nodes, flower, experiment)
+    if method is None or nodes is None:
+        raise FedtideError(
+            f"{'--method' if method is None else '--nodes'}: no value given; fedtide deploy --help says what it is"
+        )
     settings = read(file, scale=scale, sets=set_)
     site = make_site(settings, method, Roster.of(nodes), out, address, experiment)
     _say(f"site: {out} ({site.method.name}, digest {site.digest}, {site.address})")
@@ -52,6 +63,17 @@ def deploy(
         _say(f"ticket: {out / 'tickets' / f'{node.name}.ticket'} (seal {ticket.seal})")
     let_in = f"fedtide admit {out} NODE NODE.pub"
     _say(f"next: fedtide rehearse {out}; send each node its ticket; {let_in}; fedtide serve {out}")
+    return 0
+
+
+def _flower(settings: Experiment, method: str | None, nodes: str | None, out: Path, where: str) -> int:
+    """Write an app for Flower, and say how it is run."""
+    from fedtide.site.flower import write_app
+
+    played, about, roster = write_app(settings, method, nodes, out, where)
+    _say(f"app: {out} ({played.name}, digest {about.digest}, {len(roster.node)} nodes)")
+    _say(f"""each node: flower-supernode ... --node-config 'name="{roster.node[0].name}" data="ROWS"'""")
+    _say(f"then: flwr run {out}")
     return 0
 
 

@@ -308,9 +308,9 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
 
         while not over:
             watch.site = site = replace(site, roster=latest.read())
-            fleet, judge = _judge(site, carrier, rehearsed, log, waits)
+            fleet, judge = judge_of(site, carrier, rehearsed, log, waits)
             try:
-                for progress in _play(site, fleet, judge, log, latest):
+                for progress in play_rounds(site, fleet, judge, log, latest):
                     watch.round, over = progress.round, progress.round == progress.rounds
                     watch.next = next_round(fleet)
                     shown = "" if progress.accuracy is None else f": accuracy {progress.accuracy:.4f}"
@@ -389,8 +389,8 @@ def without_failures(
     return replace(algorithm, round=round)
 
 
-def _judge(
-    site: Site, carrier: GrpcCarrier, rehearsed: bool, log: Log, waits: Callable[[int], bool]
+def judge_of(
+    site: Site, carrier: Carrier, rehearsed: bool, log: Log, waits: Callable[[int], bool] = lambda there: False
 ) -> tuple[RemoteFleet, Judge]:
     """Return the fleet of a site's nodes, and who judges it."""
     experiment, method = site.experiment, site.method
@@ -478,7 +478,7 @@ def _signed(site: Site, name: str, key: Bundle) -> bool:
     return registered in (None, key.identity) and verified(site.digest, name, key)
 
 
-def _play(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:
+def play_rounds(site: Site, fleet: RemoteFleet, judge: Judge, log: Log, latest: Latest) -> Iterator[Progress]:
     """Play the rounds that are left, until the roster grows, and say whose answers did not count."""
     experiment = site.experiment.model_copy(update={"checkpoint_every": 1})
 

@@ -431,6 +431,37 @@ def about_rows(experiment: Experiment, rows: Rows, directory: Path | None) -> Ro
     )
 
 
+def settled(
+    experiment: Experiment, method: str, roster: Roster, address: str | None, where: str
+) -> tuple[Experiment, AboutSite]:
+    """Return the study of a site and what is known beside it; see `make_site`.
+
+    Raises:
+        FedtideError: the study cannot be deployed.
+    """
+    study = chosen(experiment, method, roster.clients, address, where)
+    check_hidden(study, roster, where)
+    preflight(study, where)
+    host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
+    ledger_for(study, host.algorithm)
+    dealt = host.population.registered
+    if dealt != roster.clients:
+        but = f"the study deals its rows to {dealt} clients"
+        raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
+    rows = cast(Rows, rows_of(study, study.seeds[0]))
+    if known := [name for name in host.algorithm.traits.reveals if name in SIMULATION_ONLY]:
+        but = f"it asks for '{known[0]}', which only a simulation knows"
+        raise refused(f"{where}: --method", method, "one whose clients train together", but)
+    directory = Path(study.data.directory) if study.data.directory else None
+    return study, AboutSite(
+        scheme=SCHEME,
+        digest=digest_of(study, study.method[0], study.seeds[0]),
+        made=datetime.now(UTC).replace(microsecond=0),
+        versions=versions(),
+        rows=about_rows(study, rows, directory),
+    )
+
+
 def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, address: str | None, where: str) -> Site:
     """Make the folder of a site, all at once.
 
@@ -447,27 +478,7 @@ def make_site(experiment: Experiment, method: str, roster: Roster, root: Path, a
     """
     _check_free(root)
     library()
-    study = chosen(experiment, method, roster.clients, address, where)
-    check_hidden(study, roster, where)
-    preflight(study, where)
-    host = host_of(study, study.method[0], study.seeds[0], MemoryStore(None))
-    ledger_for(study, host.algorithm)
-    dealt = host.population.registered
-    if dealt != roster.clients:
-        but = f"the study deals its rows to {dealt} clients"
-        raise refused(f"{where}: --nodes", f"{roster.clients} clients", "as many; NAME:3 is a node with three", but)
-    rows = cast(Rows, rows_of(study, study.seeds[0]))
-    if known := [name for name in host.algorithm.traits.reveals if name in SIMULATION_ONLY]:
-        but = f"it asks for '{known[0]}', which only a simulation knows"
-        raise refused(f"{where}: --method", method, "one whose clients train together", but)
-    directory = Path(study.data.directory) if study.data.directory else None
-    about = AboutSite(
-        scheme=SCHEME,
-        digest=digest_of(study, study.method[0], study.seeds[0]),
-        made=datetime.now(UTC).replace(microsecond=0),
-        versions=versions(),
-        rows=about_rows(study, rows, directory),
-    )
+    study, about = settled(experiment, method, roster, address, where)
     try:
         with making(root, 0o700) as made:
             site = Site(made, study, about, roster)

@@ -1,0 +1,130 @@
+"""The app that `fedtide deploy --flower` writes, and what its code may import; nothing here needs Flower."""
+
+from __future__ import annotations
+
+import ast
+import io
+import shlex
+import tokenize
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import fedtide.site.flower
+from fedtide.deploy.tickets import Ticket
+from helpers.hospitals import hospitals
+from helpers.shell import contents, done, refused
+
+MODULES = sorted(Path(fedtide.site.flower.__file__).parent.glob("flower*.py"))
+ALLOWED = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+
+
+def test_flower_is_met_at_its_public_door_alone():
+    met = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                met |= {alias.name for alias in node.names if alias.name.split(".")[0] == "flwr"}
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+                met.add(node.module)
+                assert not [alias.name for alias in node.names if alias.name.startswith("_")], path
+    assert met == ALLOWED
+
+
+def test_it_is_short():
+    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in MODULES) <= 350
+
+
+def code_lines(source: str) -> int:
+    """Count lines without docstrings, comments and blanks."""
+    said = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in blank]
+    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - said)
+
+
+def test_no_version_of_flower_is_too_new():
+    bounds = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (needed,) = bounds["optional-dependencies"]["flower"]
+    assert needed.startswith("flwr>=")
+    assert not set("<=!~,") & set(needed.removeprefix("flwr>="))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    hospitals(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_an_app_holds_study_and_tickets_and_no_secret(here, capsys):
+    words = ["--method", "SCAFFOLD", "--nodes", "berlin,lyon:2,oslo:2"]
+    assert done("deploy", "study.toml", "--flower", "app", *words) == 0
+    out = capsys.readouterr().out
+    assert "app: app (SCAFFOLD, digest " in out
+    assert "then: flwr run app" in out
+    package = here / "app" / "fedtide_study"
+    assert sorted(path.name for path in package.iterdir()) == [
+        "__init__.py", "client_app.py", "roster.toml", "server_app.py", "site.toml", "study.toml", "tickets",
+    ]  # fmt: skip
+    ticket = Ticket.read(package / "tickets" / "lyon.toml")
+    assert (ticket.clients, ticket.registered, ticket.authority) == ((1, 2), 5, "")
+    assert ticket.versions["fedtide"] == version("fedtide")
+    project = tomllib.loads((here / "app" / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"] == {"site": f"site-{ticket.digest}", "rehearsal": False}
+    for end in ("server", "client"):
+        made = ast.parse((package / f"{end}_app.py").read_text())
+        assert [node.module for node in made.body if isinstance(node, ast.ImportFrom)][
+            -1
+        ] == f"fedtide.site.flower_{end}"
+
+
+def test_without_names_each_client_is_a_node(here):
+    hospitals(here, method=[{"name": "FedAvg", "algorithm": "fedavg", "cohort": 3}])
+    assert done("deploy", "study.toml", "--flower", "app") == 0
+    tickets = here / "app" / "fedtide_study" / "tickets"
+    assert sorted(path.stem for path in tickets.iterdir()) == [f"node-{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--method: found none, allowed: FedAvg, SCAFFOLD"),
+        (["--method", "Nobody"], "--method: found 'Nobody', allowed: FedAvg, SCAFFOLD"),
+        (["--method", "FedAvg", "--nodes", "a"], "clients_per_round"),
+        (["--method", "FedAvg", "--nodes", "a,A"], "name: found 'A'"),
+        (
+            ["--method", "FedAvg", "--set", "wire.secure=true"],
+            "wire: found a table, allowed: none in an app for Flower",
+        ),
+        (["--method", "FedAvg", "--set", "fleet.device=cuda"], "fleet.device"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(here, capsys, words, said):
+    before = contents(here)
+    assert said in refused(capsys, here, "deploy", "study.toml", "--flower", "app", *words)
+    assert contents(here) == before
+
+
+def test_an_app_is_never_written_over(here, capsys):
+    (here / "app").mkdir()
+    line = refused(capsys, here, "deploy", "study.toml", "--flower", "app", "--method", "FedAvg")
+    assert line == "app: already exists, and is left as it is; allowed: --flower with another folder"
+
+
+def test_commands_of_the_page_write_the_app(here):
+    pytest.importorskip("cryptography")  # for the certificate
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("fedtide deploy ")]
+    assert len(lines) == 2
+    for line in lines:
+        assert done(*shlex.split(line)[1:]) == 0
+    assert (here / "app" / "fedtide_study" / "tickets" / "oslo.toml").exists()
+    assert (here / "keys" / "authority" / "server.crt").exists()
