@@ -119,7 +119,7 @@ def status(site: Path, /) -> int:
     from fedtide.deploy.site import Site
     from fedtide.deploy.status import HEADER, lines, reasons, rows
 
-    found, now = Site.read(site), datetime.now(UTC)
+    found, now = Site.read(site, imports=False), datetime.now(UTC)
     for line in lines(found, now):
         _say(line)
     table = Table(*HEADER, box=None, pad_edge=False)
@@ -206,7 +206,7 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
     from fedtide.deploy.site import Site
     from fedtide.deploy.status import intent
 
-    found = Site.read(site)
+    found = Site.read(site, imports=not dry)
     check_own(site)
     if dry:
         for line in intent(found, datetime.now(UTC)):

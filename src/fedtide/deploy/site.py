@@ -184,8 +184,12 @@ class Site:
     roster: Roster
 
     @staticmethod
-    def read(root: Path) -> Site:
+    def read(root: Path, imports: bool = True) -> Site:
         """Read the folder of a site.
+
+        Args:
+            root: the folder.
+            imports: whether code that the study names is imported; False executes nothing.
 
         Raises:
             FedtideError: it is none, or one of its files was damaged or changed.
@@ -194,7 +198,7 @@ class Site:
         if values.get("scheme") != SCHEME:
             raise refused(f"{root / 'site.toml'}: scheme", values.get("scheme"), str(SCHEME), "another version made it")
         about = checked(AboutSite, values, str(root / "site.toml"))
-        experiment = read(root / "study.toml", timed=False)
+        experiment = read(root / "study.toml", timed=False, imports=imports)
         site = Site(root, experiment, about, read_roster(root))
         site.check()
         return site
@@ -536,7 +540,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
         FedtideError: a name is taken.
     """
     with _alone(root):
-        site = Site.read(root)
+        site = Site.read(root, imports=False)
         more = [
             node.model_copy(update={"clients": tuple(client + site.roster.clients for client in node.clients)})
             for node in Roster.of(names, "NODES").node
