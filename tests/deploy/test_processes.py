@@ -176,7 +176,7 @@ def test_an_answer_that_is_too_large_is_its_nodes_fault(federation):
 
 
 def test_when_the_study_is_over_nodes_end(federation):
-    federation.carrier.close(over=True)
+    federation.carrier.finish()
     for name in ("berlin", "oslo"):
         assert federation.nodes[name].wait(GONE) == 0
         assert federation.lines[name][-1].endswith("the study is over")

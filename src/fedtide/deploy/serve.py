@@ -320,7 +320,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
                 continue
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
-        carrier.close(over=True)
+        carrier.finish(SETTLE)
         forget(site)
     log.say("over", f"report: {write_report([site.run])}")
     return 0

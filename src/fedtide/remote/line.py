@@ -6,6 +6,7 @@ A stream that is lost is made anew. A question that comes again while it is work
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
@@ -80,11 +81,15 @@ CAUSES = (
         "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address",
         wrong=True,
     ),
-    Cause("Domain name not found|lookup error", "this machine finds no such host; ask its owner for it", wrong=True),
+    Cause(
+        "Domain name not found|lookup error",
+        "this machine finds no such host (is the address right, and the network up?)",
+        away=True,
+    ),
     Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
-        "it hangs up, as what stands before a server does while that is away",
+        "it hung up: it has ended, or what stands before it finds nobody",
         away=True,
     ),
     Cause("", "it cannot be reached now (is it up, and is its address right?)", away=True),
@@ -98,7 +103,9 @@ def meaning(said: str) -> Cause:
     "the server does not let this node in: its key is that of 'oslo' there; use the ticket of that"
     """
     found = ((re.search(cause.pattern, said), cause) for cause in CAUSES)
-    return next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)
+    cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)
+    by_proxy = cause.away and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
+    return replace(cause, line=f"{cause.line}; it is called through the proxy of https_proxy") if by_proxy else cause
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,12 @@ class Stream:
     """What is said to a node that is there.
 
     Attributes:
+        key: its public key.
         out: messages that are to be sent; None ends the stream.
         moved: when something last went over it.
     """
 
+    key: str
     out: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
     moved: float = field(default_factory=time.monotonic)
 
@@ -112,7 +114,8 @@ class GrpcCarrier:
         self._open: dict[str, Open] = {}
         self._came: list[tuple[str, str, dict[str, Any], bytes, bytes]] = []
         self._streams: dict[str, Stream] = {}
-        self._over = False
+        self._over: float | None = None
+        self._told: set[str | None] = set()
         self.knocked: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         started: Future[int] = Future()
@@ -145,7 +148,7 @@ class GrpcCarrier:
     def present(self) -> frozenset[str]:
         """Return the names of the nodes that can be asked now."""
         with self._lock:
-            return frozenset(self._streams) - self._gone
+            return frozenset(name for name, stream in self._streams.items() if self._names.get(stream.key) == name)
 
     def removed(self) -> frozenset[str]:
         """Return the names of nodes whose keys were removed since the last call."""
@@ -176,16 +179,19 @@ class GrpcCarrier:
             self._say(waiting.question.node, Message("drop", waiting.question.id))
         return done
 
-    def close(self, over: bool = False) -> None:
-        """Hang up.
+    def finish(self, seconds: float = 0.0) -> None:
+        """Tell nodes that the study is over, those that are away if they come within so many seconds, and hang up."""
+        self._over = time.monotonic() + seconds
+        self._hang_up(seconds)
 
-        Args:
-            over: whether the study is over; nodes are told, and end.
-        """
+    def close(self) -> None:
+        """Hang up."""
+        self._hang_up(0.0)
+
+    def _hang_up(self, seconds: float) -> None:
         if self._thread.is_alive():
-            self._over = over
             self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(10 * GRACE)
+            self._thread.join(seconds + 10 * GRACE)
 
     def __enter__(self) -> Self:
         return self
@@ -255,14 +261,20 @@ class GrpcCarrier:
         started.set_result(self._door.port)
         await self._closing.wait()
         for stream in self._streams.values():
-            if self._over:
-                stream.out.put_nowait(Message("over"))
-            stream.out.put_nowait(None)
+            self._part(stream)
+        while self._over is not None and time.monotonic() < self._over and set(self._names.values()) - self._told:
+            await asyncio.sleep(LOOK)
         for _ in range(int(GRACE / LOOK)):
             if self._streams:
                 await asyncio.sleep(LOOK)
         await server.stop(GRACE)
         self._door.close()
+
+    def _part(self, stream: Stream) -> None:
+        """End a stream, as the server does."""
+        if self._over is not None:
+            stream.out.put_nowait(Message("over"))
+        stream.out.put_nowait(None)
 
     async def _talk(self, unused: Any, context: Any) -> None:
         """Serve one stream: find out whose it is, and ask."""
@@ -276,7 +288,7 @@ class GrpcCarrier:
                 name, key = await self._introduced(context)
             if (before := self._streams.get(name)) is not None and await before.alive():
                 raise _Refused("a node with the same key is connected")
-            stream = Stream()
+            stream = Stream(key)
             with self._lock:
                 if self._names.get(key) != name:  # while this was found out
                     raise _Refused("its key is not admitted")
@@ -292,6 +304,8 @@ class GrpcCarrier:
         stream.out.put_nowait(Message("welcome"))
         for each in waiting:
             stream.out.put_nowait(_asked(each))
+        if self._closing.is_set():
+            self._part(stream)
         ways = [
             asyncio.create_task(self._write(context, stream)),
             asyncio.create_task(self._read(context, name, stream)),

@@ -75,7 +75,7 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
         if key not in KEYS:
             raise unknown(CONFIG, key, KEYS)
         if not isinstance(value, str):
-            raise refused(f"{CONFIG}: {key}", value, f"a text, as in: {key}=\"berlin\"")
+            raise refused(f"{CONFIG}: {key}", value, f'a text, as in: {key}="berlin"')
     if "name" not in given:
         raise FedtideError(f'{CONFIG}: name: found none, allowed: one of the roster, as in: name="berlin"')
     names = sorted(path.stem for path in (folder / TICKETS).iterdir())
@@ -110,4 +110,3 @@ def seat_of(folder: Path, config: tuple[tuple[str, Any], ...], rehearsal: bool) 
         threads=study.fleet.threads,
         clients=frozenset(ticket.clients),
     )
-

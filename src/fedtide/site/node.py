@@ -121,12 +121,15 @@ def _locked(path: Path, log: Log) -> TextIO | None:
     """Return the lock of a node's folder, which its worker holds, too: two would write over each other's memory."""
     if fcntl is None:
         return None
-    lock, until = path.open("w"), time.monotonic() + SUCCESSION
+    lock, until, told = path.open("w"), time.monotonic() + SUCCESSION, False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock
         except BlockingIOError:
+            if not told:
+                log.say("process", "waits for another process of this node to end")
+                told = True
             if time.monotonic() > until:
                 log.say("process", f"error: {path.parent.parent}: another process runs this node already; end it first")
                 sys.exit(2)
