@@ -205,6 +205,40 @@ def population(line: dict[str, Any]) -> list[str]:
     return [f"### {title}", "", *table(("", ""), cells), what, ""]
 
 
+def messages(line: dict[str, Any]) -> list[str]:
+    """What a message to a node costs, beside bare Flower's, and what both ends hold."""
+    sizes, both = ("1 kB", "250 kB", "20 MB"), ("ours", "bare Flower")
+    there = [who for who in both if f"{who}, 1 kB s" in line]
+    header = ("there and back to one node", *(f"{who}, ms" for who in there))
+    trips = [(size, *(f"{1000 * line[f'{who}, {size} s']:,.1f}" for who in there)) for size in sizes]
+    held = [
+        ("resident at rest: server, with torch and the study", f"{line['ours, server MB']:.0f} MB"),
+        ("resident at rest: node, with torch and its rows", f"{line['ours, node MB']:.0f} MB"),
+        ("of that the process that is connected", f"{line['a node without its worker MB']:.0f} MB"),
+    ]
+    if len(there) > 1:
+        ends = "SuperLink and what it starts", "SuperNode and what it starts"
+        held += [
+            (f"the same of bare Flower, without torch: {what}", f"{line[f'bare Flower, {end} MB']:.0f} MB")
+            for what, end in zip(ends, ("server", "node"), strict=True)
+        ]
+    others = [
+        ("from `fedtide serve` until it listens", f"{line['serve to listening s']:.1f} s"),
+        ("from then to the first answer of a node that waited", f"{line['listening to first answer s']:.1f} s"),
+        *((name, f"{line[f'{name} s']:.2f} s") for name in (
+            "100 nodes, all there", "100 nodes, 250 kB there and back", "1000 streams, all there",
+            "1000 streams, 1 kB there and back",
+        )),
+        ("1000 streams, server", f"{line['1000 streams, server MB']:.0f} MB more"),
+    ]  # fmt: skip
+    what = (
+        "A worker, or an app, that sends back what it gets; TLS and registered keys, all on one machine. Bare Flower "
+        "starts Python anew for each question, and looks for messages every few seconds. "
+        f"Medians of {line['trips']} trips. {provenance(line)}"
+    )
+    return ["### Messages to real clients", "", *table(header, trips), *table(("", ""), held + others), what, ""]
+
+
 def evaluation(line: dict[str, Any]) -> list[str]:
     """The table of the evaluation."""
     cells = [
@@ -438,7 +472,7 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
     names = ("goals", "rounds", "beside", "where", "where stacked", "population", "evaluation", "report", "server",
-             "assign", "loss", "clusters", "drift", "growth")  # fmt: skip
+             "assign", "loss", "clusters", "drift", "growth", "messages")  # fmt: skip
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     found = newest(by_bench["goals"], "work")
     played = newest(by_bench["rounds"], "work")
@@ -453,6 +487,8 @@ def tables(lines: list[dict[str, Any]], images: Path) -> str:
     for line in newest(by_bench["evaluation"], "bench")[-1:]:
         out += evaluation(line)
     out += crowds(lines, images)
+    for line in newest(by_bench["messages"], "bench")[-1:]:
+        out += messages(line)
     for line in newest(by_bench["report"], "bench")[-1:]:
         out += report(line)
     for name, section in (("server", server), ("assign", assigned), ("loss", loss)):

@@ -75,7 +75,7 @@ def renew(folder: Path, address: str) -> None:
 
 
 def renew_if_due(folder: Path, address: str) -> str:
-    """Make the certificate of a server anew where it is missing, ends soon or is of another host; tell what was done.
+    """Make the certificate of a server anew if it is missing, ends soon or is of another host; tell what was done.
 
     Returns:
         A sentence if there is something to say, else "".
@@ -83,16 +83,17 @@ def renew_if_due(folder: Path, address: str) -> str:
     Raises:
         FedtideError: nodes cannot be served without a new one, and it cannot be made.
     """
-    x509, left = library().x509, timedelta(0)
+    x509, left, now = library().x509, timedelta(0), datetime.now(UTC)
     if (folder / "server.crt").exists() and (folder / "server.key").exists():
         check_secret(folder / "server.key")
         found = read_certificate(folder / "server.crt")
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         covered = [str(each) for kind in (x509.DNSName, x509.IPAddress) for each in names.get_values_for_type(kind)]
         if parted(address)[0] in covered:
-            left = found.not_valid_after_utc - datetime.now(UTC)
+            left = found.not_valid_after_utc - now
     if left >= SOON:
-        return ""
+        ends, but = read_certificate(folder / "ca.crt").not_valid_after_utc, "make another site before, with new tickets"
+        return f"the site's authority ends on {ends:%Y-%m-%d}: {but}" if ends - now < SOON else ""
     try:
         renew(folder, address)
     except FedtideError as error:

@@ -81,6 +81,12 @@ def test_a_certificate_is_made_anew_when_it_ends_soon_or_the_host_moves(tmp_path
     assert handshake(tmp_path, "10.0.0.6")
 
 
+def test_an_authority_that_ends_soon_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(made, "AUTHORITY", timedelta(days=20))
+    made.make_authority(tmp_path, "10.0.0.5:8300")
+    assert "authority ends on" in made.renew_if_due(tmp_path, "10.0.0.5:8300")
+
+
 def test_an_authority_without_its_key_says_what_is_needed_when_a_certificate_ends(tmp_path, monkeypatch):
     made.make_authority(tmp_path, "10.0.0.5:8300")
     (tmp_path / "ca.key").unlink()
