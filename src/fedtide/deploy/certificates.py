@@ -92,7 +92,7 @@ def renew_if_due(folder: Path, address: str) -> str:
         if parted(address)[0] in covered:
             left = found.not_valid_after_utc - now
     if left >= SOON:
-        ends, but = read_certificate(folder / "ca.crt").not_valid_after_utc, "make another site before, with new tickets"
+        ends, but = read_certificate(folder / "ca.crt").not_valid_after_utc, "make another site, with new tickets"
         return f"the site's authority ends on {ends:%Y-%m-%d}: {but}" if ends - now < SOON else ""
     try:
         renew(folder, address)
