@@ -45,7 +45,7 @@ name = "bare-app"
 version = "1.0.0"
 description = "round trips"
 license = { file = "LICENSE" }
-dependencies = ["flwr"]
+dependencies = ["flwr>=1.41"]
 [tool.hatch.build.targets.wheel]
 packages = ["."]
 [tool.flwr.app]

@@ -59,4 +59,4 @@ def number_in(folder: Path, name: str) -> int:
 def used(number: int, what: str = "VmRSS") -> float:
     """Return the megabytes of memory that a process uses, or at most has used (VmHWM)."""
     lines = Path(f"/proc/{number}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1000
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{what}:")), 0) / 1000  # 0 of a zombie
