@@ -17,8 +17,9 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("cryptography")
-grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc")
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -29,8 +30,26 @@ from fedtide.remote.line import channel_to
 from fedtide.remote.pieces import HEADER, METHOD, PIECE, Message
 from fedtide.remote.server import GrpcCarrier
 from helpers.callers import (
-    DATA, PING, RESET, SETTINGS, call_of, elsewhere, ended, enter, frame, introduction, left_open, near, plain, quiet,
-    run, said_by, secure, send, small, stream,
+    DATA,
+    PING,
+    RESET,
+    SETTINGS,
+    call_of,
+    elsewhere,
+    ended,
+    enter,
+    frame,
+    introduction,
+    left_open,
+    near,
+    plain,
+    quiet,
+    run,
+    said_by,
+    secure,
+    send,
+    small,
+    stream,
 )  # fmt: skip
 from helpers.federation import RUN, Federation, until
 
