@@ -67,9 +67,7 @@ CAUSES = (
         "this machine finds no such host; ask its owner for it",
         wrong=True,
     ),
-    Cause(
-        "errors resolving|DNS|lookup error", "this machine cannot look up where that is: is it connected, has it DNS?"
-    ),
+    Cause("errors resolving|DNS|lookup error", "this machine cannot look up where that is (is it connected?)"),
     Cause(
         "CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
         "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one",
