@@ -120,6 +120,7 @@ class Near:
 
 def near(federation: Federation, name: str, answer: Callable[..., tuple[bytes, bytes]] = echo) -> Near:
     """Let a node in, and wait until it is there."""
+    until(lambda: name not in federation.carrier.present(), 20.0)  # one of the same name may just have ended
     made = Near(federation.known(name), answer)
     until(lambda: name in federation.carrier.present(), 20.0)
     return made

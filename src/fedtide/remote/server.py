@@ -255,14 +255,17 @@ class GrpcCarrier:
         started.set_result(self._door.port)
         await self._closing.wait()
         for stream in self._streams.values():
-            if self._over:
-                stream.out.put_nowait(Message("over"))
-            stream.out.put_nowait(None)
+            self._end(stream)
         for _ in range(int(GRACE / LOOK)):
             if self._streams:
                 await asyncio.sleep(LOOK)
         await server.stop(GRACE)
         self._door.close()
+
+    def _end(self, stream: Stream) -> None:
+        if self._over:
+            stream.out.put_nowait(Message("over"))
+        stream.out.put_nowait(None)
 
     async def _talk(self, unused: Any, context: Any) -> None:
         """Serve one stream: find out whose it is, and ask."""
@@ -292,6 +295,8 @@ class GrpcCarrier:
         stream.out.put_nowait(Message("welcome"))
         for each in waiting:
             stream.out.put_nowait(_asked(each))
+        if self._closing.is_set():  # who comes in the last seconds is told, too
+            self._end(stream)
         ways = [
             asyncio.create_task(self._write(context, stream)),
             asyncio.create_task(self._read(context, name, stream)),

@@ -470,6 +470,30 @@ def test_a_node_comes_back_when_its_server_was_away(federation):
     assert sum(each.startswith("connected") for each in node.lines) == 3
 
 
+def test_a_study_that_is_over_ends_a_node_that_just_comes(federation, monkeypatch):
+    come = threading.Event()
+    shown = federation.carrier._introduced
+
+    async def slowly(context):
+        found = await shown(context)
+        come.set()
+        await asyncio.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(federation.carrier, "_introduced", slowly)
+    first, last = federation.known("oslo"), federation.known("rome")
+    with Near(first) as one:
+        until(lambda: "oslo" in federation.carrier.present(), 20.0)
+        come.clear()
+        with Near(last) as two:
+            assert come.wait(10.0)
+            federation.carrier.close(over=True)
+            two.wait()
+            one.wait()
+    assert one.lines[-1] == two.lines[-1] == "the study is over"
+    federation.serve()
+
+
 def test_a_study_that_is_over_ends_a_node(federation):
     with near(federation, "rome") as node:
         federation.carrier.close(over=True)
