@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before the first file of tests loads it
 
 
 @pytest.fixture(scope="module", autouse=True)

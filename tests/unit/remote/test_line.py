@@ -112,7 +112,7 @@ def played(federation, known, script, *, answer=echo, let_in=True, seconds=5.0, 
             async with asyncio.timeout(seconds):
                 await over.wait()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(0.3):
+                    async with asyncio.timeout(0.1):
                         await asyncio.shield(line)
             line.cancel()
             await asyncio.gather(line, return_exceptions=True)

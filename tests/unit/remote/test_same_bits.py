@@ -100,13 +100,13 @@ def test_nodes_over_grpc_have_the_bits_of_the_simulation(federation, case, tmp_p
     assert all(len(node.lines) == 1 for node in nodes)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_streams_that_are_cut_at_random_change_no_bit(federation, case, tmp_path, seed, monkeypatch):
     """Questions and answers are lost half way, and said again."""
     monkeypatch.setattr(door, "STRANGERS", 1000)
-    with Between(federation.port, cut=at_random(seed, 0.01, 0.15)) as between:
+    with Between(federation.port, cut=at_random(seed, 0.02, 0.3)) as between:
         compared(federation, case, tmp_path, between.port)
-        assert between.count > 6
+        assert between.count > 4
 
 
 def test_answers_that_are_lost_or_said_again_change_no_bit(federation, case, tmp_path, monkeypatch):

@@ -288,7 +288,7 @@ def test_of_many_that_come_back_at_once_one_stays(federation, rome, monkeypatch)
 
     async def talk():
         tries = [asyncio.create_task(one()) for _ in range(5)]
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.2)
         present = "rome" in federation.carrier.present()
         streams = len(federation.carrier._streams)
         left = [each for each in tries if not each.done()]
@@ -433,7 +433,7 @@ def test_what_is_larger_than_it_may_be_ends_the_stream_with_words(federation, ro
     async def talk():
         async with stream(rome) as call:
             await enter(call, rome)
-            federation.push("rome", {"q": 1}, seconds=1.0, largest=1000)
+            federation.push("rome", {"q": 1}, seconds=0.4, largest=1000)
             message = make((await said_by(call)).id)
             await call.write(next(replace(message, said={**message.said, **size}).pieces()))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
