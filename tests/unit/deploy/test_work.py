@@ -1,4 +1,4 @@
-"""The worker of a node: with the rules of its owner, on its socket, watched, and used where it is."""
+"""The worker of a node: with the rules of its owner, watched, and used where it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import json
 import urllib.request
 from datetime import UTC, datetime
-from multiprocessing.connection import Client
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +29,6 @@ from fedtide.fleets.presence import Present
 from fedtide.fleets.remote import RemoteFleet
 from fedtide.runs import folder
 from fedtide.runs.runner import Run
-from helpers import echo_worker
 from helpers.hospitals import CLASSES, COLUMNS, NAMES, hospitals
 from helpers.shell import done, refused
 
@@ -114,62 +112,6 @@ def test_what_a_node_cannot_predict_is_named(place, tmp_path, capsys):
     home.mkdir()
     with pytest.raises(FedtideError, match="not the folder of a node that was started"):
         predict_at_node(home, place / "berlin.csv", tmp_path / "x.csv")
-
-
-# -- on its socket -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ask(tmp_path_factory):
-    """Ask a worker that echoes, the same process in all tests."""
-    socket = tmp_path_factory.mktemp("w") / "socket"
-
-    def put(*frames: bytes) -> list[bytes] | None:
-        with Client(str(socket), "AF_UNIX") as line:
-            try:
-                for frame in frames:
-                    line.send_bytes(frame)
-                if len(frames) < 3:  # it hangs up
-                    return None
-                return [line.recv_bytes(), line.recv_bytes()]
-            except (EOFError, OSError):
-                return None
-
-    with echo_worker.started(socket):
-        yield put
-
-
-SECONDS = b'{"seconds": 5}'
-DEEP = b"[" * 100_000
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        (b'{"seconds": Infinity}', b"{}", b""),
-        (b'{"seconds": NaN}', b"{}", b""),
-        (b'{"seconds": 1e300}', b"{}", b""),
-        (b'{"seconds": "5"}', b"{}", b""),
-        (b"{}", b"{}", b""),
-        (DEEP[:900], b"{}", b""),
-        (DEEP, b"{}", b""),
-        (SECONDS, DEEP, b""),
-        (SECONDS, b'{"a": ' * 50_000, b""),
-        (SECONDS, b" " * 2**21, b""),
-        (SECONDS, b"[]", b""),
-        (SECONDS, b"\xff", b""),
-        (SECONDS,),
-        (),
-    ],
-)
-def test_what_anyone_says_to_a_worker_does_not_end_it(ask, frames):
-    assert ask(*frames) is None
-    told, sent = ask(SECONDS, b'{"kind": "who"}', b"payload")
-    assert (json.loads(told)["echo"], sent) == ({"kind": "who"}, b"payload")
-
-
-def test_a_question_that_is_late_already_is_answered(ask):
-    assert ask(b'{"seconds": -0.5}', b'{"kind": "who"}', b"") is not None
 
 
 # -- as others see it --------------------------------------------------------------------------------------------------

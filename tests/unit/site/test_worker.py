@@ -228,7 +228,7 @@ def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
     thread.start()
     assert here.recv_bytes() == b"ready"
     found = []
-    for header in (b'{"raise": true}', b"{", b"[]", b"\xff", b'{"a": 1}'):
+    for header in (b'{"raise": true}', b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}'):
         here.send_bytes(header)
         here.send_bytes(b"x")
         found.append((json.loads(here.recv_bytes()), here.recv_bytes()))
@@ -236,8 +236,8 @@ def test_a_worker_answers_whatever_goes_wrong_and_says_no_text_of_it(capsys):
     thread.join(5.0)
     there.close()
     assert found[0] == ({"failed": "ValueError"}, b"")
-    assert all(told.keys() == {"failed"} and sent == b"" for told, sent in found[1:4])
-    assert found[4] == ({"got": {"a": 1}}, b"x")
+    assert all(told.keys() == {"failed"} and sent == b"" for told, sent in found[1:5])
+    assert found[5] == ({"got": {"a": 1}}, b"x")
     assert "failed: ValueError: a secret of the clients" in capsys.readouterr().out
 
 
