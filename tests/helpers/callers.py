@@ -1,4 +1,4 @@
-"""Who calls a server: nodes in threads of this process, and callers that keep to nothing, with gRPC and with sockets."""
+"""Who calls a server: nodes in this process, and callers that keep to nothing, with gRPC and with sockets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ssl
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.remote import proof
 from fedtide.remote.line import Known, Line, channel_to
 from fedtide.remote.pieces import METHOD, SCHEME, Message, library, next_message
+from fedtide.remote.server import GrpcCarrier
 from helpers.federation import Federation, until
 from helpers.processes import used
 
@@ -48,6 +50,27 @@ class Loop:
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Do something in the loop of all callers, and return what comes of it."""
     return asyncio.run_coroutine_threadsafe(work, Loop.there()).result(60.0)
+
+
+@contextmanager
+def one_loop() -> Iterator[None]:
+    """Have servers that are made in this process live in the loop of all callers.
+
+    Outside tests a process has one loop for its whole life. With several, that come and go, gRPC may lose what it has
+    to tell one of them.
+    """
+
+    def serve(self: GrpcCarrier, host: str, port: int, started: Future[int]) -> None:
+        self._loop.close()
+        self._loop = Loop.there()
+        asyncio.run_coroutine_threadsafe(self._serve(host, port, started), self._loop).result()
+
+    before = GrpcCarrier._run_loop
+    GrpcCarrier._run_loop = serve  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GrpcCarrier._run_loop = before  # type: ignore[method-assign]
 
 
 class Near:
@@ -97,6 +120,7 @@ class Near:
 
 def near(federation: Federation, name: str, answer: Callable[..., tuple[bytes, bytes]] = echo) -> Near:
     """Let a node in, and wait until it is there."""
+    until(lambda: name not in federation.carrier.present(), 20.0)  # one of the same name may just have ended
     made = Near(federation.known(name), answer)
     until(lambda: name in federation.carrier.present(), 20.0)
     return made

@@ -58,9 +58,19 @@ ASK = "ask its owner for a new ticket"
 CAUSES = (
     Cause("its key is not admitted", f"{NOT_IN}: its key is not admitted there (its owner runs 'fedtide admit')"),
     Cause("a node with the same key", f"{NOT_IN}: a node with the same key is connected"),
-    Cause(r"its key is that of (\S+)", rf"{NOT_IN}: its key is that of '\1' there; use the ticket of that", over=True),
+    Cause(
+        r"its key is that of ([\w.-]{1,100})",
+        rf"{NOT_IN}: its key is that of '\1' there; use the ticket of that",
+        over=True,
+    ),
     Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", over=True),
     Cause("it speaks version", "the server has another version of fedtide: install the same", over=True),
+    Cause(
+        "Domain name not found|[Mm]isformatted domain|Name or service not known|nodename nor servname",
+        "this machine finds no such host; ask its owner for it",
+        wrong=True,
+    ),
+    Cause("errors resolving|DNS|lookup error", "this machine cannot look up where that is (is it connected?)"),
     Cause(
         "CERTIFICATE_VERIFY_FAILED.*(expired|not yet valid)",
         "the server's certificate is not valid now: set this machine's clock, or ask the server's owner for a new one",
@@ -80,11 +90,6 @@ CAUSES = (
         "SSL_ERROR_SSL",
         "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address",
         wrong=True,
-    ),
-    Cause(
-        "Domain name not found|lookup error",
-        "this machine finds no such host (is the address right, and the network up?)",
-        away=True,
     ),
     Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
     Cause(

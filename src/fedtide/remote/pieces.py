@@ -73,7 +73,7 @@ class Message:
         """Yield the message in pieces.
 
         >>> [len(piece) for piece in Message("answer", payload=bytes(600_000)).pieces()]
-        [64, 262144, 262144, 75712]
+        [60, 262144, 262144, 75712]
         """
         sizes = {"header": len(self.header), "payload": len(self.payload)}
         yield json.dumps({"kind": self.kind, "id": self.id, **sizes, **self.said}).encode()

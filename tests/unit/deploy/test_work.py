@@ -1,4 +1,4 @@
-"""The worker of a node: with the rules of its owner, on its socket, watched, and used where it is."""
+"""The worker of a node: with the rules of its owner, watched, and used where it is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,779 @@
+"""A node's end of its stream: what it says where the server is away, is another one, or says what it should not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("grpc")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from fedtide.core.errors import FedtideError
+from fedtide.deploy import certificates
+from fedtide.remote import line as lines
+from fedtide.remote import proof
+from fedtide.remote.line import CAUSES, Failed, Line, look_at, meaning
+from fedtide.remote.pieces import HEADER, MOST, Message, next_message
+from helpers.between import Between, listening, serving
+from helpers.callers import Near, echo, elsewhere, near, quiet, run
+from helpers.federation import Federation, until
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = Federation(tmp_path_factory.mktemp("line"))
+    made.known("rome")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def rome(federation):
+    return federation.known("rome")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(lines, "SHORTEST", 0.05)
+    monkeypatch.setattr(lines, "LONGEST", 0.2)
+    for name in ("https_proxy", "http_proxy", "grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with quiet():
+        yield
+
+
+# -- servers that say what they should not ----------------------------------------------------------------------------
+
+
+class Server:
+    """A server with the site's certificate, whose streams go as a test says.
+
+    Args:
+        script: says what happens on a stream once a node was let in, or from its beginning.
+        let_in: whether it asks who comes, and lets anybody in.
+    """
+
+    def __init__(self, federation, script, let_in=True):
+        self._federation, self._script, self._let_in = federation, script, let_in
+        self.streams = 0
+
+    async def talk(self, unused, context):
+        self.streams += 1
+        self.context = context
+        if self._let_in:
+            await self.say(Message("challenge", said={"nonce": proof.nonce(), "time": time.time(), "scheme": 1}))
+            self.introduction = await self.hear()
+            await self.say(Message("welcome"))
+        await self._script(self)
+
+    async def say(self, message):
+        for piece in message.pieces():
+            await self.context.write(piece)
+
+    async def ask(self, name, payload=b"x", **said):
+        await self.say(Message("question", name, {"seconds": 30.0} | said, b'{"a": 1}', payload))
+
+    async def hear(self):
+        import grpc
+
+        async with asyncio.timeout(5.0):
+            return await next_message(self.context.read, grpc.aio.EOF, lambda head: True)
+
+
+def played(federation, known, script, *, answer=echo, let_in=True, seconds=5.0, ended=True):
+    """Have a node talk with a server until the script is over, and return the server and what the node said."""
+    found, over = [], asyncio.Event()
+
+    async def once(server):
+        if over.is_set():
+            return
+        try:
+            await script(server)
+        finally:
+            over.set()
+
+    async def play():
+        made = Server(federation, once, let_in)
+        async with serving(federation.authority, made.talk) as port:
+            line = asyncio.create_task(Line(elsewhere(known, port), answer, found.append).run())
+            async with asyncio.timeout(seconds):
+                await over.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await asyncio.shield(line)
+            line.cancel()
+            await asyncio.gather(line, return_exceptions=True)
+        return made
+
+    return run(play()), found
+
+
+def test_a_node_shows_its_key_for_its_server_alone(federation, rome):
+    async def script(server):
+        await server.say(Message("over"))
+
+    server, said = played(federation, rome, script)
+    shown = server.introduction.said
+    assert (shown["name"], shown["run"], shown["scheme"]) == (rome.name, rome.run, 1)
+    assert shown["key"] == federation.keys["rome"]
+    assert not proof.holds(
+        shown["key"], shown["signature"], proof.claim(rome.run, rome.authority, rome.name, "0" * 64, shown["nonce"])
+    )
+    assert said[-1] == "the study is over"
+
+
+WRONG = {
+    "no nonce": {"nonce": None},
+    "a short nonce": {"nonce": "ab"},
+    "a nonce that is a text to sign": {"nonce": 'x", "oslo"'},
+    "a nonce with more behind it": {"nonce": "0" * 64 + "\n"},
+    "another kind": {"kind": "welcome"},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_server_that_does_not_ask_as_it_should_gets_no_signature(federation, rome, case):
+    async def script(server):
+        said = {"nonce": "0" * 64, "time": time.time()} | WRONG[case]
+        kind = said.pop("kind", "challenge")
+        await server.say(Message(kind, said=said))
+        assert await server.hear() is None
+
+    _, said = played(federation, rome, script, let_in=False)
+    assert said[0].endswith("it hangs up, as what stands before a server does while that is away; it tries again")
+
+
+@pytest.mark.parametrize("piece", [b"", b"{}", b"\xff" * 100, b"[" * 4096, b"x" * 5000])
+def test_a_server_that_says_what_is_no_message_is_left(federation, rome, piece):
+    async def script(server):
+        await server.context.write(piece)
+        with suppress(asyncio.CancelledError):
+            await server.hear()
+
+    server, said = played(federation, rome, script, let_in=False)
+    assert server.streams >= 1
+    assert "it tries again" in said[0]
+    assert len(set(said)) == len(said) == 1
+
+
+@pytest.mark.parametrize("times", [float("nan"), float("inf"), 10**400, -(10**400), "now", None, True, [1], -1.0, 0])
+def test_a_time_that_is_none_says_at_most_a_line(federation, rome, times):
+    async def script(server):
+        await server.say(Message("challenge", said={"nonce": proof.nonce(), "time": times}))
+        assert (await server.hear()).kind == "introduction"
+        await server.say(Message("welcome"))
+        await server.say(Message("over"))
+
+    _, said = played(federation, rome, script, let_in=False)
+    assert said[-2:] == [said[-2], "the study is over"]
+    assert all("\n" not in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"), [(7200, "2.0 hours behind"), (-90_000, "25.0 hours ahead of"), (500, ""), (-500, "")]
+)
+def test_clocks_that_differ_are_told(federation, rome, ahead, words):
+    async def script(server):
+        await server.say(Message("challenge", said={"nonce": proof.nonce(), "time": time.time() + ahead}))
+        await server.hear()
+        await server.say(Message("welcome"))
+        await server.say(Message("over"))
+
+    _, said = played(federation, rome, script, let_in=False)
+    warned = [each for each in said if "clock" in each]
+    assert warned == ([f"warning: this machine's clock is {words} the server's: set it"] if words else [])
+
+
+def test_a_server_that_ends_without_a_word_is_tried_again(federation, rome):
+    streams = itertools.count()
+
+    async def script(server):
+        if next(streams) == 2:
+            await server.say(Message("over"))
+
+    async def play():
+        said, over = [], []
+        made = Server(federation, script)
+        async with serving(federation.authority, made.talk) as port:
+            async with asyncio.timeout(10.0):
+                over.append(await Line(elsewhere(rome, port), echo, said.append).run())
+        return said, made.streams
+
+    said, count = run(play())
+    assert count == 3
+    assert [each.partition(" ")[0] for each in said] == [
+        "connected",
+        "server",
+        "connected",
+        "server",
+        "connected",
+        "the",
+    ]
+
+
+QUESTIONS = {
+    "no seconds": Message("question", "1", {}, b"{}"),
+    "seconds that are no number": Message("question", "1", {"seconds": "5"}, b"{}"),
+    "seconds before now": Message("question", "1", {"seconds": -1}, b"{}"),
+    "seconds without an end": Message("question", "1", {"seconds": float("inf")}, b"{}"),
+    "no number of seconds": Message("question", "1", {"seconds": float("nan")}, b"{}"),
+    "very many seconds": Message("question", "1", {"seconds": 10**400}, b"{}"),
+}
+
+
+@pytest.mark.parametrize("case", QUESTIONS)
+def test_a_question_that_does_not_say_how_long_it_may_take_ends_the_stream(federation, rome, case):
+    asked = []
+
+    async def script(server):
+        await server.say(QUESTIONS[case])
+        with suppress(asyncio.CancelledError):
+            await server.hear()
+
+    _, said = played(federation, rome, script, answer=lambda *question: asked.append(question))
+    assert "it tries again" in said[1]
+    assert not asked
+
+
+@pytest.mark.parametrize("size", [{"payload": MOST + 1}, {"payload": 2**40}, {"header": HEADER + 1}])
+def test_a_question_that_is_too_large_ends_the_stream(federation, rome, size):
+    async def script(server):
+        await server.context.write(next(Message("question", "1", {"seconds": 5.0, **size}).pieces()))
+        with suppress(asyncio.CancelledError):
+            await server.hear()
+
+    _, said = played(federation, rome, script)
+    assert "it tries again" in said[1]
+
+
+def test_questions_without_an_end_end_the_stream(federation, rome, monkeypatch):
+    monkeypatch.setattr(lines, "QUESTIONS", 50)
+    wait = threading.Event()
+
+    async def script(server):
+        try:
+            for server.count in range(10_000):
+                await server.ask(str(server.count))
+        finally:
+            wait.set()
+
+    server, said = played(federation, rome, script, answer=lambda *question: (wait.wait(5.0), (b"{}", b""))[1])
+    assert server.count < 9999
+    assert any("it tries again" in each for each in said)
+
+
+def test_a_question_that_comes_twice_while_it_is_at_work_is_worked_on_once(federation, rome):
+    """And again after its answer it is answered again: that answer may have been lost."""
+    asked, wait = [], threading.Event()
+
+    def answer(header, payload, seconds):
+        asked.append(payload)
+        wait.wait(5.0)
+        return b"{}", payload * 2
+
+    async def script(server):
+        await server.ask("1", b"a")
+        await server.ask("2", b"b")
+        for _ in range(3):
+            await server.ask("1", b"a")
+            await server.ask("2", b"b")
+        await asyncio.sleep(0.2)
+        wait.set()
+        server.heard = [await server.hear() for _ in range(2)]
+        await server.ask("1", b"c")
+        server.heard.append(await server.hear())
+        await server.say(Message("over"))
+
+    server, _ = played(federation, rome, script, answer=answer)
+    assert asked == [b"a", b"b", b"c"]
+    assert [(each.id, each.payload) for each in server.heard] == [("1", b"aa"), ("2", b"bb"), ("1", b"cc")]
+
+
+def test_a_question_that_is_dropped_is_not_answered(federation, rome):
+    asked, wait = [], threading.Event()
+
+    def answer(header, payload, seconds):
+        asked.append(payload)
+        wait.wait(5.0)
+        return b"{}", payload
+
+    async def script(server):
+        for name in "abc":
+            await server.ask(name, name.encode())
+        await asyncio.sleep(0.1)
+        for name in ("a", "b", "nothing"):
+            await server.say(Message("drop", name))
+        await asyncio.sleep(0.1)
+        wait.set()
+        server.heard = await server.hear()
+
+    server, _ = played(federation, rome, script, answer=answer)
+    assert server.heard.id == "c"
+    assert asked == [b"a", b"c"]
+
+
+def test_a_ping_is_answered_while_something_is_at_work(federation, rome):
+    wait = threading.Event()
+
+    async def script(server):
+        await server.ask("1")
+        for _ in range(3):
+            await server.say(Message("ping"))
+            assert (await server.hear()).kind == "pong"
+        wait.set()
+        assert (await server.hear()).kind == "answer"
+
+    played(federation, rome, script, answer=lambda *question: (wait.wait(5.0), (b"{}", b""))[1])
+
+
+def test_what_a_node_does_not_know_is_let_pass(federation, rome):
+    async def script(server):
+        for message in (Message("tomorrow", "1", {"x": [1]}, b"{}", bytes(500_000)), Message("welcome")):
+            await server.say(message)
+        await server.ask("1")
+        assert (await server.hear()).kind == "answer"
+
+    played(federation, rome, script)
+
+
+def test_a_question_whose_time_is_over_is_not_worked_on(federation, rome):
+    asked = []
+
+    async def script(server):
+        await server.ask("1", seconds=0)
+        await server.ask("2", b"b")
+        assert (await server.hear()).id == "2"
+
+    played(federation, rome, script, answer=lambda header, payload, seconds: (asked.append(payload), (b"{}", b""))[1])
+    assert asked == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Failed("late: no answer in time"), "late: no answer in time"), (Failed("x" * 999), "x" * 300),
+     (MemoryError(), "failed: MemoryError"), (OSError("a secret"), "failed: OSError")],
+)  # fmt: skip
+def test_whatever_goes_wrong_with_a_question_the_next_one_is_answered(federation, rome, error, words):
+    """The server is told what kind of error it was, and no more; the node's owner is told the rest."""
+
+    def answer(header, payload, seconds):
+        if payload == b"bad":
+            raise error
+        return b"{}", b"good"
+
+    async def script(server):
+        await server.ask("1", b"bad")
+        await server.ask("2")
+        server.heard = [await server.hear() for _ in range(2)]
+
+    server, said = played(federation, rome, script, answer=answer)
+    assert server.heard[0].said == {"error": words}
+    assert server.heard[1].payload == b"good"
+    assert any("a secret" in each for each in said) == isinstance(error, OSError)
+
+
+def test_an_answer_goes_out_on_the_stream_that_there_is_then(federation, rome):
+    """The one on which its question came is gone."""
+    asked, wait, streams = [], threading.Event(), itertools.count()
+
+    def answer(header, payload, seconds):
+        asked.append(payload)
+        wait.wait(5.0)
+        return b"{}", payload
+
+    heard = []
+
+    async def script(server):
+        number = next(streams)
+        await server.ask("1", b"once")
+        if number < 2:
+            return
+        await asyncio.sleep(0.1)
+        wait.set()
+        heard.append(await server.hear())
+        await server.say(Message("over"))
+
+    async def play():
+        made = Server(federation, script)
+        async with serving(federation.authority, made.talk) as port, asyncio.timeout(10.0):
+            await Line(elsewhere(rome, port), answer, lambda text: None).run()
+
+    run(play())
+    assert asked == [b"once"]
+    assert (heard[0].id, heard[0].payload) == ("1", b"once")
+
+
+# -- what a server may say of a node, and what the node says then -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("its key is that of oslo", "its key is that of 'oslo' there; use the ticket of that"),
+        ("another study is served here (x); ask", "the server plays another study than that of this ticket"),
+        ("it speaks version 1 of the protocol", "the server has another version of fedtide: install the same"),
+    ],
+)
+def test_what_nothing_at_the_server_mends_ends_a_node(federation, rome, said, words):
+    import grpc
+
+    async def script(server):
+        await server.context.abort(grpc.StatusCode.UNAUTHENTICATED, said)
+
+    async def play():
+        made = Server(federation, script, let_in=False)
+        async with serving(federation.authority, made.talk) as port, asyncio.timeout(10.0):
+            await Line(elsewhere(rome, port), echo, lambda text: None).run()
+
+    with pytest.raises(FedtideError) as error:
+        run(play())
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_its_owner_may_mend_is_said_once_and_tried_again(federation):
+    federation.known("late", admitted=False)
+    with Near(federation.known("late", admitted=False)) as node:
+        until(lambda: node.lines, 10.0)
+        time.sleep(0.6)
+        assert node.lines == [
+            f"server 127.0.0.1:{federation.port}: the server does not let this node in: its key is not admitted "
+            "there (its owner runs 'fedtide admit'); it tries again"
+        ]
+        federation.known("late")
+        until(lambda: "late" in federation.carrier.present(), 10.0)
+        assert federation.ask("late", {}).error == ""
+    assert node.lines[1:] == [f"connected to the server at 127.0.0.1:{federation.port}"]
+
+
+def test_a_node_comes_back_when_its_server_was_away(federation):
+    with near(federation, "rome") as node:
+        for _ in range(2):
+            federation.carrier.close()
+            time.sleep(0.3)
+            federation.serve()
+            assert federation.ask("rome", {}).error == ""
+    assert len(node.lines) <= 8
+    assert sum(each.startswith("connected") for each in node.lines) == 3
+
+
+def test_a_study_that_is_over_ends_a_node_that_just_comes(federation, monkeypatch):
+    come = threading.Event()
+    shown = federation.carrier._introduced
+
+    async def slowly(context):
+        found = await shown(context)
+        come.set()
+        await asyncio.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(federation.carrier, "_introduced", slowly)
+    first, last = federation.known("oslo"), federation.known("rome")
+    with Near(first) as one:
+        until(lambda: "oslo" in federation.carrier.present(), 20.0)
+        come.clear()
+        with Near(last) as two:
+            assert come.wait(10.0)
+            federation.carrier.finish()
+            two.wait()
+            one.wait()
+    assert one.lines[-1] == two.lines[-1] == "the study is over"
+    federation.serve()
+
+
+def test_a_study_that_is_over_ends_a_node(federation):
+    with near(federation, "rome") as node:
+        federation.carrier.finish()
+        node.wait()
+        assert node.lines[-1] == "the study is over"
+        federation.serve()
+
+
+# -- what a node is told of its server before it starts ---------------------------------------------------------------
+
+
+def looked(known, seconds=5.0):
+    """What is said of a server, or the error; it is one line."""
+    try:
+        found = run(look_at(known, seconds))
+    except FedtideError as error:
+        found = f"error: {error}"
+    assert "\n" not in found
+    return found.replace(known.address, "HERE")
+
+
+GOES_ON = "; the node goes on trying"
+
+
+def test_a_server_that_is_there_is_told_to_be(federation, rome):
+    assert looked(rome) == "server HERE has a certificate of the ticket's authority"
+
+
+def certified(folder, host="127.0.0.1", valid=timedelta(days=1)):
+    """A folder with another certificate of its authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    authority = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    (folder / "server.crt").write_bytes(certificates._pem(certificates._certificate(authority, host, key, valid)))
+    (folder / "server.key").write_bytes(certificates._private(key))
+    return folder
+
+
+@pytest.fixture
+def folder(federation, tmp_path):
+    shutil.copytree(federation.authority, tmp_path / "authority")
+    return tmp_path / "authority"
+
+
+async def never(unused, context):
+    await context.abort(None)
+
+
+def looked_at(folder, known, host="127.0.0.1", **how):
+    """What is said of a server with the certificate of a folder."""
+
+    async def play():
+        async with serving(folder, never, host, **how) as port:
+            there = replace(known, address=f"{host}:{port}")
+            try:
+                return (await look_at(there, 5.0)).replace(there.address, "HERE")
+            except FedtideError as error:
+                return f"error: {error}".replace(there.address, "HERE")
+
+    found = run(play())
+    assert "\n" not in found
+    return found
+
+
+def test_a_certificate_of_another_authority_is_an_error(rome, tmp_path):
+    certificates.make_authority(tmp_path, "127.0.0.1:1")
+    assert looked_at(tmp_path, rome) == (
+        "error: server HERE: the server's certificate is of another authority than the ticket's: ask its owner for a "
+        "new ticket"
+    )
+
+
+def test_a_certificate_that_has_ended_is_an_error(folder, rome):
+    assert looked_at(certified(folder, valid=timedelta(seconds=-1)), rome) == (
+        "error: server HERE: the server's certificate is not valid now: set this machine's clock, or ask the server's "
+        "owner for a new one"
+    )
+
+
+def test_a_certificate_for_another_host_is_an_error(folder, rome):
+    assert looked_at(certified(folder), rome, "127.0.0.2") == (
+        "error: server HERE: the server's certificate is for another address than this one: ask its owner for a new "
+        "ticket"
+    )
+
+
+def test_a_node_that_runs_does_not_say_who_it_is_to_another_server(folder, federation, rome, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    certificates.make_authority(other, "127.0.0.1:1")
+    heard, said = [], []
+
+    async def talk(unused, context):
+        heard.append(context)
+
+    async def play():
+        async with serving(other, talk) as port:
+            task = asyncio.create_task(Line(elsewhere(rome, port), echo, said.append).run())
+            await asyncio.sleep(0.5)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(play())
+    assert heard == []
+    assert len(said) == 1
+    assert "the server's certificate is of another authority than the ticket's" in said[0]
+
+
+async def http(reader, writer):
+    with suppress(OSError):
+        await reader.read(1000)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+    writer.close()
+
+
+async def hang_up(reader, writer):
+    writer.close()
+
+
+async def reset(reader, writer):
+    writer.transport.abort()
+
+
+async def silent(reader, writer):
+    with suppress(OSError):
+        await reader.read()
+        await asyncio.sleep(3.0)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("take", "words"),
+    [
+        (http, "error: server HERE: it does not speak TLS: something else than 'fedtide serve' listens there; ask its"),
+        (hang_up, "server HERE: it hangs up, as what stands before a server does while that is away; the node goes on"),
+        (reset, "server HERE: it hangs up, as what stands before a server does while that is away; the node goes on"),
+        (silent, "server HERE: it cannot be reached now (is it up, and is its address right?); the node goes on"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_something_else_that_listens_there_is_told(rome, take, words):
+    async def play():
+        async with listening(take) as port:
+            known = elsewhere(rome, port)
+            try:
+                return (await look_at(known, 1.0)).replace(known.address, "HERE")
+            except FedtideError as error:
+                return f"error: {error}".replace(known.address, "HERE")
+
+    found = run(play())
+    assert found.startswith(words)
+    assert "\n" not in found
+
+
+def test_a_server_of_other_things_is_told(federation, rome):
+    """It has the site's certificate, and other methods."""
+    found = looked_at(federation.authority, rome, method="/other.Things/Talk")
+    assert found.startswith("server HERE: ")
+    assert found.endswith(GOES_ON)
+
+
+def test_nobody_there_is_told(rome):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        found = looked(elsewhere(rome, taken.getsockname()[1]))
+    assert found == "server HERE: it cannot be reached now (is it up, and is its address right?)" + GOES_ON
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "address lookup failed for a.org:8300 os_error: Name or service not known syscall: getaddrinfo",
+            "no such host",
+        ),
+        ("C-ares status is not ARES_SUCCESS qtype=A name=a.org: Domain name not found", "no such host"),
+        ("errors resolving a.org:8300: [field:hostname lookup error: Timeout while contacting DNS servers]", "look up"),
+        ("address lookup failed os_error: Temporary failure in name resolution: DNS resolution failed", "look up"),
+    ],
+)
+def test_a_host_that_is_not_there_and_a_network_that_is_not_there_are_told_apart(said, words):
+    found = meaning(said)
+    assert words in found.line
+    assert found.wrong == (words == "no such host")
+
+
+def test_no_such_host_is_an_error(rome):
+    found = looked(replace(rome, address="no.such.host.invalid:8300"), seconds=8.0)
+    assert found in (
+        "error: server HERE: this machine finds no such host; ask its owner for it",
+        "server HERE: it cannot be reached now (is it up, and is its address right?)" + GOES_ON,  # within the seconds
+        "server HERE: this machine cannot look up where that is (is it connected?)" + GOES_ON,
+    )
+
+
+# -- proxies ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_goes_through_the_proxy_of_its_machine(federation, rome, monkeypatch):
+    with Between(connect=True) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
+        assert looked(rome) == "server HERE has a certificate of the ticket's authority"
+        with near(federation, "rome"):
+            found = federation.ask("rome", {"a": 1}, bytes(3_000_000))
+            assert (found.error, len(found.payload)) == ("", 3_000_000)
+        assert set(proxy.asked) == {f"CONNECT 127.0.0.1:{federation.port} HTTP/1.1"}
+
+
+@pytest.mark.parametrize(
+    "refuse", ["HTTP/1.1 403 Forbidden", "HTTP/1.1 407 Proxy Authentication Required", "HTTP/1.1 503 Down"]
+)
+def test_a_proxy_that_refuses_is_told(rome, monkeypatch, refuse):
+    with Between(connect=True, refuse=refuse) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
+        found = looked(rome)
+    assert found == (
+        "server HERE: the proxy of https_proxy does not let this node through: see what it allows" + GOES_ON
+    )
+
+
+def test_a_proxy_that_is_away_is_told(rome, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        found = looked(rome)
+    assert found.startswith("server HERE: ")
+    assert found.endswith(GOES_ON)
+
+
+def test_a_proxy_is_left_aside_for_addresses_of_no_proxy(federation, rome, monkeypatch):
+    with Between(connect=True, refuse="HTTP/1.1 403 Forbidden") as proxy:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert looked(rome) == "server HERE has a certificate of the ticket's authority"
+        assert proxy.count == 0
+
+
+# -- causes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "None",
+        "x" * 10_000,
+        "StatusCode.UNKNOWN \n\x1b[31m",
+        "its key is that of \n",
+        "its key is that of \x1b",
+        "\ud800",
+    ],
+)
+def test_whatever_is_said_there_is_one_line_of_ours(said):
+    found = meaning(said)
+    assert "\n" not in found.line
+    assert found.line in [cause.line for cause in CAUSES]
+
+
+def test_a_name_that_a_server_says_is_short_and_plain():
+    for name in ("x" * 5000, "red\x1b[31m", "a\u202eb"):
+        found = meaning(f"its key is that of {name}").line
+        assert len(found) < 300
+        assert found.isprintable()
+
+
+def test_lines_of_a_node_are_no_json_and_have_no_end_of_line():
+    for cause in CAUSES:
+        assert cause.line == " ".join(cause.line.split())
+        assert not (cause.wrong and cause.over)
+    assert json.dumps([cause.line for cause in CAUSES])
+
+
+def test_many_nodes_at_one_server_are_all_served(federation):
+    with ExitStack() as stack:
+        names = [f"node-{k}" for k in range(8)]
+        for name in names:
+            stack.enter_context(Near(federation.known(name)))
+        until(lambda: set(names) <= federation.carrier.present(), 20.0)
+        for name in names * 3:
+            federation.push(name, {"of": name})
+        found = []
+        until(lambda: found.extend(federation.carrier.pull()) or len(found) == 24, 20.0)
+    assert all(each.header["of"] == each.node for each in found)
