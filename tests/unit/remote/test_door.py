@@ -159,10 +159,8 @@ def serve(federation, host, port):
 def test_a_port_that_is_taken_is_one_line(federation):
     with pytest.raises(FedtideError) as error:
         serve(federation, "127.0.0.1", federation.port)
-    assert str(error.value) == (
-        f"deploy.address: port {federation.port} of 127.0.0.1 is taken by another program: "
-        "end that one, or choose another port"
-    )
+    assert str(error.value).startswith(f"deploy.address: port {federation.port} of 127.0.0.1 is taken")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

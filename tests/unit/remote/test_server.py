@@ -700,7 +700,7 @@ def test_a_server_that_closes_ends_all_streams_and_nobody_waits(federation, othe
             await said_by(unknown)
             carrier.push([server.Question("1", "oslo", {}, bytes(3 * PIECE), 10.0, 100)])
             assert (await said_by(call)).kind == "question"
-            closing = asyncio.create_task(asyncio.to_thread(carrier.close, over))
+            closing = asyncio.create_task(asyncio.to_thread(carrier.finish if over else carrier.close))
             if over:
                 assert (await said_by(call)).kind == "over"
             assert (await ended(call)).startswith("OK")
