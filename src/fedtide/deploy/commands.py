@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -212,6 +213,7 @@ def serve(site: Path, /, *, dry: bool = False, health: int | None = None, log_js
         for line in intent(found, datetime.now(UTC)):
             _say(line)
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as by Ctrl-C
     return play(found, log=Log(log_json), health=health)
 
 

@@ -6,6 +6,7 @@ One node and the server are killed on the way; then what came out is compared wi
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -204,7 +205,9 @@ class Server:
 
     def start(self) -> None:
         """Start it."""
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         threading.Thread(target=_pass_on, args=(self.process, "server", self._log), daemon=True).start()
 
     def __enter__(self) -> Server:
@@ -213,7 +216,12 @@ class Server:
 
     def __exit__(self, *raised: object) -> None:
         self.process.terminate()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self.process.stdin is not None
         self.process.wait()
+        self.process.stdin.close()
 
     def look(self, since: float) -> Status | None:
         """Return how the server is.
@@ -259,7 +267,7 @@ class Server:
     def restart(self) -> None:
         """Kill it, and start it again."""
         self.process.kill()
-        self.process.wait()
+        self._wait()
         self.start()
 
 
@@ -320,7 +328,15 @@ def _leaves(one: Tree, other: Tree, name: str) -> Iterator[tuple[str, tuple[Tree
         yield from _leaves(mine[key], yours[key], f"{name}.{key}")
 
 
+def _end_with_parent() -> None:
+    """End at once when the rehearsal is gone, which closes the input."""
+    while os.read(0, 1000):
+        continue
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         sys.exit(serve(Site.read(Path(sys.argv[1])), log=Log(), rehearsed=True))
     except FedtideError as mistake:

@@ -106,17 +106,29 @@ class Latest:
         root: the site.
         known: as it was read at first.
         log: is told once of each thing that is wrong with it.
+        wrong: what is wrong with it now; "" if nothing is.
     """
 
     root: Path
     known: Roster
     log: Log
-    _wrong: str = ""
+    wrong: str = ""
+    _stamp: tuple[int, int, int] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> Roster:
-        """Return it; where it cannot be read, or lacks nodes that were there, as it was before."""
+        """Return it; if it cannot be read, or lacks nodes that were there, as it was before."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> Roster:
         wrong = ""
         try:
+            about = (self.root / "roster.toml").stat()
+            stamp = about.st_mtime_ns, about.st_size, about.st_ino
+            if stamp == self._stamp:
+                return self.known
+            self._stamp = stamp
             found = read_roster(self.root)
             there = {node.name: node.clients for node in found.node}
             lacking = [node.name for node in self.known.node if there.get(node.name) != node.clients]
@@ -127,9 +139,9 @@ class Latest:
                 self.known = found
         except (FedtideError, OSError) as error:
             wrong = str(error)
-        if wrong and wrong != self._wrong:
+        if wrong and wrong != self.wrong:
             self.log.say("roster", f"{wrong}; the roster is kept as it was")
-        self._wrong = wrong
+        self.wrong = wrong
         return self.known
 
 
@@ -141,6 +153,7 @@ class Watch:
         site: what is served.
         log: takes the lines.
         carrier: knows who is connected.
+        latest: the roster, of which it says what is wrong; None says nothing of it.
         phase: what the server does, in words.
         round: how many rounds are over.
         next: when the next one begins, where a clock says so.
@@ -150,6 +163,7 @@ class Watch:
     site: Site
     log: Log
     carrier: GrpcCarrier
+    latest: Latest | None = None
     phase: str = "starting"
     round: int = 0
     next: datetime | None = None
@@ -190,11 +204,12 @@ class Watch:
             phase=phase,
             nodes={node.name: nodes.get(node.name, Connected(online=False)) for node in self.site.roster.node},
             waiting=self._ways_in(nodes, there, now) if self.missing else (),
+            problem=self._wrong or ("" if self.latest is None else self.latest.wrong[:1000]),
         )
 
     def _ways_in(self, nodes: Mapping[str, Connected], there: frozenset[str], now: datetime) -> tuple[str, ...]:
         """Say of each node that is not there how it can come in."""
-        knocked = {name: certificates.fingerprint(key) for name, key in list(self.carrier.knocked.items())}
+        knocked = {name: certificates.fingerprint(key) for name, key in self.carrier.knocked().items()}
         away = [node for node in self.site.roster.node if node.name not in there]
         return tuple(
             way_in(self.site.root, node, nodes.get(node.name), knocked.get(node.name), now) for node in away[:WAITED]
@@ -242,22 +257,35 @@ class Watch:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Write the status every few seconds meanwhile."""
-        over = threading.Event()
-
-        def work() -> None:
-            while True:
-                self.write()
-                if over.wait(TOLD):
-                    return
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
+        self.write()
+        with _repeated(self.write, TOLD, self.log):
             yield
-        finally:
-            over.set()
-            thread.join()
-            self.write()
+        self.write()
+
+
+@contextmanager
+def _repeated(work: Callable[[], None], seconds: float, log: Log) -> Iterator[None]:
+    """Do some work every few seconds meanwhile; an error in it is said, and does not end it."""
+    over, said = threading.Event(), ""
+
+    def repeat() -> None:
+        nonlocal said
+        while not over.wait(seconds):
+            try:
+                work()
+            except Exception as error:
+                line = f"{type(error).__name__}: {one_line(error)}; it is tried again"
+                if line != said:
+                    log.say("failed", line)
+                said = line
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = False) -> int:
@@ -273,21 +301,23 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
         FedtideError: it cannot be served.
     """
     library()
-    if said := certificates.renew_if_due(site.authority, site.address):
-        log.say("certificate", said)
+    _renew(site, log)
     host, port = listening(site.address)
     with ExitStack() as stack:
         carrier = stack.enter_context(
             GrpcCarrier(host, port, run=site.digest, authority=site.authority, nodes=len(site.roster.node))
         )
+        latest = Latest(site.root, site.roster, log)
+        watch = Watch(site, log, carrier, latest)
+        _let_in(carrier, latest)
+        stack.enter_context(_repeated(partial(_let_in, carrier, latest), LOOK, log))
+        stack.enter_context(_repeated(partial(_renew, site, log), DAY, log))
         if not site.run.exists():
             folder.create(site.experiment, site.run)
-        watch, latest = Watch(site, log, carrier), Latest(site.root, site.roster, log)
         if health is not None:
             answers = stack.enter_context(Health(health, lambda: watch.look().model_dump(mode="json")))
             log.say("health", f"health: {answers.address}")
         watch.remember()
-        stack.enter_context(_letting_in(site, carrier, latest, log))
         stack.enter_context(watch.looking())
         log.say("served", f"nodes are let in at {site.address}", address=site.address)
         watch.phase, over = "playing", False
@@ -320,8 +350,8 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
                 continue
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
-        carrier.finish(SETTLE)
         forget(site)
+        carrier.finish(SETTLE)
     log.say("over", f"report: {write_report([site.run])}")
     return 0
 
@@ -330,38 +360,17 @@ class _Grown(Exception):
     """The roster has grown while a round waits for clients to be there."""
 
 
-@contextmanager
-def _letting_in(site: Site, carrier: GrpcCarrier, latest: Latest, log: Log) -> Iterator[None]:
-    """Let in those whose keys the roster has, and no others, and look after the server's certificate meanwhile."""
-    over, looked = threading.Event(), time.monotonic()
+def _let_in(carrier: GrpcCarrier, latest: Latest) -> None:
+    """Let in those whose keys the roster has, and no others."""
+    nodes = latest.read().node
+    keys = {node.name: node.key for node in nodes if node.key is not None}
+    carrier.admit(keys, frozenset(node.name for node in nodes))
 
-    def look() -> None:
-        nodes = latest.read().node
-        carrier.admit(
-            {node.name: node.key for node in nodes if node.key is not None}, frozenset(node.name for node in nodes)
-        )
 
-    def work() -> None:
-        nonlocal looked
-        while not over.wait(LOOK):
-            look()
-            if time.monotonic() - looked > DAY:
-                looked = time.monotonic()
-                try:
-                    said = certificates.renew_if_due(site.authority, site.address)
-                except (OSError, FedtideError) as error:
-                    said = str(error)
-                if said:
-                    log.say("certificate", said)
-
-    look()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _renew(site: Site, log: Log) -> None:
+    """Make the server's certificate anew if it ends soon; say what was done, or what is in the way."""
+    if said := certificates.renew_if_due(site.authority, site.address):
+        log.say("certificate", said)
 
 
 def without_failures(

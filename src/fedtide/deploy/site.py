@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import platform
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -122,15 +123,15 @@ class Roster(Strict):
         """Return a roster from nested values; `where` begins the error."""
         made = checked(Roster, values, where)
         names = [node.name for node in made.node]
-        if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
-            raise refused(where, twice, "each name once")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise refused(where, twice[0], "each name once")
         ids = sorted(client for node in made.node for client in node.clients)
         if ids != list(range(len(ids))):
             raise refused(f"{where}: ids of clients", ids[:20], "each from 0 on, and each once")
         keys = [node.key for node in made.node if node.key is not None]
-        for key in keys:
+        for key, count in Counter(keys).items():
             certificates.check_public_key(key, where)
-            if keys.count(key) > 1:
+            if count > 1:
                 raise FedtideError(
                     f"{where}: two nodes have the key {certificates.fingerprint(key)}, allowed: one of its own each"
                 )

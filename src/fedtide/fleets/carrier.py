@@ -62,6 +62,10 @@ class Carrier(Protocol):
         """Send questions on their way."""
         ...
 
+    def drop(self, questions: Sequence[str]) -> None:
+        """Wait for answers to some questions, by their names, no longer."""
+        ...
+
     def pull(self) -> list[Response]:
         """Return what came since the last pull."""
         ...

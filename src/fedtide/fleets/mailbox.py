@@ -37,6 +37,7 @@ class Mailbox:
     def open(self) -> None:
         """Begin to count what passes between the server and each node (`nodes`) anew."""
         self.nodes = {}
+        self._forget_removed()
 
     def node(self, name: str) -> dict[str, Any]:
         """Return what has passed between the server and a node."""
@@ -77,8 +78,7 @@ class Mailbox:
 
     def _pull(self) -> set[tuple[Post, int]]:
         """Read what came, and return its posts and clients; a node whose key was removed has said nothing."""
-        came, removed = self.carrier.pull(), self.carrier.removed()
-        news = set[tuple[Post, int]]()
+        came, news = self.carrier.pull(), set[tuple[Post, int]]()
         for response in came:
             sent = self._sent.get(response.id)
             if sent is None:  # an answer to a question that has ended
@@ -89,16 +89,21 @@ class Mailbox:
             if response.error:
                 line["error"] = one_line(response.error)
             news |= self._close(response.id, read(sent, response, self._heaviest))
-        if removed:
-            for key, heard in self._heard.items():
-                if self._node[key[1]] in removed:
-                    self._heard[key] = replace(heard, word=f"{LOST}its key was removed", sent=None, kept=False)
-                    news.add(key)
+        news |= self._forget_removed()
         now = self._clock.monotonic()
         for name, sent in list(self._flights.items()):
             if now - sent.at > sent.seconds:
                 late = all_alike(sent, f"{LOST}no answer within {sent.seconds:g} s", sent.seconds)
                 news |= self._close(name, late)
+        return news
+
+    def _forget_removed(self) -> set[tuple[Post, int]]:
+        """Count nothing that came of nodes whose keys were removed since; return of which clients that was."""
+        news, removed = set[tuple[Post, int]](), self.carrier.removed()
+        for key, heard in self._heard.items() if removed else ():
+            if self._node[key[1]] in removed:
+                self._heard[key] = replace(heard, word=f"{LOST}its key was removed", sent=None, kept=False)
+                news.add(key)
         return news
 
     def _close(self, name: str, heard: Mapping[int, Heard]) -> set[tuple[Post, int]]:
@@ -130,3 +135,4 @@ class Mailbox:
         if all(self._at.get((post, other)) != name for other in self._sent[name].ask.clients.tolist()):
             del self._sent[name]
             self._flights.pop(name, None)
+            self.carrier.drop([name])

@@ -45,6 +45,9 @@ class NearCarrier:
         now = time.monotonic()
         self._questions.extend((question, now) for question in questions)
 
+    def drop(self, questions: Sequence[str]) -> None:
+        """Do nothing: nodes answer all that they are asked."""
+
     def pull(self) -> list[Response]:
         """Let a node answer one question."""
         if not self._questions:

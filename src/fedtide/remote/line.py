@@ -22,6 +22,8 @@ SHORTEST, AWAY, LONGEST = 1.0, 2.0, 15.0
 """Seconds until a lost stream is tried anew: at first; at most, if nobody is there; and if a server refuses."""
 INTRODUCTION = 30.0
 """Seconds in which a server has to let a node in, or say why not."""
+MINUTE = 60.0
+"""Seconds after which a line is said once more."""
 QUESTIONS = 1000
 """Questions that may wait at a node."""
 SKEW = 600.0
@@ -63,6 +65,10 @@ CAUSES = (
         rf"{NOT_IN}: its key is that of '\1' there; use the ticket of that",
         over=True,
     ),
+    Cause("was not shown", f"{NOT_IN}: it did not show its key; is key and ticket those of one node"),
+    Cause("was silent", f"{NOT_IN}, and does not say why"),
+    Cause("message is larger than it may be", "the server takes no answer that is so large"),
+    Cause(r"broken: (.*)", r"it does not speak as 'fedtide serve' does (\1)"),
     Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", over=True),
     Cause("it speaks version", "the server has another version of fedtide: install the same", over=True),
     Cause(
@@ -159,7 +165,8 @@ class Line:
     say: Callable[[str], None]
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
-    _said: str = ""
+    _said: dict[str, float] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Answer questions until the study is over.
@@ -167,7 +174,6 @@ class Line:
         Raises:
             FedtideError: the server will never let this node in.
         """
-        self._news = asyncio.Event()
         work = asyncio.create_task(self._work())
         pause = SHORTEST
         try:
@@ -179,8 +185,10 @@ class Line:
                     why = "Socket closed"
                 except Closed as error:
                     why = str(error)
-                except (Broken, TimeoutError) as error:
-                    why = f"Socket closed ({error})"
+                except Broken as error:
+                    why = f"broken: {error}"
+                except TimeoutError:
+                    why = "was silent"
                 cause = meaning(why)
                 if cause.over:
                     raise FedtideError(f"server {self.known.address}: {cause.line}")
@@ -192,10 +200,11 @@ class Line:
             work.cancel()
 
     def _tell(self, line: str) -> None:
-        """Say a line, if the last one said something else."""
-        if line != self._said:
+        """Say a line, if that was not said within a minute."""
+        now = time.monotonic()
+        if now - self._said.get(line, -MINUTE) >= MINUTE:
             self.say(line)
-        self._said = line
+            self._said = {each: at for each, at in self._said.items() if now - at < MINUTE} | {line: now}
 
     async def _talk(self) -> bool:
         """Keep one stream until it ends; tell whether the study is over."""
@@ -277,7 +286,7 @@ class Line:
         kept = sum(len(question.payload) for question, _ in self._waiting.values())
         if head.header > HEADER or head.payload > MOST - kept or len(self._waiting) > QUESTIONS:
             raise Broken("the server asks more at a time than a node takes")
-        return head.id not in self._waiting or head.kind != "question"
+        return head.kind != "question" or head.id not in self._waiting
 
     async def _work(self) -> None:
         """Have questions answered, one after the other, and send each answer on the stream that there is then."""

@@ -12,6 +12,7 @@ import secrets
 from typing import Any
 
 from fedtide.core.errors import FedtideError
+from fedtide.remote.pieces import SCHEME
 
 
 def nonce() -> str:
@@ -30,7 +31,7 @@ def claim(run: str, authority: bytes, name: str, asked: str, own: str) -> bytes:
         own: what the node made up.
     """
     site = hashlib.sha256(b"".join(authority.split())).hexdigest()
-    return json.dumps(["fedtide node", 1, run, site, name, asked, own]).encode()
+    return json.dumps(["fedtide node", SCHEME, run, site, name, asked, own]).encode()
 
 
 def public_line(key: Any) -> str:

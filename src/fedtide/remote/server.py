@@ -43,12 +43,14 @@ class Open:
 
     Attributes:
         question: what is asked.
+        header: of it, as JSON.
         asked: when.
         sent: whether it has gone out.
         came: whether the answer has come, and waits to be pulled.
     """
 
     question: Question
+    header: bytes
     asked: float
     sent: bool = False
     came: bool = False
@@ -64,11 +66,13 @@ class Stream:
     """What is said to a node that is there.
 
     Attributes:
+        name: of the node.
         key: its public key.
         out: messages that are to be sent; None ends the stream.
         moved: when something last went over it.
     """
 
+    name: str
     key: str
     out: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
     moved: float = field(default_factory=time.monotonic)
@@ -84,8 +88,6 @@ class Stream:
 
 class GrpcCarrier:
     """A way to nodes over gRPC. It runs in a thread of its own, from when it is made until it is closed.
-
-    `knocked` has the keys, by name, with which expected nodes came that are not let in.
 
     A question is sent when its node is there, and again when the node comes back without having answered it. If no
     answer comes within its seconds, the response says so.
@@ -109,14 +111,15 @@ class GrpcCarrier:
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._expected: frozenset[str] = frozenset()
-        self._gone: set[str] = set()
+        self._lost: set[str] = set()
         self._removed: set[str] = set()
         self._open: dict[str, Open] = {}
         self._came: list[tuple[str, str, dict[str, Any], bytes, bytes]] = []
         self._streams: dict[str, Stream] = {}
         self._over: float | None = None
-        self._told: set[str | None] = set()
-        self.knocked: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._ended = threading.Event()
+        self._knocked: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         started: Future[int] = Future()
         self._thread = threading.Thread(target=self._run_loop, args=(host, port, started), daemon=True)
@@ -138,10 +141,9 @@ class GrpcCarrier:
         with self._lock:
             gone = {name for key, name in self._names.items() if names.get(key) != name}
             self._names, self._expected = names, expected
-            self._gone |= gone
             self._removed |= gone
-            for name in keys:
-                self.knocked.pop(name, None)
+            self._lost |= {each.question.id for each in self._open.values() if each.question.node in gone}
+            self._knocked = {name: key for name, key in self._knocked.items() if keys.get(name) != key}
         for name in gone:
             self._say(name, None)
 
@@ -149,6 +151,11 @@ class GrpcCarrier:
         """Return the names of the nodes that can be asked now."""
         with self._lock:
             return frozenset(name for name, stream in self._streams.items() if self._names.get(stream.key) == name)
+
+    def knocked(self) -> dict[str, str]:
+        """Return the keys, by name, with which expected nodes came that are not let in."""
+        with self._lock:
+            return dict(self._knocked)
 
     def removed(self) -> frozenset[str]:
         """Return the names of nodes whose keys were removed since the last call."""
@@ -159,19 +166,31 @@ class GrpcCarrier:
     def push(self, questions: Sequence[Question]) -> None:
         """Send questions on their way."""
         for question in questions:
-            waiting = Open(question, time.monotonic())
+            waiting = Open(question, json.dumps(question.header).encode(), time.monotonic())
             with self._lock:
                 self._open[question.id] = waiting
+                if len(waiting.header) > HEADER:
+                    said = {"error": "was not asked: it stands for too many clients"}
+                    self._came.append((question.node, question.id, said, b"", b""))
+                    continue
             self._say(question.node, waiting)
+
+    def drop(self, questions: Sequence[str]) -> None:
+        """Wait for answers to some questions no longer."""
+        for name in questions:
+            with self._lock:
+                waiting = self._open.pop(name, None)
+            if waiting is not None:
+                self._say(waiting.question.node, Message("drop", name))
 
     def pull(self) -> list[Response]:
         """Return what came since the last pull."""
         with self._lock:
             came, self._came = self._came, []
-            gone, self._gone = self._gone, set()
-            removed = [waiting for waiting in self._open.values() if waiting.question.node in gone]
+            lost, self._lost = self._lost, set()
         done = [response for told in came if (response := self._response(*told)) is not None]
-        done += [self._close(waiting, error="its key was removed") for waiting in removed if self._is_open(waiting)]
+        removed = [self._open[name] for name in lost if name in self._open]
+        done += [self._close(waiting, error="its key was removed") for waiting in removed]
         for waiting in [each for each in list(self._open.values()) if each.left <= 0]:
             allowed = f"within its {waiting.question.expires:g} s"
             never = f"cannot be reached: was not there {allowed}"
@@ -189,18 +208,15 @@ class GrpcCarrier:
         self._hang_up(0.0)
 
     def _hang_up(self, seconds: float) -> None:
-        if self._thread.is_alive():
+        if not self._ended.is_set():  # a thread whose join was interrupted is taken for one that has ended
             self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(seconds + 10 * GRACE)
+            self._ended.wait(seconds + 10 * GRACE)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def _is_open(self, waiting: Open) -> bool:
-        return waiting.question.id in self._open
 
     def _response(
         self, node: str, name: str, said: Mapping[str, Any], header: bytes, payload: bytes
@@ -231,7 +247,7 @@ class GrpcCarrier:
             if (stream := self._streams.get(node)) is not None:
                 stream.out.put_nowait(_asked(what) if isinstance(what, Open) else what)
 
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._loop.call_soon_threadsafe(put)
 
     # -- what happens in the carrier's thread -------------------------------------------------------------------------
@@ -288,7 +304,7 @@ class GrpcCarrier:
                 name, key = await self._introduced(context)
             if (before := self._streams.get(name)) is not None and await before.alive():
                 raise _Refused("a node with the same key is connected")
-            stream = Stream(key)
+            stream = Stream(name, key)
             with self._lock:
                 if self._names.get(key) != name:  # while this was found out
                     raise _Refused("its key is not admitted")
@@ -352,7 +368,7 @@ class GrpcCarrier:
         with self._lock:
             known = self._names.get(key)
             if known is None and name in self._expected:
-                self.knocked[name] = key
+                self._knocked[name] = key
         if known is None:
             raise _Refused("its key is not admitted")
         if known != name:
@@ -372,6 +388,8 @@ class GrpcCarrier:
                 await context.write(piece)
                 if message.kind != "ping":  # that is small enough to be taken where nobody is any more
                     stream.moved = time.monotonic()
+            if message.kind == "over":
+                self._told.add(stream.name)
 
     async def _read(self, context: Any, name: str, stream: Stream) -> None:
         """Take answers, until the stream ends."""
@@ -438,5 +456,4 @@ class _Certificate:
 
 def _asked(waiting: Open) -> Message:
     question = waiting.question
-    header = json.dumps(question.header).encode()
-    return Message("question", question.id, {"seconds": max(waiting.left, 0.0)}, header, question.payload)
+    return Message("question", question.id, {"seconds": max(waiting.left, 0.0)}, waiting.header, question.payload)

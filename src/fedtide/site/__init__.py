@@ -1,1 +1,1 @@
-"""A deployment: its roster, tickets, policies, and what serves and joins it."""
+"""Programs of a deployment: a node that is connected, its worker, and a study as an app for Flower."""

@@ -93,6 +93,11 @@ class GridCarrier:
         self._open |= {question.id: Open(question, now) for question in questions}
         self._send(now)
 
+    def drop(self, questions: Sequence[str]) -> None:
+        """Wait for answers to some questions no longer; Flower has handed them out."""
+        for name in questions:
+            self._open.pop(name, None)
+
     def pull(self) -> list[Response]:
         """Return what came since the last pull."""
         self._turn()

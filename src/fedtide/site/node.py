@@ -81,7 +81,7 @@ def main(path: Path) -> int:
         return asyncio.run(
             _run(Line(known_of(line), worker.answer, lambda text: log.say("process", text)), worker, line)
         )
-    except FedtideError as error:
+    except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")
         return 2
     finally:
@@ -91,7 +91,8 @@ def main(path: Path) -> int:
 async def _run(line: Line, worker: Worker, told: dict[str, Any]) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
+            loop.add_signal_handler(number, stop.set)
     if told["with_parent"]:
         threading.Thread(target=_wait_for_parent, args=(loop, stop), daemon=True).start()
     threading.Thread(target=_keep, args=(worker,), daemon=True).start()

@@ -64,6 +64,7 @@ class Worker:
 
     def keep(self) -> None:
         """Start the worker if it has died and is due; it is called every now and then."""
+        self._cut_log()
         if self._lock.acquire(blocking=False):
             try:
                 self._there()
@@ -89,9 +90,9 @@ class Worker:
     def close(self) -> None:
         """End the worker."""
         self._closed = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
 
     def _wait(self, until: float) -> None:
         """Wait until the worker is there and has read its rows."""
@@ -120,7 +121,6 @@ class Worker:
         return self._process is not None
 
     def _start(self) -> None:
-        self._cut_log()
         here, there = socketpair()
         try:
             with there, self._log.open("ab") as out:
@@ -142,15 +142,27 @@ class Worker:
         return self._is_ready
 
     def _exchange(self, header: bytes, payload: bytes, until: float) -> tuple[bytes, bytes]:
-        self._line.send_bytes(header)
-        self._line.send_bytes(payload)
-        if not self._line.poll(max(until - time.monotonic(), 0.0) + OVERTIME):
-            self._say("a question took longer than it may; the worker starts again")
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
             self._end()
+
+        watch = threading.Timer(max(until - time.monotonic(), 0.0) + OVERTIME, stop)
+        watch.start()
+        try:
+            self._line.send_bytes(header)
+            self._line.send_bytes(payload)
+            return self._line.recv_bytes(), self._line.recv_bytes()
+        except (EOFError, OSError):
+            if not late.is_set():
+                raise
+            self._say("a question took longer than it may; the worker starts again")
             self._note_end(known=True)
             self._next = 0.0
-            raise Failed("late: no answer in time")
-        return self._line.recv_bytes(), self._line.recv_bytes()
+            raise Failed("late: no answer in time") from None
+        finally:
+            watch.cancel()
 
     def _end(self) -> None:
         """Kill the worker if it is not dead yet."""
@@ -188,9 +200,12 @@ class Worker:
         return ""
 
     def _cut_log(self) -> None:
+        """Begin the log anew where it is too long: who asks much could fill the disk."""
         with contextlib.suppress(OSError):
             if self._log.stat().st_size > LOG:
-                shutil.move(self._log, self._log.with_suffix(".log.1"))
+                shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
+                os.truncate(self._log, 0)  # the worker goes on at its end
+                self._from = 0
 
 
 def serve(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
@@ -209,9 +224,11 @@ def serve(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
         while True:
             header, payload = line.recv_bytes(messages.HEADER), line.recv_bytes()
             try:
-                told, answer = handle(messages.from_json(header), payload)
-            except FedtideError as error:  # a header that is none
-                told, answer = {"failed": str(error)[:300]}, b""
+                asked = messages.from_json(header)
+            except FedtideError as error:
+                asked = {"failed": str(error)[:300]}
+            try:
+                told, answer = (asked, b"") if "failed" in asked else handle(asked, payload)
             except Exception as error:  # the server gets its kind alone: a text may hold data
                 say(f"failed: {type(error).__name__}: {error}")
                 told, answer = {"failed": type(error).__name__}, b""

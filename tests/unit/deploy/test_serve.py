@@ -85,7 +85,7 @@ def test_a_server_that_is_started_again_knows_its_rounds_and_lets_nodes_come_bac
         experiment=SimpleNamespace(rounds=3), roster=Roster.of("berlin"), root=tmp_path, record=tmp_path,
         status=tmp_path / "status.json",
     )  # fmt: skip
-    carrier: Any = SimpleNamespace(present=frozenset, knocked={})
+    carrier: Any = SimpleNamespace(present=frozenset, knocked=dict)
     Watch(site, Log(file=told), carrier).write()
     watch = Watch(site, Log(file=told), carrier)
     watch.remember()

@@ -156,6 +156,11 @@ def test_a_server_that_comes_back_in_a_study_changes_no_bit(federation, case, tm
                 federation.carrier.push(list(self._open.values()))
                 carriers.append(federation.carrier)
 
+        def drop(self, questions):
+            for name in questions:
+                self._open.pop(name, None)
+            federation.carrier.drop(questions)
+
         def pull(self):
             found = federation.carrier.pull()
             for each in found:

@@ -224,7 +224,7 @@ def test_a_key_that_is_not_admitted_is_noted_for_names_that_are_expected(federat
 
     for name in ("stranger", "anyone", ""):
         assert run(talk(name)) == "UNAUTHENTICATED: its key is not admitted"
-    assert federation.carrier.knocked == {"stranger": proof.public_line(key)}
+    assert federation.carrier.knocked() == {"stranger": proof.public_line(key)}
 
 
 def test_a_key_that_is_removed_while_it_is_shown_lets_nobody_in(federation, rome, monkeypatch):
