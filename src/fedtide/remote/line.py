@@ -166,6 +166,7 @@ class Line:
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
     _said: dict[str, float] = field(default_factory=dict)
+    _last: str = ""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -200,11 +201,13 @@ class Line:
             work.cancel()
 
     def _tell(self, line: str) -> None:
-        """Say a line, if that was not said within a minute."""
+        """Say a line that is news: neither the last one, nor one that was said within a minute."""
         now = time.monotonic()
-        if now - self._said.get(line, -MINUTE) >= MINUTE:
+        self._said = {each: at for each, at in self._said.items() if now - at < MINUTE or each == self._last}
+        if line != self._last and line not in self._said:
             self.say(line)
-            self._said = {each: at for each, at in self._said.items() if now - at < MINUTE} | {line: now}
+        self._said[line] = now
+        self._last = line
 
     async def _talk(self) -> bool:
         """Keep one stream until it ends; tell whether the study is over."""

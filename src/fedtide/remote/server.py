@@ -257,6 +257,23 @@ class GrpcCarrier:
             runner.run(self._serve(host, port, started))
 
     async def _serve(self, host: str, port: int, started: Future[int]) -> None:
+        try:
+            server = await self._opened(host, port)
+        except BaseException as error:
+            self._ended.set()
+            started.set_exception(error)
+            return
+        try:
+            started.set_result(self._door.port)
+            await self._closing.wait()
+            await self._say_farewell()
+            await server.stop(GRACE)
+            self._door.close()
+        finally:
+            self._ended.set()
+
+    async def _opened(self, host: str, port: int) -> Any:
+        """Return the server of gRPC, and let in who comes."""
         self._closing, grpc = asyncio.Event(), self._grpc
         server = grpc.aio.server(options=OPTIONS)
         try:
@@ -270,12 +287,13 @@ class GrpcCarrier:
             self._door = Door(server.add_secure_port("127.0.0.1:0", credentials))
             await server.start()
             await self._door.open(host, port)
-        except BaseException as error:
+        except BaseException:
             await server.stop(None)
-            started.set_exception(error)
-            return
-        started.set_result(self._door.port)
-        await self._closing.wait()
+            raise
+        return server
+
+    async def _say_farewell(self) -> None:
+        """End all streams; if the study is over wait a while for nodes that have not heard so."""
         for stream in self._streams.values():
             self._part(stream)
         while self._over is not None and time.monotonic() < self._over and set(self._names.values()) - self._told:
@@ -283,8 +301,6 @@ class GrpcCarrier:
         for _ in range(int(GRACE / LOOK)):
             if self._streams:
                 await asyncio.sleep(LOOK)
-        await server.stop(GRACE)
-        self._door.close()
 
     def _part(self, stream: Stream) -> None:
         """End a stream, as the server does."""

@@ -153,7 +153,7 @@ def test_a_server_that_does_not_ask_as_it_should_gets_no_signature(federation, r
         assert await server.hear() is None
 
     _, said = played(federation, rome, script, let_in=False)
-    assert "it hung up" in said[0]
+    assert "it does not speak as 'fedtide serve' does" in said[0]
     assert said[0].endswith("; it tries again")
 
 
@@ -166,8 +166,8 @@ def test_a_server_that_says_what_is_no_message_is_left(federation, rome, piece):
 
     server, said = played(federation, rome, script, let_in=False)
     assert server.streams >= 1
-    assert "it tries again" in said[0]
-    assert len(set(said)) == len(said) == 1
+    assert "it does not speak as 'fedtide serve' does" in said[0]
+    assert len(set(said)) == len(said)
 
 
 @pytest.mark.parametrize("times", [float("nan"), float("inf"), 10**400, -(10**400), "now", None, True, [1], -1.0, 0])
@@ -198,7 +198,8 @@ def test_clocks_that_differ_are_told(federation, rome, ahead, words):
     assert warned == ([f"warning: this machine's clock is {words} the server's: set it"] if words else [])
 
 
-def test_a_server_that_ends_without_a_word_is_tried_again(federation, rome):
+def test_a_server_that_ends_without_a_word_is_tried_again(federation, rome, monkeypatch):
+    monkeypatch.setattr(lines, "MINUTE", 0.0)
     streams = itertools.count()
 
     async def script(server):
@@ -460,7 +461,8 @@ def test_what_its_owner_may_mend_is_said_once_and_tried_again(federation):
     assert node.lines[1:] == [f"connected to the server at 127.0.0.1:{federation.port}"]
 
 
-def test_a_node_comes_back_when_its_server_was_away(federation):
+def test_a_node_comes_back_when_its_server_was_away(federation, monkeypatch):
+    monkeypatch.setattr(lines, "MINUTE", 0.0)
     with near(federation, "rome") as node:
         for _ in range(2):
             federation.carrier.close()

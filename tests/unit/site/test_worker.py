@@ -176,6 +176,7 @@ def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path
     worker = make()
     os.kill(ask(worker, words=2000)[0]["pid"], 9)
     assert ask(worker)[1] == b"tree"
+    worker.keep()
     assert (tmp_path / "worker.log").stat().st_size < 100
     assert (tmp_path / "worker.log.1").stat().st_size > 2000
 
