@@ -115,11 +115,19 @@ async def serving(
 @asynccontextmanager
 async def listening(take: Callable[..., Any], host: str = "127.0.0.1") -> AsyncIterator[int]:
     """Something that listens and is no server of nodes; its port."""
-    server = await asyncio.start_server(take, host, 0)
+    there: list[asyncio.StreamWriter] = []
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there.append(writer)
+        await take(reader, writer)
+
+    server = await asyncio.start_server(taken, host, 0)
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:
         server.close()
+        for writer in there:
+            writer.transport.abort()
 
 
 __all__ = ["Between", "Loop", "at_random", "listening", "serving"]

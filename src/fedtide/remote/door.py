@@ -115,9 +115,12 @@ class Door:
             if not self._count(guest):
                 guest.end()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Listen no longer, and end all connections."""
         if self._server is not None:
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0.01)  # what was just accepted has to be a connection, or nobody ends it
             self._server.close()
         for guest in (*self._strangers, *self._guests.values()):
             guest.end()

@@ -268,7 +268,7 @@ class GrpcCarrier:
             await self._closing.wait()
             await self._say_farewell()
             await server.stop(GRACE)
-            self._door.close()
+            await self._door.close()
         finally:
             self._ended.set()
 
