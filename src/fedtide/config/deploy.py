@@ -23,6 +23,8 @@ def parted(address: str) -> tuple[str, int]:
     (('fl.example.org', 8300), ('::1', 8300))
     """
     host, _, port = address.rpartition(":")
+    if host in ("0.0.0.0", "[::]"):
+        raise ValueError(f"found {shown(address)}, allowed: a name or address at which others reach this machine")
     inside = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     if not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535 and (_is_ip(inside, 6) or is_host(host))):
         raise ValueError(f"found {shown(address)}, allowed: HOST:PORT, such as 'fl.example.org:8300'")

@@ -64,6 +64,8 @@ def renew(folder: Path, address: str) -> None:
         authority = serialization.load_pem_private_key(read_bytes(folder / "ca.key", LARGEST), None)
         if not isinstance(authority, ec.EllipticCurvePrivateKey):
             raise ValueError("it is of another kind")
+        if authority.public_key() != read_certificate(folder / "ca.crt").public_key():
+            raise ValueError("it does not belong to ca.crt")
     except (ValueError, TypeError) as error:
         raise FedtideError(f"{folder / 'ca.key'}: damaged or not a private key ({error})") from None
     key = ec.generate_private_key(ec.SECP256R1())
@@ -84,9 +86,8 @@ def renew_if_due(folder: Path, address: str) -> str:
         FedtideError: nodes cannot be served without a new one, and it cannot be made.
     """
     x509, left, now = library().x509, timedelta(0), datetime.now(UTC)
-    if (folder / "server.crt").exists() and (folder / "server.key").exists():
-        check_secret(folder / "server.key")
-        found = read_certificate(folder / "server.crt")
+    check_authority(read_bytes(folder / "ca.crt", LARGEST), str(folder / "ca.crt"), now)
+    if (found := _fitting(folder)) is not None:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         covered = [str(each) for kind in (x509.DNSName, x509.IPAddress) for each in names.get_values_for_type(kind)]
         if parted(address)[0] in covered:
@@ -101,6 +102,20 @@ def renew_if_due(folder: Path, address: str) -> str:
             raise
         return f"the server's certificate ends in {left.days} days: {error}"
     return "the server's certificate was made anew"
+
+
+def _fitting(folder: Path) -> Any:
+    """Return the server's certificate; None if there is none, or it is not that of its key and of the authority."""
+    try:
+        found, authority = (read_certificate(folder / name) for name in ("server.crt", "ca.crt"))
+        found.verify_directly_issued_by(authority)
+        serialization = library().hazmat.primitives.serialization
+        key = serialization.load_pem_private_key(read_bytes(folder / "server.key", LARGEST), None)
+        fits = key.public_key() == found.public_key()
+    except (FedtideError, ValueError, TypeError, library().exceptions.InvalidSignature):
+        return None
+    check_secret(folder / "server.key")
+    return found if fits else None
 
 
 def read_certificate(path: Path) -> Any:

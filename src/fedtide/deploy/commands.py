@@ -264,6 +264,10 @@ def replay(run_folder: Path, /, *, data: list[Path] = [], out: Path | None = Non
         return 0
     first = "" if found.differs is None else f"; the records differ from round {found.differs} on"
     _say(f"after {found.rounds} rounds the weights are not those of the deployment{first}")
+    whose = (
+        "files in the order of the clients' ids" if data else "the study's own rows; --data takes those of the clients"
+    )
+    _say(f"it was played with {whose}")
     return 1
 
 

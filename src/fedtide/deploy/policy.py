@@ -19,6 +19,7 @@ models in a round, and the server is told its mean loss to three digits.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,10 +28,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedtide.core.config_types import Count, Flag, Positive
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, shown
 from fedtide.core.strict import Strict, checked
 from fedtide.core.types import Scores
 from fedtide.deploy.budget import Budget
@@ -53,6 +54,15 @@ MODELS = 3
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 
 
+def _fingerprint(value: str) -> str:
+    if not re.fullmatch("SHA256:[A-Za-z0-9+/]{43}", value):
+        raise ValueError(f"found {shown(value)}, allowed: a fingerprint as fedtide join prints it, SHA256:...")
+    return value
+
+
+Print = Annotated[str, AfterValidator(_fingerprint)]
+
+
 class Policy(Strict):
     """The rules of a node.
 
@@ -73,7 +83,7 @@ class Policy(Strict):
     fewest: Count = 1
     rows_at_least: Count = 1
     secure: Flag = False
-    peers: tuple[Name, ...] | None = None
+    peers: tuple[Print, ...] | None = None
     epsilon: Positive | None = None
     clip: dict[Name, Positive] = Field(default_factory=dict)
 

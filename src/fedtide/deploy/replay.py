@@ -97,6 +97,8 @@ def replay(root: Path, data: Sequence[Path] = (), out: Path | None = None) -> Re
         host = host_of(run.experiment, run.method, run.seed, store)
     recorded = recorded_sums(Site.read(root.parent), host.algorithm, host.wire) if private else None
     wire = host.wire if recorded is None or host.wire is None else replace(host.wire, steps=[recorded])
+    if place.exists():
+        raise FedtideError(f"{place}: already exists, and is left as it is; allowed: --out with a new folder")
     folder.create(settings, place)
     fleet = replayed(host, lines, run.experiment.fleet.threads, wire)
     judged = views(host.population) if data or not private else []

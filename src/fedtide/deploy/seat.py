@@ -23,7 +23,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.transforms import Prepare, apply_transforms, shape_after
 from fedtide.deploy import certificates
 from fedtide.deploy.files import check_own
-from fedtide.deploy.policy import Policy
+from fedtide.deploy.policy import SCORE, Policy
 from fedtide.deploy.rows import FileRows, columns_in_words
 from fedtide.deploy.site import versions
 from fedtide.deploy.tickets import RowsAbout, Ticket
@@ -171,6 +171,9 @@ class Seat:
                 yield f"columns: {path}: {columns}"
         yield f"study: {ticket.experiment.rounds} rounds; what is asked and sent will stand in {self.home / RECORD}"
         yield f"rules: {'none' if self.rules is None else self.rules}"
+        asked = (*self.algorithm.works, SCORE)
+        if unasked := [name for name in self.policy.questions or () if name not in asked]:
+            yield f"warning: your rules allow '{unasked[0]}', which this study never asks; it asks: {', '.join(asked)}"
         if self.policy.fewest > ticket.registered:
             yield (
                 f"warning: every question is refused: your rules want {self.policy.fewest} clients in a sum, and the "

@@ -350,6 +350,8 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
                 continue
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
+        if away := sum(node.key is not None and node.name not in carrier.present() for node in site.roster.node):
+            log.say("over", f"the study is over; {away} nodes are away, and have {SETTLE:.0f} s to come and hear so")
         forget(site)
         carrier.finish(SETTLE)
     log.say("over", f"report: {write_report([site.run])}")

@@ -112,6 +112,8 @@ def way_in(root: Path, node: Member, found: Connected | None, knocked: str | Non
 
 def intent(site: Site, now: datetime) -> Iterator[str]:
     """Say in lines what `fedtide serve` will do."""
+    ca = site.authority / "ca.crt"
+    certificates.check_authority(read_bytes(ca, LARGEST), str(ca), now)
     yield from about(site)
     deploy, rounds = site.deploy, site.experiment.rounds
     played = len(read_asks(site.record))

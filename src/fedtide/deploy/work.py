@@ -128,11 +128,20 @@ class Watch:
             line["opened"] = header["mask"]["alive"]
         self.record.parent.mkdir(parents=True, exist_ok=True)
         with open(self.record, "a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps(line))  # after what a kill may have left half
+            torn = _torn(self.record)  # a kill may have left half a line
+            file.write(("\n" if torn else "") + json.dumps(line) + "\n")
 
     def status(self) -> dict[str, Any]:
         """Return how the node is, in plain JSON."""
         return {"run": self.node.run, "since": self.since.isoformat(), "answered": self.answered, "last": self.last}
+
+
+def _torn(path: Path) -> bool:
+    """Tell whether a file does not end with the end of a line."""
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 1, 0))
+        return file.read() not in (b"", b"\n")
 
 
 def _slowed(handle: Handle, told: Mapping[str, Any]) -> Handle:

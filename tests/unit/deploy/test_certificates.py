@@ -187,3 +187,24 @@ def test_pipes_and_folders_are_refused(tmp_path):
         made.read_public_key(tmp_path)
     with pytest.raises(FedtideError, match="no such file"):
         made.read_public_key(tmp_path / "none")
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another"])
+def test_a_key_that_is_not_that_of_the_certificate_is_made_anew_with_it(tmp_path, damage):
+    made.make_authority(tmp_path, "10.0.0.5:8300")
+    before = (tmp_path / "server.key").read_bytes()
+    if damage == "another":
+        made.renew(tmp_path, "10.0.0.5:8300")
+    (tmp_path / "server.key").write_bytes(before if damage == "another" else b"garbage")
+    assert made.renew_if_due(tmp_path, "10.0.0.5:8300") == "the server's certificate was made anew"
+    assert handshake(tmp_path, "10.0.0.5")
+
+
+def test_a_damaged_authority_is_one_line(tmp_path):
+    made.make_authority(tmp_path, "10.0.0.5:8300")
+    (tmp_path / "ca.crt").write_text("garbage")
+    with pytest.raises(FedtideError, match=r"ca\.crt: damaged or not one certificate"):
+        made.renew_if_due(tmp_path, "10.0.0.5:8300")
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(FedtideError, match=r"ca\.crt: no such file"):
+        made.renew_if_due(tmp_path, "10.0.0.5:8300")

@@ -50,7 +50,7 @@ def test_masked_sums():
         "masks: shared with the nodes whose keys the server names first; `peers` of your rules can name them",
     ]
     assert not [line for line in lines if "refused" in line]
-    named = what_it_means(algorithm, LIKE, 3, Policy(fewest=5, peers=("SHA256:x",)), 3, Wire())
+    named = what_it_means(algorithm, LIKE, 3, Policy(fewest=5, peers=("SHA256:" + 43 * "x",)), 3, Wire())
     assert any("for 5 clients or more" in line for line in named)
     assert not [line for line in named if line.startswith("masks")]
 
