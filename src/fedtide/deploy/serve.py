@@ -133,8 +133,8 @@ class Latest:
             there = {node.name: node.clients for node in found.node}
             lacking = [node.name for node in self.known.node if there.get(node.name) != node.clients]
             if lacking:
-                wrong = f"{self.root / 'roster.toml'}: node '{lacking[0]}' is gone or has other clients; allowed: to "
-                wrong += "remove its key, which locks it out"
+                wrong = f"{self.root / 'roster.toml'}: node '{lacking[0]}' was removed, or its clients were changed; "
+                wrong += "to lock a node out, remove its line 'key'"
             else:
                 self.known = found
         except (FedtideError, OSError) as error:
@@ -235,7 +235,7 @@ class Watch:
         try:
             self.look().write(self.site.status)
         except OSError as error:
-            wrong = f"{self.site.status} cannot be written ({error.strerror or error}): nor can the rounds; make room"
+            wrong = f"{self.site.status} cannot be written ({error.strerror or error}). Then the rounds cannot be saved either"
         if wrong and wrong != self._wrong:
             self.log.say("disk", wrong)
         self._wrong = wrong
@@ -351,7 +351,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
         if away := sum(node.key is not None and node.name not in carrier.present() for node in site.roster.node):
-            log.say("over", f"the study is over; {away} nodes are away, and have {SETTLE:.0f} s to come and hear so")
+            log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn this")
         forget(site)
         carrier.finish(SETTLE)
     log.say("over", f"report: {write_report([site.run])}")

@@ -350,7 +350,7 @@ def chosen(experiment: Experiment, method: str, clients: int, address: str | Non
     check_fewest(deploy, clients, where)
     data = experiment.data
     if data.public_samples:
-        raise refused(f"{where}: data.public_samples", data.public_samples, "0, as tickets carry no rows to nodes")
+        raise refused(f"{where}: data.public_samples", data.public_samples, "0, because tickets carry no rows to nodes")
     if experiment.fleet.device != CPU:  # a site has one digest, and machines of nodes have devices of their own
         raise refused(f"{where}: fleet.device", experiment.fleet.device, "cpu, which servers and nodes compute on")
     rows = rows_of(experiment, experiment.seeds[0])
@@ -395,7 +395,7 @@ def check_hidden(study: Experiment, roster: Roster, where: str) -> None:
     if wire is None or not wire.secure or hidden(holders, wire.fewest):
         return
     largest = max(roster.node, key=lambda node: len(node.clients))
-    but = "with what it knows of a sum the server would know the others"
+    but = "this node and the server together could compute the answers of the others"
     found = f"{len(largest.clients)} of {len(holders)} clients at {largest.name}"
     raise refused(f"{where}: --nodes", found, f"{wire.fewest - 1} clients or more beside those of any node", but)
 
@@ -548,6 +548,7 @@ def invite(root: Path, names: str) -> list[Ticket]:
         ]
         values = {"node": [node.model_dump() for node in (*site.roster.node, *more)]}
         grown = replace(site, roster=Roster.checked(values, str(root / "roster.toml")))
+        check_hidden(site.experiment, grown.roster, "NODES")
         tickets = [grown.ticket(node) for node in more]
         for ticket in tickets:
             path = root / "tickets" / f"{ticket.node}.ticket"

@@ -98,7 +98,7 @@ def way_in(root: Path, node: Member, found: Connected | None, knocked: str | Non
         now: the time.
     """
     if node.key is None:
-        came = "" if knocked is None else f"; it comes with the key {knocked}: compare that with its owner, then"
+        came = "" if knocked is None else f"; it came with the key {knocked}, which you compare with its owner, then"
         return f"{node.name}: not admitted{came}: fedtide admit {root} {node.name} {node.name}.pub"
     if knocked is not None:
         return (

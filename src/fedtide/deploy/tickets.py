@@ -262,7 +262,7 @@ def check_portable(experiment: Experiment, method: Method) -> None:
     """
     where = f"method '{method.name}'"
     if method.algorithm not in REGISTRY:
-        raise refused(f"{where}.algorithm", method.algorithm, "a registered name, as tickets bring no code to nodes")
+        raise refused(f"{where}.algorithm", method.algorithm, "a registered name, because tickets bring no code to nodes")
     settings = {f"{where}.{key}": value for key, value in method.settings().items()}
     named = {
         **settings,
@@ -271,7 +271,7 @@ def check_portable(experiment: Experiment, method: Method) -> None:
         "data.transforms": experiment.data.transforms,
     }
     for key, found in foreign(named):
-        raise refused(key, found, "what names no code and no file, as tickets bring neither to nodes")
+        raise refused(key, found, "what names no code and no file, because tickets bring neither to nodes")
 
 
 def foreign(part: Any, key: str = "") -> Iterator[tuple[str, str]]:

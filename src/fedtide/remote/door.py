@@ -87,7 +87,7 @@ class Door:
                     same.listen(QUEUE)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                why = "is taken, maybe as this site is served already: end what has it, or choose another port"
+                why = "is taken, maybe because this site is served already: end the program that has it"
             elif error.errno == errno.EACCES:
                 why = "may not be opened by this user: choose a port above 1023"
             else:

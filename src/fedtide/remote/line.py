@@ -62,11 +62,11 @@ CAUSES = (
     Cause("a node with the same key", f"{NOT_IN}: a node with the same key is connected"),
     Cause(
         r"its key is that of ([\w.-]{1,100})",
-        rf"{NOT_IN}: its key is that of '\1' there; use the ticket of that",
+        rf"{NOT_IN}: its key is admitted there as that of '\1'; use the ticket of '\1'",
         over=True,
     ),
-    Cause("was not shown", f"{NOT_IN}: it did not show its key; is key and ticket those of one node"),
-    Cause("was silent", f"{NOT_IN}, and does not say why"),
+    Cause("the key was not shown", f"{NOT_IN}: it did not prove its key; check that key and ticket belong to the same node"),
+    Cause("was silent|not shown in time", f"{NOT_IN}, and does not say why"),
     Cause("message is larger than it may be", "the server takes no answer that is so large"),
     Cause(r"broken: (.*)", r"it does not speak as 'fedtide serve' does (\1)"),
     Cause("another study is served", f"the server plays another study than that of this ticket: {ASK}", over=True),
@@ -100,7 +100,7 @@ CAUSES = (
     Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
-        "it hung up: it has ended, or what stands before it finds nobody",
+        "the connection was closed: the server has ended, or a proxy before it finds no server",
         away=True,
     ),
     Cause("", "it cannot be reached now (is it up, and is its address right?)", away=True),
@@ -111,7 +111,7 @@ def meaning(said: str) -> Cause:
     """Return what an error of gRPC, or of the server, means.
 
     >>> meaning("its key is that of oslo").line
-    "the server does not let this node in: its key is that of 'oslo' there; use the ticket of that"
+    "the server does not let this node in: its key is admitted there as that of 'oslo'; use the ticket of 'oslo'"
     """
     found = ((re.search(cause.pattern, said), cause) for cause in CAUSES)
     cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)

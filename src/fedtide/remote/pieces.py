@@ -112,11 +112,11 @@ class Head:
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise Broken("what should say what comes is no JSON object")
+            raise Broken("the head of a message is not a JSON object")
         kind, name, header, payload = (said.pop(key, None) for key in ("kind", "id", "header", "payload"))
         whole = all(type(size) is int and 0 <= size <= 2**40 for size in (header, payload))
         if not (isinstance(kind, str) and isinstance(name, str) and len(name) <= 500 and whole):
-            raise Broken("what should say what comes has other keys")
+            raise Broken("the head of a message has wrong keys")
         return Head(kind, name, header, payload, said)
 
 

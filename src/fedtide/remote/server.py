@@ -329,7 +329,7 @@ class GrpcCarrier:
             if before is not None:
                 before.out.put_nowait(None)
         except (Broken, TimeoutError):
-            return await context.abort(status.INVALID_ARGUMENT, "who this is was not shown in time")
+            return await context.abort(status.INVALID_ARGUMENT, "its key was not shown in time")
         except _Refused as why:
             return await context.abort(status.UNAUTHENTICATED, str(why))
         self._door.know(guest)

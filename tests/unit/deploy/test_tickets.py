@@ -217,8 +217,8 @@ def method(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (method(algorithm="os:system"), "a registered name, as tickets bring no code"),
-        (method(algorithm="fedtide.deploy.site:make_site"), "a registered name, as tickets bring no code"),
+        (method(algorithm="os:system"), "a registered name, because tickets bring no code"),
+        (method(algorithm="fedtide.deploy.site:make_site"), "a registered name, because tickets bring no code"),
         (method(loss=EVIL), "loss.*names no code"),
         (method(cohort=EVIL), "cohort.*names no code"),
         (method(init_from="/etc/passwd"), "init_from"),
@@ -280,5 +280,5 @@ def test_a_clock_that_is_wrong_is_named(days):
 
 def test_studies_that_name_files_are_not_deployed():
     study = toy("fedavg", {"loss": {"kind": "python", "function": "mine:loss"}})
-    with pytest.raises(FedtideError, match="as tickets bring neither to nodes"):
+    with pytest.raises(FedtideError, match="because tickets bring neither to nodes"):
         check_portable(study, study.method[0])

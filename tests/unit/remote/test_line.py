@@ -424,7 +424,7 @@ def test_an_answer_goes_out_on_the_stream_that_there_is_then(federation, rome):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("its key is that of oslo", "its key is that of 'oslo' there; use the ticket of that"),
+        ("its key is that of oslo", "its key is admitted there as that of"),
         ("another study is served here (x); ask", "the server plays another study than that of this ticket"),
         ("it speaks version 1 of the protocol", "the server has another version of fedtide: install the same"),
     ],
@@ -631,8 +631,8 @@ async def silent(reader, writer):
     ("take", "words"),
     [
         (http, "error: server HERE: it does not speak TLS: something else than 'fedtide serve' listens there; ask its"),
-        (hang_up, "server HERE: it hung up: "),
-        (reset, "server HERE: it hung up: "),
+        (hang_up, "server HERE: the connection was closed"),
+        (reset, "server HERE: the connection was closed"),
         (silent, "server HERE: it cannot be reached now (is it up, and is its address right?); the node goes on"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

@@ -89,7 +89,7 @@ def test_a_payload_is_cut_where_it_has_to_be(size):
     ids=range(33),
 )  # fmt: skip
 def test_a_head_that_is_none_is_broken(piece):
-    with pytest.raises(Broken, match="what should say what comes"):
+    with pytest.raises(Broken, match="the head of a message"):
         Head.of(piece)
 
 

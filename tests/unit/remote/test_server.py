@@ -105,7 +105,7 @@ def test_a_stream_that_never_speaks_is_ended(federation, rome, monkeypatch):
             assert (await said_by(call)).kind == "challenge"
             return await ended(call)
 
-    assert run(talk()) == "INVALID_ARGUMENT: who this is was not shown in time"
+    assert run(talk()) == "INVALID_ARGUMENT: its key was not shown in time"
 
 
 def test_an_introduction_that_was_recorded_lets_nobody_in(federation, rome):
@@ -154,9 +154,9 @@ CASES = {
     "no run": ({"run": None}, "UNAUTHENTICATED: another study is served here"),
     "another version": ({"scheme": 2}, "UNAUTHENTICATED: it speaks version 2 of the protocol, and this server"),
     "no version": ({"scheme": "\ud800\x1b[31m"}, "UNAUTHENTICATED: it speaks version ? of the protocol"),
-    "a payload": ({"payload": 5}, "INVALID_ARGUMENT: who this is was not shown"),
-    "a header": ({"header": 5}, "INVALID_ARGUMENT: who this is was not shown"),
-    "another kind": ({"kind": "answer"}, "INVALID_ARGUMENT: who this is was not shown"),
+    "a payload": ({"payload": 5}, "INVALID_ARGUMENT: its key was not shown"),
+    "a header": ({"header": 5}, "INVALID_ARGUMENT: its key was not shown"),
+    "another kind": ({"kind": "answer"}, "INVALID_ARGUMENT: its key was not shown"),
 }
 
 
@@ -182,7 +182,7 @@ def test_who_says_something_else_is_told_so(federation, rome, said):
             return await ended(call)
 
     found = run(talk())
-    assert found.startswith(("INVALID_ARGUMENT: who this is was not shown", "UNAVAILABLE"))  # more than a stranger may
+    assert found.startswith(("INVALID_ARGUMENT: its key was not shown", "UNAVAILABLE"))  # more than a stranger may
     answers(federation)
 
 
@@ -193,7 +193,7 @@ def test_who_ends_its_half_or_hangs_up_is_forgotten(federation, rome):
         async with stream(rome) as call:
             await said_by(call)
             await call.done_writing()
-            assert (await ended(call)).startswith("INVALID_ARGUMENT: who this is was not shown")
+            assert (await ended(call)).startswith("INVALID_ARGUMENT: its key was not shown")
         async with stream(rome):
             pass
 
