@@ -97,7 +97,7 @@ faults: .venv/.developing
 # One after the other: each has processes of its own. Some of them: make deployed DEPLOYED="-k scaffold"
 DEPLOYED ?=
 deployed: .venv/.developing
-	$(PYTEST) -n 0 tests/unit/remote tests/deploy --kills 300 $(DEPLOYED)
+	$(PYTEST) -n 0 tests/unit/remote tests/deploy --thorough --kills 300 $(DEPLOYED)
 
 # A SuperLink with TLS and three SuperNodes, as people who have their own start them (docs/flower.md).
 # The part that continuous integration runs: make flower FLOWER="-k 'not ifca and not own_rows'"

@@ -17,6 +17,7 @@ from helpers.federation import until
 from helpers.serving import WAIT, Serving
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.deploy,
     pytest.mark.slow,
     pytest.mark.xdist_group("deploy"),

@@ -12,7 +12,7 @@ from fedtide.deploy.replay import replay
 from helpers import slow_worker
 from helpers.serving import Serving
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+pytestmark = [pytest.mark.thorough, pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
 
 def test_a_slow_client_is_asked_after_in_later_rounds(tmp_path):

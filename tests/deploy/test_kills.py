@@ -23,7 +23,7 @@ from fedtide.deploy.site import Roster, make_site
 from helpers.hospitals import hospitals
 from helpers.processes import children
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+pytestmark = [pytest.mark.thorough, pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
 KINDS = ("server", "node", "worker")
 MOMENT = 3.0

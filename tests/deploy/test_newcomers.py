@@ -11,7 +11,7 @@ pytest.importorskip("cryptography")
 from fedtide.deploy.replay import replay
 from helpers.serving import WAIT, Serving
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+pytestmark = [pytest.mark.thorough, pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
 
 def test_a_node_that_is_invited_while_rounds_are_played_takes_part(tmp_path):

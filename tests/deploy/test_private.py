@@ -14,7 +14,7 @@ from helpers.federation import until
 from helpers.hospitals import NAMES
 from helpers.serving import WAIT, Serving
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
+pytestmark = [pytest.mark.thorough, pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("deploy")]
 
 PRIVACY = {
     "epsilon": 8.0,

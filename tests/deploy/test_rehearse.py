@@ -29,7 +29,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [name if name == "scaffold" else pytest.param(name, marks=pytest.mark.thorough) for name in METHODS]
+)
 def test_deployed_is_simulated(tmp_path, name):
     method = {"name": name, "algorithm": name, "cohort": 4, "local": LOCAL, **METHODS[name]}
     experiment = read(hospitals(tmp_path, method=[method]))
@@ -41,6 +43,7 @@ def test_deployed_is_simulated(tmp_path, name):
     assert ("killing the server" in said.getvalue()) == kills
 
 
+@pytest.mark.thorough
 def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
     method = {"name": "ifca", "algorithm": "ifca", "cohort": 5, "local": LOCAL, "clusters": 2}
     experiment = read(hospitals(tmp_path, method=[method], wire={"secure": True, "fewest": 3}))
@@ -53,6 +56,7 @@ def test_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_kill
     assert '"opened": {"0": [' in told
 
 
+@pytest.mark.thorough
 def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_server_killed(tmp_path):
     method = {"name": "FedAvg", "algorithm": "fedavg", "cohort": 5, "local": LOCAL}
     privacy = {"epsilon": 8.0, "clip": {"delta": 1.0, "loss": 5.0}, "noise": "banded", "distance": 1}
@@ -67,6 +71,7 @@ def test_private_masked_sums_are_those_of_the_simulation_with_a_node_and_the_ser
     assert not there.private.exists(), "what noise needed is gone when the run is over"
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_plan", lambda site, kills: [Kill(1, "")])
     site = make_site(

@@ -40,7 +40,8 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
         "health": health,
     }
     command = node_command(write(home, told, line))
-    log.say("node", f"{seat.ticket.node} runs until the study is over, or Ctrl-C; the log of its work is {seat.home / 'run' / 'worker.log'}")
+    work = seat.home / "run" / "worker.log"
+    log.say("node", f"{seat.ticket.node} runs until the study is over, or Ctrl-C; the log of its work is {work}")
     sys.stdout.flush()
     os.execv(command[0], command)  # all that was needed for the checks is given back
 

@@ -235,7 +235,8 @@ class Watch:
         try:
             self.look().write(self.site.status)
         except OSError as error:
-            wrong = f"{self.site.status} cannot be written ({error.strerror or error}). Then the rounds cannot be saved either"
+            why = error.strerror or error
+            wrong = f"{self.site.status} cannot be written ({why}). Then the rounds cannot be saved either"
         if wrong and wrong != self._wrong:
             self.log.say("disk", wrong)
         self._wrong = wrong
@@ -351,7 +352,7 @@ def serve(site: Site, *, log: Log, health: int | None = None, rehearsed: bool = 
             over = over or latest.read().clients == site.roster.clients
         watch.phase = "over"
         if away := sum(node.key is not None and node.name not in carrier.present() for node in site.roster.node):
-            log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn this")
+            log.say("over", f"the study is over; nodes away: {away}; they have {SETTLE:.0f} s to connect and learn it")
         forget(site)
         carrier.finish(SETTLE)
     log.say("over", f"report: {write_report([site.run])}")

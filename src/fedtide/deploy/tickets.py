@@ -262,7 +262,8 @@ def check_portable(experiment: Experiment, method: Method) -> None:
     """
     where = f"method '{method.name}'"
     if method.algorithm not in REGISTRY:
-        raise refused(f"{where}.algorithm", method.algorithm, "a registered name, because tickets bring no code to nodes")
+        allowed = "a registered name, because tickets bring no code to nodes"
+        raise refused(f"{where}.algorithm", method.algorithm, allowed)
     settings = {f"{where}.{key}": value for key, value in method.settings().items()}
     named = {
         **settings,

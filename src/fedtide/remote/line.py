@@ -65,7 +65,7 @@ CAUSES = (
         rf"{NOT_IN}: its key is admitted there as that of '\1'; use the ticket of '\1'",
         over=True,
     ),
-    Cause("the key was not shown", f"{NOT_IN}: it did not prove its key; check that key and ticket belong to the same node"),
+    Cause("the key was not shown", f"{NOT_IN}: it did not prove its key; key and ticket are not those of one node"),
     Cause("was silent|not shown in time", f"{NOT_IN}, and does not say why"),
     Cause("message is larger than it may be", "the server takes no answer that is so large"),
     Cause(r"broken: (.*)", r"it does not speak as 'fedtide serve' does (\1)"),
