@@ -461,14 +461,18 @@ def test_a_prior_of_a_day_goes_by_the_clock_of_the_zone(tmp_path):
     assert shares == pytest.approx([1.0, 0.5, 0.0])
 
 
-def test_it_waits_a_while_for_enough_clients(tmp_path):
+def test_no_round_begins_before_enough_clients_are_there(tmp_path):
+    """It waits for longer than answers are waited for, and goes on when the other node comes."""
     made, time = host("fedavg"), Time()
     clock = RoundClock(monotonic=time, sleep=time.sleep)
+    told = []
 
-    def one(nodes):
-        return NearCarrier({"node-0": nodes["node-0"]})
+    class Late(NearCarrier):
+        def present(self):
+            return frozenset(self.nodes) if time() >= 3600 else frozenset({"node-0"})
 
-    fleet = near_fleet(made, 2, tmp_path, one, fewest=8, patience=60.0, clock=clock)
+    fleet = near_fleet(made, 2, tmp_path, Late, fewest=8, patience=60.0, clock=clock, waits=told.append)
     fleet.begin(Moment(0, 1))
-    assert time() == 60.0
-    assert fleet.present.tolist() == [0, 1, 2, 3]
+    assert time() >= 3600
+    assert fleet.present.tolist() == list(range(8))
+    assert (told[0], told[-1]) == (4, 8)
