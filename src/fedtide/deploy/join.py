@@ -7,11 +7,12 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from fedtide.core.errors import FedtideError
 from fedtide.deploy.log import Log, check_port
 from fedtide.deploy.seat import Seat
 from fedtide.remote.line import look_at
 from fedtide.remote.pieces import library
-from fedtide.site.node import known_of, node_command, write
+from fedtide.site.node import LET_IN, known_of, node_command, write
 
 
 def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
@@ -31,7 +32,13 @@ def join(seat: Seat, *, log: Log, health: int | None = None) -> NoReturn:
     home = seat.home.absolute()
     (home / "ca.crt").write_text(seat.ticket.authority, encoding="ascii")
     line = {**line_of(seat), "json": log.lines}
-    log.say("server", asyncio.run(look_at(known_of(line))))
+    try:
+        said = asyncio.run(look_at(known_of(line)))
+    except FedtideError as error:
+        if not (home / "run" / LET_IN).exists():
+            raise
+        said = f"{error}; the node goes on trying"
+    log.say("server", said)
     told = {
         "ticket": str(seat.copy.absolute()),
         "data": [str(path.absolute()) for path in seat.data],

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -80,6 +80,11 @@ def node_of(told: Mapping[str, Any]) -> Node:
     )
 
 
+REFUSALS, NAMES = 100, 20
+"""Refused questions of a minute that are written down, and clients and names in each: who asks much could fill the
+disk."""
+
+
 @dataclass
 class Watch:
     """What a node says of itself to programs of its machine.
@@ -97,6 +102,7 @@ class Watch:
     record: Path
     answered: int = 0
     last: dict[str, Any] | None = None
+    _refused: dict[int, int] = field(default_factory=dict)
 
     def handle(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a question; nothing is sent of a client that is not written down."""
@@ -115,16 +121,26 @@ class Watch:
 
     def _note(self, header: Mapping[str, Any], told: Mapping[str, Any], received: int, sent: int) -> None:
         """Write down a question and what is sent to the server."""
+        refused = all(word.startswith(REFUSED) for word in told["clients"].values())
+        minute = int(time.time() // 60)
+        if refused and self._refused.get(minute, 0) >= REFUSALS:
+            self._refused[minute] += 1
+            return
+        skipped = sum(max(count - REFUSALS, 0) for then, count in self._refused.items() if then != minute)
+        self._refused = {minute: self._refused.get(minute, 0) + refused}
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "round": header["moment"]["round"],
-            **{key: header[key] for key in ("kind", "question", "reveal")},
+            **{key: header[key] for key in ("kind", "question")},
+            "reveal": [name[:100] for name in header["reveal"][:NAMES]],
             "members": header.get("members", 0),
-            "clients": told["clients"],
+            "clients": dict(list(told["clients"].items())[: REFUSALS if refused else None]),
             "received": received,
             "sent": sent,
         }
-        if header["kind"] == "unmask":
+        if skipped:
+            line["not noted"] = skipped
+        if header["kind"] == "unmask" and not refused:
             line["opened"] = header["mask"]["alive"]
         self.record.parent.mkdir(parents=True, exist_ok=True)
         with open(self.record, "a", encoding="utf-8") as file:

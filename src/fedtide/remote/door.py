@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from typing import Any
 
 from fedtide.core.errors import FedtideError
@@ -126,7 +127,7 @@ class Door:
             guest.end()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        guest = Guest(str((writer.get_extra_info("peername") or ("?",))[0]), writer)
+        guest = Guest(_network(str((writer.get_extra_info("peername") or ("?",))[0])), writer)
         if not self._count(guest):
             return guest.end()
         back, port = None, 0
@@ -170,6 +171,15 @@ class Door:
     def _forget(self, guest: Guest) -> None:
         if (timer := self._strangers.pop(guest, None)) is not None:
             timer.cancel()
+
+
+def _network(address: str) -> str:
+    """Return what counts as one address: of IPv6 the 64 bits that one machine may have all of.
+
+    >>> _network("192.0.2.7"), _network("2001:db8::1:2")
+    ('192.0.2.7', '2001:db8::/64')
+    """
+    return str(ip_network(f"{address.partition('%')[0]}/64", strict=False)) if ":" in address else address
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: Guest | None = None) -> None:

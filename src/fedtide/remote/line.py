@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,11 +159,13 @@ class Line:
         known: who is called, and who calls.
         answer: answers one question; it is called in a thread. It raises `Failed` where there is no answer.
         say: is told in a line what a person should know.
+        let_in: is called when the server has let the node in.
     """
 
     known: Known
     answer: Answer
     say: Callable[[str], None]
+    let_in: Callable[[], None] = lambda: None
     _waiting: dict[str, tuple[Message, float]] = field(default_factory=dict)
     _out: asyncio.Queue[Message] | None = None
     _said: dict[str, float] = field(default_factory=dict)
@@ -218,6 +221,7 @@ class Line:
                 async with asyncio.timeout(INTRODUCTION):
                     await self._introduce(call, grpc.aio.EOF)
                 self._tell(f"connected to the server at {self.known.address}")
+                self.let_in()
                 return await self._exchange(call, grpc.aio.EOF)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise Closed(await _why(call) or str(error)) from None
@@ -244,11 +248,11 @@ class Line:
     def _compare_clocks(self, there: Any) -> None:
         if isinstance(there, int | float) and 0 <= there < 1e11 and abs(ahead := time.time() - there) > SKEW:
             word = "ahead of" if ahead > 0 else "behind"
-            self.say(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
+            self._tell(f"warning: this machine's clock is {abs(ahead) / 3600:.1f} hours {word} the server's: set it")
 
     async def _exchange(self, call: Any, end: Any) -> bool:
         """Take questions, and send answers, until the stream ends; tell whether the study is over."""
-        out: asyncio.Queue[Message] = asyncio.Queue()
+        out: asyncio.Queue[Message] = asyncio.Queue(1)
         self._out = out
         ways = [asyncio.create_task(way) for way in (self._read(call, end, out), _write(call, out))]
         try:
@@ -259,6 +263,8 @@ class Line:
         finally:
             if self._out is out:
                 self._out = None
+            while not out.empty():  # an answer that waits to be sent is asked for again
+                out.get_nowait()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
@@ -273,7 +279,8 @@ class Line:
             if message.kind == "over":
                 return True
             if message.kind == "ping":
-                out.put_nowait(Message("pong"))
+                with suppress(asyncio.QueueFull):  # an answer says as much
+                    out.put_nowait(Message("pong"))
             elif message.kind == "drop":
                 self._waiting.pop(message.id, None)
             elif message.kind == "question":
@@ -286,7 +293,7 @@ class Line:
 
     def _wanted(self, head: Head) -> bool:
         """Tell whether a message is kept: one that is waiting, or at work, is not taken twice."""
-        kept = sum(len(question.payload) for question, _ in self._waiting.values())
+        kept = sum(len(question.header) + len(question.payload) for question, _ in self._waiting.values())
         if head.header > HEADER or head.payload > MOST - kept or len(self._waiting) > QUESTIONS:
             raise Broken("the server asks more at a time than a node takes")
         return head.kind != "question" or head.id not in self._waiting
@@ -310,7 +317,7 @@ class Line:
                     reply = Message("answer", name, {"error": f"failed: {type(error).__name__}"})
                     self.say(f"a question failed: {type(error).__name__}: {error}")
                 if name in self._waiting and self._out is not None:
-                    self._out.put_nowait(reply)
+                    await self._out.put(reply)  # who does not take answers gets no other ones
             self._waiting.pop(name, None)
 
 

@@ -54,13 +54,15 @@ def signed(key: Any, said: bytes) -> str:
 def holds(line: str, signature: str, said: bytes) -> bool:
     """Tell whether a signature is of a public key "KIND BASE64"; both may be anything."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP384R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.hashes import SHA384
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     try:
         key = load_ssh_public_key(line.encode())
-        if not isinstance(key, EllipticCurvePublicKey):
+        if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
+            return False
+        if key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() != line:  # a comment, or another spelling
             return False
         key.verify(bytes.fromhex(signature), said, ECDSA(SHA384()))
     except (ValueError, InvalidSignature, UnsupportedAlgorithm, FedtideError):

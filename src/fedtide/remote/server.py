@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,14 +69,16 @@ class Stream:
     Attributes:
         name: of the node.
         key: its public key.
-        out: messages that are to be sent; None ends the stream.
+        out: what is to be sent: messages, names of questions; None ends the stream.
         moved: when something last went over it.
+        ended: whether nothing counts any more that comes over it.
     """
 
     name: str
     key: str
-    out: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
+    out: asyncio.Queue[Message | str | None] = field(default_factory=asyncio.Queue)
     moved: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def alive(self) -> bool:
         """Tell whether the node still moves."""
@@ -244,8 +247,12 @@ class GrpcCarrier:
         """Have something said to a node that is there; None ends its stream."""
 
         def put() -> None:
-            if (stream := self._streams.get(node)) is not None:
-                stream.out.put_nowait(_asked(what) if isinstance(what, Open) else what)
+            if (stream := self._streams.get(node)) is None:
+                return
+            if what is None:
+                stream.ended.set()
+            else:
+                stream.out.put_nowait(what.question.id if isinstance(what, Open) else what)
 
         if not self._ended.is_set():
             self._loop.call_soon_threadsafe(put)
@@ -311,14 +318,16 @@ class GrpcCarrier:
     async def _talk(self, unused: Any, context: Any) -> None:
         """Serve one stream: find out whose it is, and ask."""
         del unused
-        guest = self._door.guest(int(context.peer().rpartition(":")[2]))
+        here, _, port = context.peer().rpartition(":")
+        guest = self._door.guest(int(port)) if here == "ipv4:127.0.0.1" else None
         status = self._grpc.StatusCode
         if guest is None:
             return await context.abort(status.PERMISSION_DENIED, "nodes come in at the server's address")
         try:
             async with asyncio.timeout(INTRODUCTION):
                 name, key = await self._introduced(context)
-            if (before := self._streams.get(name)) is not None and await before.alive():
+            before = self._streams.get(name)
+            if before is not None and self._names.get(before.key) == name and await before.alive():
                 raise _Refused("a node with the same key is connected")
             stream = Stream(name, key)
             with self._lock:
@@ -327,7 +336,7 @@ class GrpcCarrier:
                 before, self._streams[name] = self._streams.get(name), stream
                 waiting = [each for each in self._open.values() if each.question.node == name and not each.came]
             if before is not None:
-                before.out.put_nowait(None)
+                before.ended.set()
         except (Broken, TimeoutError):
             return await context.abort(status.INVALID_ARGUMENT, "its key was not shown in time")
         except _Refused as why:
@@ -335,12 +344,13 @@ class GrpcCarrier:
         self._door.know(guest)
         stream.out.put_nowait(Message("welcome"))
         for each in waiting:
-            stream.out.put_nowait(_asked(each))
+            stream.out.put_nowait(each.question.id)
         if self._closing.is_set():
             self._part(stream)
         ways = [
             asyncio.create_task(self._write(context, stream)),
-            asyncio.create_task(self._read(context, name, stream)),
+            asyncio.create_task(self._read(context, stream)),
+            asyncio.create_task(stream.ended.wait()),
         ]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -352,6 +362,8 @@ class GrpcCarrier:
             for way in ways:
                 way.cancel()
             self._door.doubt(guest)
+        if stream.ended.is_set():
+            await context.abort(status.UNAUTHENTICATED, "its key is not admitted, or it came once more")
         if broken:
             await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
 
@@ -393,21 +405,27 @@ class GrpcCarrier:
 
     async def _write(self, context: Any, stream: Stream) -> None:
         """Send what is to be said, until the stream is to end."""
-        while (message := await stream.out.get()) is not None:
-            with self._lock:
-                waiting = self._open.get(message.id)
-            if message.kind == "question":
-                if waiting is None:  # it is over
+        while (item := await stream.out.get()) is not None:
+            message, seconds = item, INTRODUCTION
+            if isinstance(item, str):
+                with self._lock:
+                    waiting = self._open.get(item)
+                if waiting is None:  # it is over, and nothing of it is kept
                     continue
-                waiting.sent = True
-            for piece in message.pieces():
-                await context.write(piece)
-                if message.kind != "ping":  # that is small enough to be taken where nobody is any more
-                    stream.moved = time.monotonic()
+                message, waiting.sent, seconds = _asked(waiting), True, max(waiting.left, 0.0) + GRACE
+            assert isinstance(message, Message)
+            try:
+                async with asyncio.timeout(seconds):
+                    for piece in message.pieces():
+                        await context.write(piece)
+                        if message.kind != "ping":  # that is small enough to be taken where nobody is any more
+                            stream.moved = time.monotonic()
+            except TimeoutError:
+                raise Broken("a node does not take what it is sent") from None
             if message.kind == "over":
                 self._told.add(stream.name)
 
-    async def _read(self, context: Any, name: str, stream: Stream) -> None:
+    async def _read(self, context: Any, stream: Stream) -> None:
         """Take answers, until the stream ends."""
 
         async def read() -> Any:
@@ -415,16 +433,21 @@ class GrpcCarrier:
             stream.moved = time.monotonic()
             return piece
 
-        while (
-            message := await next_message(read, self._grpc.aio.EOF, lambda head: self._wanted(name, head))
-        ) is not None:
+        end, wanted = self._grpc.aio.EOF, partial(self._wanted, stream)
+        while (message := await next_message(read, end, wanted)) is not None:
             if message.kind == "answer":
                 with self._lock:
+                    if not self._counts(stream):
+                        continue
                     if (waiting := self._open.get(message.id)) is not None:
                         waiting.came = True
-                    self._came.append((name, message.id, message.said, message.header, message.payload))
+                    self._came.append((stream.name, message.id, message.said, message.header, message.payload))
 
-    def _wanted(self, node: str, head: Head) -> bool:
+    def _counts(self, stream: Stream) -> bool:
+        """Tell whether what comes over a stream counts: it is the last one of its node, whose key is admitted."""
+        return self._streams.get(stream.name) is stream and self._names.get(stream.key) == stream.name
+
+    def _wanted(self, stream: Stream, head: Head) -> bool:
         """Tell whether a message is kept; an answer to nothing, or another one, is read and thrown away.
 
         Raises:
@@ -433,13 +456,14 @@ class GrpcCarrier:
         answer = head.kind == "answer"
         with self._lock:
             waiting = self._open.get(head.id) if answer else None
-            mine = waiting is not None and waiting.question.node == node and not waiting.came
+            mine = waiting is not None and waiting.question.node == stream.name and not waiting.came
+            mine = mine and self._counts(stream)
             most = waiting.question.largest if mine and waiting is not None else MOST if answer else 0
             too_large = head.header > (HEADER if answer else 0) or head.payload > most
             if mine and waiting is not None and too_large:
                 waiting.came = True
                 said = {"error": f"sent more than the {most} bytes that an answer may have"}
-                self._came.append((node, head.id, said, b"", b""))
+                self._came.append((stream.name, head.id, said, b"", b""))
         if too_large:
             raise Broken("a message is larger than it may be")
         return not answer or mine

@@ -28,6 +28,8 @@ except ImportError:  # Windows
 
 SUCCESSION = 15.0
 """Seconds that what is left of a node that was killed may take to end."""
+LET_IN = "let-in"
+"""File that is there once the server has let the node in: whatever answers at its address then, it goes on trying."""
 LOOK = 1.0
 """Seconds between two looks at the worker."""
 
@@ -71,16 +73,18 @@ def main(path: Path) -> int:
     line = told["line"]
     log = Log(line["json"])
     lock = _locked(path.with_name("lock"), log)
+
+    def say(text: str) -> None:
+        log.say("process", text)
+
     worker = Worker(
         [*line.get("worker", [sys.executable, "-P", "-m", "fedtide.deploy.work"]), str(path)],
         path.with_name("worker.log"),
-        lambda text: log.say("process", text),
+        say,
         () if lock is None else (lock.fileno(),),
     )
     try:
-        return asyncio.run(
-            _run(Line(known_of(line), worker.answer, lambda text: log.say("process", text)), worker, line)
-        )
+        return asyncio.run(_run(Line(known_of(line), worker.answer, say, path.with_name(LET_IN).touch), worker, line))
     except (FedtideError, OSError) as error:
         log.say("process", f"error: {error}")
         return 2
