@@ -131,6 +131,15 @@ def test_a_key_with_another_byte_or_text_holds_for_nothing(key, text, at, byte):
     assert not proof.holds(f"{kind} {text}", signature, said)
 
 
+@pytest.mark.parametrize("spelled", ["{} é", "{} comment", "{} ", " {}", "{}\n", "{0}\t{0}"])
+def test_a_key_that_is_spelled_in_another_way_holds_for_nothing(key, spelled):
+    """Its fingerprint, which people compare, could be that of another key."""
+    said = proof.claim(**SAID)
+    line = spelled.format(proof.public_line(key))
+    assert not proof.holds(line, proof.signed(key, said), said)
+    assert not proof.holds(line.replace(" ", "\t", 1), proof.signed(key, said), said)
+
+
 def test_a_point_that_is_not_on_the_curve_holds_for_nothing(key):
     kind, code = proof.public_line(key).split(" ")
     blob = base64.b64decode(code)

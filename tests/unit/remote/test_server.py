@@ -735,6 +735,41 @@ def test_a_key_that_is_removed_ends_its_stream_and_its_questions(federation, rom
     federation.admit()
 
 
+def test_a_removed_key_that_takes_nothing_answers_nothing(federation, rome):
+    """It does not read a question that is larger than its window, so that nothing more can be said to it."""
+
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            federation.push("rome", {"q": 1}, bytes(100 * PIECE), seconds=100.0)
+            await asyncio.sleep(0.3)
+            federation.carrier.admit({}, frozenset())
+            name = f"{federation._number}.rome"
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await send(call, Message("answer", name, {}, b"{}", b"evil"))
+            await asyncio.sleep(0.3)
+            assert [each.error for each in federation.carrier.pull()] == ["its key was removed"]
+            assert federation.carrier.removed()
+
+    run(talk())
+    federation.admit()
+
+
+def test_questions_that_nobody_takes_are_not_kept(federation, rome):
+    async def talk():
+        async with stream(rome) as call:
+            await enter(call, rome)
+            for _ in range(5):
+                federation.push("rome", {"q": 1}, bytes(100 * PIECE), seconds=0.2)
+                await asyncio.sleep(0.3)
+                assert len(federation.carrier.pull()) == 1
+            there = federation.carrier._streams["rome"]
+            kept = [each for each in there.out._queue if getattr(each, "payload", b"")]
+            assert kept == []
+
+    run(talk())
+
+
 def test_a_key_that_is_changed_lets_in_the_new_one_alone(federation, rome):
     new = replace(rome, key=ec.generate_private_key(ec.SECP384R1()))
 
