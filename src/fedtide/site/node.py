@@ -82,6 +82,7 @@ def main(path: Path) -> int:
         path.with_name("worker.log"),
         say,
         () if lock is None else (lock.fileno(),),
+        rests=told.get("health") is None,  # the worker is asked how it is
     )
     try:
         return asyncio.run(_run(Line(known_of(line), worker.answer, say, path.with_name(LET_IN).touch), worker, line))

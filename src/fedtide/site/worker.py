@@ -30,6 +30,8 @@ ATTEMPTS = 3
 """Workers that one question may take down."""
 SHORTEST, LONGEST, STEADY = 1.0, 15.0, 60.0
 """Seconds until a worker that died is started again, at first and at most; and after which one has lasted."""
+IDLE, QUICK = 600.0, 10.0
+"""Seconds without a question after which a worker rests, and within which it has to have started to do so."""
 LOG = 20_000_000
 """Bytes of the worker's log from which on it begins anew; what was in it is kept beside it."""
 LOOK = 0.2
@@ -53,21 +55,32 @@ class Worker:
         log: the file that its output goes to.
         say: is told in a line what a person should know.
         kept: open files that it takes along, such as the lock of its folder.
+        rests: whether it ends when it has had nothing to do for long, until the next question; the machine of a node
+            has its memory then.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, say: Callable[[str], None], kept: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        say: Callable[[str], None],
+        kept: Sequence[int] = (),
+        rests: bool = False,
+    ) -> None:
         self._command, self._log, self._say, self._kept = list(command), log, say, tuple(kept)
+        self._rests, self._resting, self._used, self._took = rests, False, time.monotonic(), 0.0
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pause, self._next, self._said = SHORTEST, 0.0, ""
         self._closed = False
 
     def keep(self) -> None:
-        """Start the worker if it has died and is due; it is called every now and then."""
+        """Start the worker if it has died and is due, or let it rest; it is called every now and then."""
         self._cut_log()
         if self._lock.acquire(blocking=False):
             try:
-                self._there()
+                if not self._resting and self._there() and self._ready() and self._is_idle():
+                    self._rest()
             finally:
                 self._lock.release()
 
@@ -79,12 +92,15 @@ class Worker:
         """
         until = time.monotonic() + seconds
         with self._lock:
+            self._resting = False
             for _ in range(ATTEMPTS):
                 self._wait(until)
                 try:
                     return self._exchange(header, payload, until)
                 except (EOFError, OSError):
                     self._end()
+                finally:
+                    self._used = time.monotonic()
             raise Failed(f"its worker died {ATTEMPTS} times on this question")
 
     def close(self) -> None:
@@ -93,6 +109,15 @@ class Worker:
         if (process := self._process) is not None:
             process.kill()
             process.wait()
+
+    def _is_idle(self) -> bool:
+        """Tell whether the worker had nothing to do for long, and is there again soon enough when it has."""
+        return self._rests and self._took < QUICK and time.monotonic() - self._used > IDLE
+
+    def _rest(self) -> None:
+        self._end()
+        self._process, self._resting = None, True
+        self._line.close()
 
     def _wait(self, until: float) -> None:
         """Wait until the worker is there and has read its rows."""
@@ -138,7 +163,7 @@ class Worker:
         if not self._is_ready and self._line.poll(0):
             with contextlib.suppress(EOFError, OSError):
                 self._is_ready = self._line.recv_bytes(100) == b"ready"
-                self._said = ""
+                self._said, self._took = "", time.monotonic() - self._began
         return self._is_ready
 
     def _exchange(self, header: bytes, payload: bytes, until: float) -> tuple[bytes, bytes]:

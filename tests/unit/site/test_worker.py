@@ -50,10 +50,10 @@ def make(tmp_path):
     """Makes a worker of a program; what it says is in `said`."""
     made = []
 
-    def start(program=WORK, log=tmp_path / "worker.log"):
+    def start(program=WORK, log=tmp_path / "worker.log", **options):
         (tmp_path / "work.py").write_text(program)
         said = []
-        worker = Worker([sys.executable, "-S", str(tmp_path / "work.py")], log, said.append)
+        worker = Worker([sys.executable, "-S", str(tmp_path / "work.py")], log, said.append, **options)
         worker.said = said
         made.append(worker)
         return worker
@@ -169,6 +169,23 @@ def test_a_worker_that_never_is_ready_is_started_again(make, monkeypatch):
     monkeypatch.setattr(workers, "STARTING", 5.0)
     worker._end()
     assert ask(worker)[1] == b"tree"
+
+
+def test_a_worker_that_has_nothing_to_do_rests_until_it_is_asked(make, monkeypatch):
+    worker = make(rests=True)
+    first = ask(worker)[0]["pid"]
+    worker.keep()
+    assert ask(worker)[0]["pid"] == first
+    monkeypatch.setattr(workers, "IDLE", -1.0)
+    for _ in range(3):
+        worker.keep()
+        assert not os.path.exists(f"/proc/{first}")
+    again = ask(worker)[0]["pid"]
+    assert again != first
+    assert worker.said == []
+    monkeypatch.setattr(workers, "QUICK", 0.0)  # one that takes long to start stays
+    worker.keep()
+    assert ask(worker)[0]["pid"] == again
 
 
 def test_a_log_that_has_grown_begins_anew_and_the_old_one_is_kept(make, tmp_path, monkeypatch):
