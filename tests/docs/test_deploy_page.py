@@ -19,7 +19,7 @@ TITLED = {
     title[1]: found["body"] for found in BLOCK.finditer(PAGE) if (title := re.search(r'title="([^"]+)"', found["head"]))
 }
 COMMANDS = [
-    line for found in BLOCK.finditer(PAGE) if found["head"].startswith("sh")
+    line for found in BLOCK.finditer(PAGE) if found["head"].startswith(("sh", "{.sh"))
     for line in found["body"].splitlines() if line.startswith("fedtide ")
 ]  # fmt: skip
 
