@@ -214,7 +214,10 @@ def messages(line: dict[str, Any]) -> list[str]:
     held = [
         ("resident at rest: server, with torch and the study", f"{line['ours, server MB']:.0f} MB"),
         ("resident at rest: node, with torch and its rows", f"{line['ours, node MB']:.0f} MB"),
-        ("of that the process that is connected", f"{line['a node without its worker MB']:.0f} MB"),
+        (
+            "of that the process that is connected, and all after ten minutes without a question",
+            f"{line['a node without its worker MB']:.0f} MB",
+        ),
     ]
     if len(there) > 1:
         ends = "SuperLink and what it starts", "SuperNode and what it starts"
