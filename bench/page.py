@@ -207,8 +207,8 @@ def population(line: dict[str, Any]) -> list[str]:
 
 def messages(line: dict[str, Any]) -> list[str]:
     """What a message to a node costs, beside bare Flower's, and what both ends hold."""
-    sizes, both = ("1 kB", "250 kB", "20 MB"), ("ours", "bare Flower")
-    there = [who for who in both if f"{who}, 1 kB s" in line]
+    sizes, all_three = ("1 kB", "250 kB", "20 MB"), ("ours", "bare Flower", "the app for Flower")
+    there = [who for who in all_three if f"{who}, 1 kB s" in line]
     header = ("there and back to one node", *(f"{who}, ms" for who in there))
     trips = [(size, *(f"{1000 * line[f'{who}, {size} s']:,.1f}" for who in there)) for size in sizes]
     held = [
@@ -220,10 +220,11 @@ def messages(line: dict[str, Any]) -> list[str]:
         ),
     ]
     if len(there) > 1:
-        ends = "SuperLink and what it starts", "SuperNode and what it starts"
+        ends = {"server": "SuperLink", "node": "SuperNode"}
         held += [
-            (f"the same of bare Flower, without torch: {what}", f"{line[f'bare Flower, {end} MB']:.0f} MB")
-            for what, end in zip(ends, ("server", "node"), strict=True)
+            (f"resident at rest: {end} and what it starts, of {who}", f"{line[f'{who}, {name} MB']:.0f} MB")
+            for who in there[1:]
+            for name, end in ends.items()
         ]
     others = [
         ("from `fedtide serve` until it listens", f"{line['serve to listening s']:.1f} s"),
@@ -235,8 +236,8 @@ def messages(line: dict[str, Any]) -> list[str]:
         ("1000 streams, server", f"{line['1000 streams, server MB']:.0f} MB more"),
     ]  # fmt: skip
     what = (
-        "A worker, or an app, that sends back what it gets; TLS and registered keys, all on one machine. Bare Flower "
-        "starts Python anew for each question, and looks for messages every few seconds. "
+        "A worker, or an app, that sends back what it gets; TLS and registered keys, all on one machine. Flower starts "
+        "Python anew for each question, and looks for messages every few seconds. Bare Flower has no torch. "
         f"Medians of {line['trips']} trips. {provenance(line)}"
     )
     return ["### Messages to real clients", "", *table(header, trips), *table(("", ""), held + others), what, ""]

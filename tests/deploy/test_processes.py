@@ -114,7 +114,7 @@ def test_a_node_that_ends_is_gone_and_one_that_joins_late_is_there(federation):
     assert federation.ask("rome", {}).error == ""
     federation.stop("rome")
     until(lambda: "rome" not in federation.carrier.present(), GONE)
-    assert federation.ask("rome", {}, seconds=0.5).error == "cannot be reached: was not there within its 0.5 s"
+    assert federation.ask("rome", {}, seconds=0.5).error == "cannot be reached: was not connected within its 0.5 s"
 
 
 def test_a_key_that_is_not_admitted_and_one_that_is_used_twice_are_told_what_to_do(federation):

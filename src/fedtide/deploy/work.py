@@ -80,9 +80,9 @@ def node_of(told: Mapping[str, Any]) -> Node:
     )
 
 
-REFUSALS, NAMES = 100, 20
+REFUSALS, REFUSED_OF = 100, 100
 """Refused questions of a minute that are written down, and clients and names in each: who asks much could fill the
-disk."""
+disk. What is answered is written down whole."""
 
 
 @dataclass
@@ -132,9 +132,9 @@ class Watch:
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "round": header["moment"]["round"],
             **{key: header[key] for key in ("kind", "question")},
-            "reveal": [name[:100] for name in header["reveal"][:NAMES]],
+            "reveal": [name[:100] for name in header["reveal"][:REFUSED_OF]] if refused else header["reveal"],
             "members": header.get("members", 0),
-            "clients": dict(list(told["clients"].items())[: REFUSALS if refused else None]),
+            "clients": dict(list(told["clients"].items())[: REFUSED_OF if refused else None]),
             "received": received,
             "sent": sent,
         }

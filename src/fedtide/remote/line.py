@@ -98,7 +98,7 @@ CAUSES = (
         "it does not speak TLS: something else than 'fedtide serve' listens there; ask its owner for the address",
         wrong=True,
     ),
-    Cause("[Pp]roxy|CONNECT", "the proxy of https_proxy does not let this node through: see what it allows"),
+    Cause("[Pp]roxy|CONNECT", "the proxy of your environment does not let this node through: see what it allows"),
     Cause(
         "read failed|Socket closed|reset by peer|GOAWAY|EOF|OK|error from Core",
         "the connection was closed: the server has ended, or a proxy before it finds no server",
@@ -117,7 +117,7 @@ def meaning(said: str) -> Cause:
     found = ((re.search(cause.pattern, said), cause) for cause in CAUSES)
     cause = next(replace(cause, line=match.expand(cause.line)) for match, cause in found if match)
     by_proxy = cause.away and any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy"))
-    return replace(cause, line=f"{cause.line}; it is called through the proxy of https_proxy") if by_proxy else cause
+    return replace(cause, line=f"{cause.line}; see whether the proxy of your environment is up") if by_proxy else cause
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class GrpcCarrier:
         port: its port; 0 takes one that is free.
         run: digest of the study.
         authority: the folder with ca.crt, server.crt and server.key; a new certificate holds from the next connection.
-        nodes: how many nodes there may be.
+        nodes: for how many nodes there have to be open files.
 
     Raises:
         FedtideError: the port cannot be opened, or the system allows too few open files.
@@ -196,7 +196,7 @@ class GrpcCarrier:
         done += [self._close(waiting, error="its key was removed") for waiting in removed]
         for waiting in [each for each in list(self._open.values()) if each.left <= 0]:
             allowed = f"within its {waiting.question.expires:g} s"
-            never = f"cannot be reached: was not there {allowed}"
+            never = f"cannot be reached: was not connected {allowed}"
             done.append(self._close(waiting, error=f"late: no answer {allowed}" if waiting.sent else never))
             self._say(waiting.question.node, Message("drop", waiting.question.id))
         return done
@@ -363,7 +363,9 @@ class GrpcCarrier:
                 way.cancel()
             self._door.doubt(guest)
         if stream.ended.is_set():
-            await context.abort(status.UNAUTHENTICATED, "its key is not admitted, or it came once more")
+            twin = self._names.get(key) == name
+            said = "a node with the same key is connected" if twin else "its key is not admitted"
+            await context.abort(status.UNAUTHENTICATED, said)
         if broken:
             await context.abort(status.INVALID_ARGUMENT, str(broken[0]))
 

@@ -248,15 +248,17 @@ def serve(line: Connection, handle: Handle, say: Callable[[str], None]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             header, payload = line.recv_bytes(messages.HEADER), line.recv_bytes()
+            told: Mapping[str, Any]
             try:
                 asked = messages.from_json(header)
             except FedtideError as error:
-                asked = {"failed": str(error)[:300]}
-            try:
-                told, answer = (asked, b"") if "failed" in asked else handle(asked, payload)
-            except Exception as error:  # the server gets its kind alone: a text may hold data
-                say(f"failed: {type(error).__name__}: {error}")
-                told, answer = {"failed": type(error).__name__}, b""
+                told, answer = {"failed": str(error)[:300]}, b""
+            else:
+                try:
+                    told, answer = handle(asked, payload)
+                except Exception as error:  # the server gets its kind alone: a text may hold data
+                    say(f"failed: {type(error).__name__}: {error}")
+                    told, answer = {"failed": type(error).__name__}, b""
             line.send_bytes(json.dumps(told).encode())
             line.send_bytes(answer)
 

@@ -1,9 +1,10 @@
-"""One loop for all servers and callers of a process."""
+"""One loop for all servers and callers of a process, and a server that has a node."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,23 @@ def _one_loop() -> Iterator[None]:
 
     with one_loop():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    from helpers.callers import quiet
+
+    with quiet():
+        yield
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server, and the node berlin, which echoes."""
+    from helpers.callers import near
+    from helpers.federation import Federation
+
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    with near(made, "berlin"):
+        yield made
+    made.close()

@@ -18,22 +18,8 @@ pytest.importorskip("grpc")
 from fedtide.core.errors import FedtideError
 from fedtide.remote import door
 from fedtide.remote.server import GrpcCarrier
-from helpers.callers import CONTINUATION, DATA, call_of, frame, left_open, near, plain, quiet, secure, small
-from helpers.federation import RUN, Federation, until
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    made = Federation(tmp_path_factory.mktemp("door"))
-    with near(made, "berlin"):
-        yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet():
-        yield
+from helpers.callers import CONTINUATION, DATA, call_of, frame, left_open, near, plain, secure, small
+from helpers.federation import RUN, until
 
 
 @pytest.fixture

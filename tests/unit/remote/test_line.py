@@ -28,7 +28,7 @@ from fedtide.remote import proof
 from fedtide.remote.line import CAUSES, Failed, Line, look_at, meaning
 from fedtide.remote.pieces import HEADER, MOST, Message, next_message
 from helpers.between import Between, listening, serving
-from helpers.callers import Near, echo, elsewhere, near, quiet, run
+from helpers.callers import Near, echo, elsewhere, near, run
 from helpers.federation import Federation, until
 
 
@@ -51,8 +51,6 @@ def _short(monkeypatch):
     monkeypatch.setattr(lines, "LONGEST", 0.2)
     for name in ("https_proxy", "http_proxy", "grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with quiet():
-        yield
 
 
 # -- servers that say what they should not ----------------------------------------------------------------------------
@@ -713,7 +711,7 @@ def test_a_proxy_that_refuses_is_told(rome, monkeypatch, refuse):
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
         found = looked(rome)
     assert found == (
-        "server HERE: the proxy of https_proxy does not let this node through: see what it allows" + GOES_ON
+        "server HERE: the proxy of your environment does not let this node through: see what it allows" + GOES_ON
     )
 
 

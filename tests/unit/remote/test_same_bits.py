@@ -20,7 +20,7 @@ from fedtide.laws.toy import played
 from fedtide.remote import door, line, server
 from fedtide.remote.server import GrpcCarrier
 from helpers.between import Between, at_random
-from helpers.callers import Near, elsewhere, quiet
+from helpers.callers import Near, elsewhere
 from helpers.federation import Federation, until
 from helpers.toys import toy
 
@@ -39,8 +39,6 @@ def _short(monkeypatch):
     monkeypatch.setattr(line, "SHORTEST", 0.02)
     monkeypatch.setattr(line, "LONGEST", 0.1)
     monkeypatch.setattr(server, "ALIVE", 0.1)
-    with quiet():
-        yield
 
 
 @pytest.fixture(params=METHODS)

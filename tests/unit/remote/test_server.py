@@ -43,7 +43,6 @@ from helpers.callers import (
     left_open,
     near,
     plain,
-    quiet,
     run,
     said_by,
     secure,
@@ -51,21 +50,7 @@ from helpers.callers import (
     small,
     stream,
 )  # fmt: skip
-from helpers.federation import RUN, Federation, until
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    made = Federation(tmp_path_factory.mktemp("server"))
-    with near(made, "berlin"):
-        yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    with quiet():
-        yield
+from helpers.federation import RUN, until
 
 
 @pytest.fixture
@@ -792,7 +777,7 @@ def test_a_key_that_is_changed_lets_in_the_new_one_alone(federation, rome):
 def test_questions_wait_for_a_node_that_comes_later(federation):
     federation.push("oslo", {"n": 1}, seconds=30.0)
     federation.push("nobody", {"n": 1}, seconds=0.2)
-    assert federation.pull().error == "cannot be reached: was not there within its 0.2 s"
+    assert federation.pull().error == "cannot be reached: was not connected within its 0.2 s"
     with near(federation, "oslo"):
         assert federation.pull().header == {"n": 1}
 
